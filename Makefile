@@ -114,8 +114,8 @@ lock: .venv/.ready
 		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock
 
 protos: .venv/.ready
-	cd headway/grpc/protos && ../../../$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=/dev/stdout \
-		$$(find . -name '*.proto' | LC_ALL=C sort | sed 's|^\./||') | ../../../$(BIN)/python -c 'import sys; \
+	cd headway/protos && ../../$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=/dev/stdout \
+		$$(find . -name '*.proto' | LC_ALL=C sort | sed 's|^\./||') | ../../$(BIN)/python -c 'import sys; \
 		from google.protobuf import descriptor_pb2 as d, json_format as j; \
 		print(j.MessageToJson(d.FileDescriptorSet.FromString(sys.stdin.buffer.read()), indent=1))' > descriptors.json
 

@@ -29,6 +29,7 @@ The map of the packages. Imports only point down the list, from package to packa
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters (no TCP port is meant)
+    protos       messages of gRPC, in a descriptor pool of their own
     oip          the Open Inference Protocol, as its ways in over HTTP and gRPC have it in common
     config       all settings, and the target that is served
     client       clients of a running service, for programs; needs nothing of the rest

@@ -134,7 +134,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"remote_format": "xml"},
         "--remote-format = 'xml':",
-        "Use auto or list or inputs or openai-completions or openai-embeddings.",
+        "Use auto or list or inputs or oip or oip-grpc or openai-completions or openai-embeddings.",
     ),
 ]
 

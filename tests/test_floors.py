@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "dialects": 2,
     "oip": 2,
     "ports": 2,
+    "protos": 2,
     "runtime": 2,
     "brokers": 3,
     "backends": 3,

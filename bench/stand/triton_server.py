@@ -3,7 +3,7 @@
 It lives in a virtual environment of its own (`make triton`); no more of that wheel is used than the server, its
 libraries and the Python backend. It needs glibc 2.35 or later. `models/upper` is what it serves: the function that
 Headway serves beside it, a queue delay of 2 ms, at most 64 in a batch. All else is as it comes, but for gRPC, which
-is off.
+is off unless its port is named.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ def is_installed() -> bool:
 
 
 @contextmanager
-def upper(batch_ms: float = 0.0) -> Iterator[Server]:
+def upper(batch_ms: float = 0.0, grpc_port: int = 0) -> Iterator[Server]:
     """Triton, up and answering; `admin` is where its metrics are.
 
     Arguments:
         batch_ms: how long a batch takes.
+        grpc_port: port of its gRPC; 0: it has none.
 
     Raises:
         Broken: it does not come up.
@@ -70,7 +71,8 @@ def upper(batch_ms: float = 0.0) -> Iterator[Server]:
         shutil.copytree(Path(where["server"]) / "backends", backends)
         shutil.copy(Path(where["stub"]) / _STUB, backends / "python" / _STUB)
         command = [f"{where['server']}/bin/tritonserver", f"--model-repository={MODELS}"]
-        command += [f"--backend-directory={backends}", "--allow-grpc=false", "--exit-timeout-secs=5"]
+        command += [f"--backend-directory={backends}", "--exit-timeout-secs=5"]
+        command += [f"--grpc-port={grpc_port}", "--grpc-address=127.0.0.1"] if grpc_port else ["--allow-grpc=false"]
         command += ["--http-address=127.0.0.1", f"--http-port={port}"]
         command += ["--metrics-address=127.0.0.1", f"--metrics-port={metrics}"]
         # The stub finds its packages by the first Python on the path.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -16,6 +16,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.backends.remote.credentials import Credentials
 from headway.config import CHARS, Settings
+from headway.config.extras import install_hint
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
@@ -30,6 +31,9 @@ from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
+
+if TYPE_CHECKING:
+    from headway.backends.remote.backend import RemoteBackend
 
 log = structlog.get_logger(__name__)
 
@@ -120,10 +124,8 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
-    from headway.backends.http.backend import HttpBackend  # A third of a start's time, which local targets are spared.
-
     remote, credentials = _reached(target, plan.settings)
-    return HttpBackend(
+    return _remote_backend(target)(
         target,
         remote=remote,
         credentials=credentials,
@@ -133,8 +135,30 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
     )
 
 
+def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
+    """Class of the backends of a remote API. It is imported only here: that is a third of a start's time.
+
+    Raises:
+        SettingError: a package is missing.
+    """
+    if target.over_grpc:
+        try:
+            from headway.backends.grpc.backend import GrpcBackend
+        except ImportError as exc:
+            if (exc.name or "").partition(".")[0] not in ("grpc", "google"):
+                raise
+            reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not here"
+            raise SettingError("target", str(target), reason, install_hint("grpc")) from exc
+        return GrpcBackend
+    from headway.backends.http.backend import HttpBackend
+
+    return HttpBackend
+
+
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
     """The API with its dialect, and what goes with every request to it."""
+    if target.over_grpc:
+        _remote_backend(target)
     remote = reach(target.url, settings.remote_format, settings.remote_model)
     return remote, Credentials(settings.remote_token, settings.remote_headers, settings.remote_headers_file)
 
@@ -155,7 +179,9 @@ def make_remote_certificates(
         if not api.secure:
             name = "remote_ca" if settings.remote_ca else "remote_cert"
             reason = f"has no effect towards {api}, which is asked without TLS"
-            raise SettingError(name, getattr(settings, name), reason, "Write https:// in its URL, or leave this out.")
+            raise SettingError(
+                name, getattr(settings, name), reason, "Write https:// or grpcs:// in its URL, or leave this out."
+            )
     return RemoteCertificates(*given, counters)
 
 

@@ -343,7 +343,7 @@ class Settings:
     remote_ca: str = _setting(
         "",
         _REMOTE,
-        "File of the authorities, in PEM format, of which a remote API at https:// must show a certificate; read again when it "
+        "File of the authorities, in PEM format, of which a remote API at https:// or grpcs:// must show a certificate; read again when it "
         "changes; left out: those of the system.",
     )
     remote_cert: str = _setting(

@@ -3,6 +3,7 @@
     module:attr              ModuleTarget, importable from the working directory or the Python path
     path/to/file.py:attr     FileTarget
     http(s)://host/path      RemoteTarget, a remote API that takes a batch
+    grpc(s)://host:port/NAME RemoteTarget, a model of one that is reached over gRPC
 
 `attr` may be dotted (`app:models.small`). A class may be given arguments, which are literals:
 `path/to/file.py:Model(size='small', layers=3)`.
@@ -64,6 +65,11 @@ class RemoteTarget:
         """Whether it is asked over TLS."""
         return self.url.partition("://")[0].lower() in _SECURE
 
+    @property
+    def over_grpc(self) -> bool:
+        """Whether it is reached over gRPC."""
+        return self.url.partition("://")[0].lower() in ("grpc", "grpcs")
+
     def __str__(self) -> str:
         return shown_target(self.url)
 
@@ -91,10 +97,15 @@ class ObservedTarget:
 
 Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
 
-_SECURE = frozenset(["https"])
+_SECURE = frozenset(["https", "grpcs"])
 """Schemes of services that are asked over TLS."""
 
-SCHEMES: Mapping[str, Callable[[str], Target]] = {"http": RemoteTarget, "https": RemoteTarget}
+SCHEMES: Mapping[str, Callable[[str], Target]] = {
+    "http": RemoteTarget,
+    "grpc": RemoteTarget,
+    "grpcs": RemoteTarget,
+    "https": RemoteTarget,
+}
 """Kind of target that the URL of a service names, by its scheme."""
 
 _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")

@@ -23,7 +23,7 @@ class NoOutputs(Exception):
 
 
 class NotSendable(Exception):
-    """What is in the batch has no place in a request of the dialect. Says what that is."""
+    """Batch that holds something for which a request of the dialect has no place. Says what that is."""
 
 
 class BadMetadata(Exception):
@@ -49,6 +49,8 @@ class Dialect(msgspec.Struct, frozen=True):
 
     path: ClassVar[str] = ""
     """Pattern of the paths of URLs that tell this dialect; empty: it has to be named."""
+    schemes: ClassVar[tuple[str, ...]] = ("http", "https")
+    """Schemes of its URLs. Any other than http and https tells the dialect by itself."""
     shared_parameters: ClassVar[bool] = False
     """Whether parameters are those of the whole request. Inputs with different ones then go in requests of their own."""
 

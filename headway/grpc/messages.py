@@ -1,67 +1,39 @@
-"""Messages and services of the gRPC port, in a descriptor pool of their own.
-
-All generated code registers its descriptors in one pool of the process, under names that may be there only once. A target
-that runs in this process, or a program that embeds Headway, may import other code for the same protocols, such as
-tritonclient's. So nothing here goes into that pool.
-
-The descriptors are those of the files in `protos/`; `make protos` compiles them.
-"""
+"""Messages and services of the gRPC port."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from headway.errors import BadRequest
+from headway.protos import FILES, OPEN_INFERENCE, file_of, kinds_of, message
+
+__all__ = [
+    "FILES",
+    "HEADWAY",
+    "HEALTH",
+    "OPEN_INFERENCE",
+    "REFLECTION",
+    "REFLECTION_ALPHA",
+    "SERVICES",
+    "Message",
+    "file_of",
+    "kinds_of",
+    "message",
+    "read",
+]
 
 Message = Any
 """Message of one of the files. Their classes are made when the module is imported, so that no type checker knows them."""
 
-
-def _load() -> tuple[Any, Mapping[str, bytes]]:
-    """Pool of the descriptors, and each file's descriptor as it is sent to those who ask for it, by name."""
-    pool = descriptor_pool.DescriptorPool()
-    compiled = resources.files("headway.grpc").joinpath("protos/descriptors.json").read_text("utf-8")
-    found = json_format.Parse(compiled, descriptor_pb2.FileDescriptorSet())
-    files = {file.name: file.SerializeToString() for file in found.file}
-    for file in files.values():
-        pool.AddSerializedFile(file)
-    return pool, files
-
-
-_POOL, FILES = _load()
-
 HEADWAY = "headway.v1.Inference"
-OPEN_INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
 """Names of all services, in the order in which they are listed."""
-
-
-def message(name: str) -> Any:
-    """Class of a message by its full name."""
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
-
-
-def kinds_of(service: str, method: str) -> tuple[Any, Any]:
-    """Classes of a method's requests and answers."""
-    found = _POOL.FindServiceByName(service).methods_by_name[method]
-    return message_factory.GetMessageClass(found.input_type), message_factory.GetMessageClass(found.output_type)
-
-
-def file_of(symbol: str) -> str | None:
-    """Name of the file that has a symbol; None where none has it."""
-    try:
-        return str(_POOL.FindFileContainingSymbol(symbol).name)
-    except KeyError:
-        return None
 
 
 def read(kind: Any, body: bytes) -> Message:

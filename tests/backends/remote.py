@@ -62,19 +62,20 @@ async def served_raw(talk: Raw, path: str = "/batch") -> AsyncIterator[str]:
         await server.wait_closed()
 
 
-def faulty(read: Callable[[Any], list[str]] = list, write: Callable[[list[Any]], Any] = list) -> Handler:
+def faulty(read: Callable[[bytes], list[str]], write: Callable[[list[Any]], web.Response]) -> Handler:
     """Goes wrong like `tests.targets.faults`, as far as a remote API can, in the dialect that `read` and `write` speak."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        inputs = read(await request.json())
+        inputs = read(await request.read())
         wrong = next((text for text in inputs if text in _BATCH), None)
-        answer = [_output(text) for text in inputs] if wrong is None else await _BATCH[wrong](request, inputs)
-        return web.json_response(write(answer)) if isinstance(answer, list) else answer
+        answer = [output_of(text) for text in inputs] if wrong is None else await _BATCH[wrong](request, inputs)
+        return write(answer) if isinstance(answer, list) else answer
 
     return handle
 
 
-def _output(text: str) -> Any:
+def output_of(text: str) -> Any:
+    """Output for a text, which may be none that a remote API may give."""
     given = NO_TEXT.get(text, text.upper())
     return None if isinstance(given, bytes | Exception) else given
 

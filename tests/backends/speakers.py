@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.dialects import Remote, reach
+from aiohttp import web
+
+from headway.dialects import AUTO, Remote, reach
+from headway.model import ItemResult
+
+
+def _in_json(answer: Any) -> tuple[bytes, Mapping[str, str]]:
+    return json.dumps(answer).encode(), {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -15,11 +22,13 @@ class Speaker:
     """Remote API of one dialect.
 
     Attributes:
-        path: path of its URL, which tells the dialect.
-        inputs: reads the inputs of a body.
+        path: path of its URL, which tells the dialect if `format` does not.
+        inputs: reads the inputs of what a body holds.
         answer: writes an answer with these outputs, any JSON values.
         wrong: answers to two inputs, each with a part of the message that says what is wrong with it.
         gives: output for a text, as the dialect reads it.
+        read: reads what a body holds.
+        write: writes an answer: the body, and the header fields of it.
     """
 
     path: str
@@ -28,10 +37,24 @@ class Speaker:
     wrong: tuple[tuple[Any, str], ...]
     gives: Callable[[str], Any]
     model: str = ""
+    format: str = AUTO
+    read: Callable[[bytes], Any] = json.loads
+    write: Callable[[Any], tuple[bytes, Mapping[str, str]]] = _in_json
 
     def remote(self, url: str) -> Remote:
         """The API, when its server is at a URL."""
-        return reach(url, model=self.model)
+        return reach(url, self.format, self.model)
+
+    def response(self, answer: Any) -> web.Response:
+        """Response that holds an answer."""
+        body, headers = self.write(answer)
+        return web.Response(body=body, headers=headers)
+
+    def decoded(self, answer: Any, expected: int) -> list[ItemResult]:
+        """Items that the dialect finds in an answer."""
+        body, headers = self.write(answer)
+        json_bytes = int(headers.get("Inference-Header-Content-Length", -1))
+        return self.remote(f"http://h{self.path}").dialect.decode(body, expected, json_bytes)
 
 
 def _choices(outputs: Sequence[Any]) -> Any:
@@ -65,6 +88,54 @@ def _wrong_numbers(member: str, output: dict[str, Any]) -> tuple[tuple[Any, str]
     )
 
 
+def tensor(outputs: Sequence[Any], **other: Any) -> tuple[Any, bytes]:
+    """Answer of one tensor; what is no text becomes octets that are none. `other`: members that are otherwise."""
+    elements = [output.encode() if isinstance(output, str) else b"\xff" for output in outputs]
+    data = b"".join(len(one).to_bytes(4, "little") + one for one in elements)
+    named = {"name": "OUTPUT", "datatype": "BYTES", "shape": [len(outputs)]}
+    said = {**named, "parameters": {"binary_data_size": len(data)}, **other}
+    return {"model_name": "m", "outputs": [said]}, data
+
+
+def read_tensor(body: bytes) -> Any:
+    """JSON of a request, with the texts of its tensor as its `texts`."""
+    head, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    data, texts = body[end:], []
+    while data:
+        length = int.from_bytes(data[:4], "little")
+        texts.append(data[4 : 4 + length].decode())
+        data = data[4 + length :]
+    return {**head, "texts": texts, "k": head.get("parameters", {}).get("k")}
+
+
+def _write_tensor(answer: Any) -> tuple[bytes, Mapping[str, str]]:
+    head, data = answer if isinstance(answer, tuple) else (answer, b"")
+    text = json.dumps(head).encode()
+    return text + data, {"Inference-Header-Content-Length": str(len(text))}
+
+
+_TENSORS: tuple[tuple[Any, str], ...] = (
+    (tensor(["a"]), "1 outputs for 2 inputs"),
+    (tensor(["a", "b", "c"]), "3 outputs for 2 inputs"),
+    (tensor(["a"], shape=[2]), "1 outputs for 2 inputs"),
+    (tensor(["a", "b", "c"], shape=[2]), "5 bytes of binary data more than 2 outputs"),
+    (tensor(["a", "b"], datatype="FP32"), "an output of another datatype than BYTES"),
+    (tensor(["a", "b"], shape=[2, 2]), "an output of 2 dimensions"),
+    (tensor(["a", "b"], shape=[]), "an output of a shape that cannot be"),
+    (tensor(["a", "b"], shape=[-1]), "an output of a shape that cannot be"),
+    (tensor(["a", "b"], shape="2"), "an output that is no tensor"),
+    (tensor(["a", "b"], shape=[1] * 9), "an output that is no tensor"),
+    (tensor(["a", "b"], name=None), "an output that is no tensor"),
+    (tensor(["a", "b"], parameters={}), "10 bytes of binary data, and it says nothing"),
+    (tensor(["a", "b"], parameters={"binary_data_size": 9}), "10 bytes of binary data, and it says 9"),
+    ((tensor(["a", "b"])[0], tensor(["a", "b"])[1][:-1]), "9 bytes of binary data, and it says 10"),
+    ((tensor(["a", "b"])[0], b"\xff" * 10), "binary data that ends within an output"),
+    (({"outputs": []}, b""), "no object with one member in its outputs"),
+    (({"outputs": tensor(["a"])[0]["outputs"] * 2}, b""), "no object with one member in its outputs"),
+    (({"error": "what"}, b""), "no object with one member in its outputs"),
+    ((None, b""), "no object with one member in its outputs"),
+)
+
 _PLAIN = (
     (["a"], "1 outputs for 2 inputs"),
     (["a", "b", "c"], "3 outputs for 2 inputs"),
@@ -74,6 +145,16 @@ _PLAIN = (
 
 SPEAKERS = {
     "list": Speaker("/batch", lambda body: list(body), list, _PLAIN, str.upper),
+    "oip": Speaker(
+        "/oip",
+        lambda body: body["texts"],
+        tensor,
+        _TENSORS,
+        str.upper,
+        format="oip",
+        read=read_tensor,
+        write=_write_tensor,
+    ),
     "openai-completions": Speaker(
         "/v1/completions",
         lambda body: body["prompt"],
@@ -96,4 +177,4 @@ SPEAKERS = {
 
 def encoded(speaker: Speaker, outputs: Sequence[Any]) -> bytes:
     """Body of the answer with these outputs."""
-    return json.dumps(speaker.answer(outputs)).encode()
+    return speaker.write(speaker.answer(outputs))[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
@@ -347,11 +346,11 @@ def against_raw(talk: Raw, act: Callable[[HttpBackend], Awaitable[None]]) -> int
     return count - 1
 
 
-async def request(reader: asyncio.StreamReader) -> Any:
+async def request(reader: asyncio.StreamReader) -> bytes:
     """The body of the next request."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
-    return json.loads(await reader.readexactly(length))
+    return await reader.readexactly(length)
 
 
 def test_a_connection_that_is_reset_is_tried_again() -> None:

@@ -20,7 +20,7 @@ from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, 
 from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.remote import served, served_raw
-from tests.backends.speakers import SPEAKERS, Speaker, encoded
+from tests.backends.speakers import SPEAKERS, Speaker
 from tests.backends.test_http import request
 
 LONG = 30.0
@@ -40,7 +40,7 @@ class Api:
         self.headers: list[Any] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        body = self.speaker.read(await request.read())
         inputs = self.speaker.inputs(body)
         self.headers.append(request.headers)
         if inputs != ["warm-up"]:
@@ -50,7 +50,7 @@ class Api:
         return self.well(inputs)
 
     def well(self, inputs: list[str]) -> web.Response:
-        return web.json_response(self.speaker.answer([self.speaker.gives(text) for text in inputs]))
+        return self.speaker.response(self.speaker.answer([self.speaker.gives(text) for text in inputs]))
 
     def against(self, act: Act, **settings: Any) -> None:
         """Run `act` on a backend started on this API."""
@@ -103,7 +103,7 @@ def test_every_answer_of_another_shape_fails_the_batch(speaker: Speaker) -> None
                 await backend.run(batch("a", "wrong"), LONG)
         assert len(await backend.run(batch("b"), LONG)) == 1
 
-    api = Api(speaker, only_wrong(lambda: web.json_response(next(answers)[0])))
+    api = Api(speaker, only_wrong(lambda: speaker.response(next(answers)[0])))
     api.against(act)
     assert len(api.bodies) == len(speaker.wrong) + 1
 
@@ -131,7 +131,7 @@ def test_every_status_means_the_same_in_each_dialect(
 
 def test_a_hang_ends_at_the_timeout_in_each_dialect(speaker: Speaker) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        inputs = speaker.inputs(await request.json())
+        inputs = speaker.inputs(speaker.read(await request.read()))
         if "wrong" in inputs:
             await asyncio.Event().wait()
         return Api(speaker).well(inputs)
@@ -145,7 +145,7 @@ def test_a_hang_ends_at_the_timeout_in_each_dialect(speaker: Speaker) -> None:
 
 def test_a_body_that_is_too_long_is_not_read_to_its_end(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
-    api = Api(speaker, only_wrong(lambda: web.json_response(speaker.answer(["x" * 20_000] * 2))))
+    api = Api(speaker, only_wrong(lambda: speaker.response(speaker.answer(["x" * 20_000] * 2))))
     api.against(raises(BadOutput, "answered more than 10000 bytes"))
 
 
@@ -154,10 +154,10 @@ def test_a_hang_up_on_the_way_is_a_run_that_failed(speaker: Speaker, said: str) 
     """Bytes have been sent, so that nobody knows whether the batch ran."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inputs = speaker.inputs(await request(reader))
-        body = encoded(speaker, [speaker.gives(text) for text in inputs])
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        answer = head % len(body) + body
+        inputs = speaker.inputs(speaker.read(await request(reader)))
+        body, fields = speaker.write(speaker.answer([speaker.gives(text) for text in inputs]))
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
+        answer = b"HTTP/1.1 200 OK\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         if "wrong" in inputs:
             answer = {"nothing": b"", "head": answer[:30], "half": answer[: -len(body) // 2]}[said]
         writer.write(answer)
@@ -204,7 +204,7 @@ def test_a_connection_that_does_not_come_about_in_time_was_sent_nothing(monkeypa
     Api(SPEAKERS["list"]).against(act)
 
 
-@pytest.mark.parametrize("name", ["openai-completions", "openai-embeddings"])
+@pytest.mark.parametrize("name", ["oip", "openai-completions", "openai-embeddings"])
 def test_inputs_with_other_parameters_go_in_a_request_of_their_own(name: str) -> None:
     async def act(backend: HttpBackend) -> None:
         parameters = [b'{"k":1}', b"", b'{"k":1}', b'{"k":2}']

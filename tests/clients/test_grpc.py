@@ -78,7 +78,7 @@ def test_kserve_s_client_works_unchanged(server: Server, port: int) -> None:
 
 
 def test_grpc_js_works_and_no_call_of_its_is_cut_by_a_shutdown(server: Server, port: int) -> None:
-    protos = str(ROOT / "headway" / "grpc" / "protos")
+    protos = str(ROOT / "headway" / "protos")
     command, environ = client_command(
         "grpc-js", "grpc_js.js", f"127.0.0.1:{port}", key_of("client"), key_of("slow"), protos
     )

@@ -9,12 +9,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 import structlog
 
+from headway.backends.grpc.backend import GrpcBackend
 from headway.backends.http.backend import HttpBackend
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import ModuleTarget, RemoteTarget
 from headway.errors import BackendError, BadOutput, BatchTimeout
 from headway.model import Cause, ItemResult
 from headway.ports import Backend
+from tests.backends import grpc_remote
 from tests.backends.entries import batch
 from tests.backends.remote import faulty, served
 from tests.backends.speakers import SPEAKERS
@@ -49,7 +51,10 @@ def remote(dialect: str) -> Build:
 
     @asynccontextmanager
     async def build() -> AsyncIterator[Backend]:
-        async with served(faulty(speaker.inputs, speaker.answer), speaker.path) as url:
+        handle = faulty(
+            lambda body: speaker.inputs(speaker.read(body)), lambda outputs: speaker.response(speaker.answer(outputs))
+        )
+        async with served(handle, speaker.path) as url:
             backend = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), start_timeout=LONG, rng=lambda: 0.0)
             try:
                 yield backend
@@ -59,8 +64,19 @@ def remote(dialect: str) -> Build:
     return build
 
 
+@asynccontextmanager
+async def remote_grpc() -> AsyncIterator[Backend]:
+    async with grpc_remote.served_grpc(grpc_remote.faulty) as url:
+        backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
+        try:
+            yield backend
+        finally:
+            await backend.stop()
+
+
 BUILDS = {
     "process": process,
+    "oip-grpc": remote_grpc,
     **{name: remote(name) for name, speaker in SPEAKERS.items() if speaker.gives is str.upper},
 }
 
@@ -138,7 +154,7 @@ def test_a_wrong_number_of_outputs_fails_the_batch_and_is_never_cut_to_fit(build
 
 def test_a_batch_that_is_refused_fails_with_the_reason_and_the_next_one_runs(build: Build) -> None:
     async def act(backend: Backend) -> None:
-        with pytest.raises(BackendError, match=r"ValueError: what is\nthis|HTTP 400$") as caught:
+        with pytest.raises(BackendError, match=r"ValueError: what is\nthis|HTTP 400$|INVALID_ARGUMENT$") as caught:
             await backend.run(batch("a", "raise"), LONG)
         assert caught.value.cause in (Cause.RAISED, Cause.REFUSED)
         assert outputs(await backend.run(batch("a"), LONG)) == ["A"]

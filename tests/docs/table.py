@@ -115,6 +115,11 @@ ROWS: list[Row] = [
         r"HEADWAY_REMOTE_TOKEN=\S+ headway serve ",
         Parse("it takes an API of others; tests/backends/test_http_dialects.py has some"),
     ),
+    (
+        "docs/guide.md",
+        r"headway serve (http|grpc)://triton\.example\.com",
+        Parse("it takes Triton: tests/e2e/test_triton.py has it"),
+    ),
     ("docs/guide.md", r"headway check .* --record ", Run((("model.py:Model", "model.py:Ender"),))),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),

@@ -184,8 +184,8 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
         ),
         (
             "headway/config/target.py",
-            '"https": RemoteTarget}',
-            '"https": RemoteTarget, "kettle": KettleTarget}',
+            '    "https": RemoteTarget,\n',
+            '    "https": RemoteTarget,\n    "kettle": KettleTarget,\n',
         ),
         (
             "headway/app/backends.py",
@@ -232,8 +232,8 @@ class KettleList(TextList, frozen=True):
         ),
         (
             "headway/dialects/__init__.py",
-            "from headway.dialects.openai_completions import",
-            "from headway.dialects.kettle import KettleList\nfrom headway.dialects.openai_completions import",
+            "from headway.dialects.oip import",
+            "from headway.dialects.kettle import KettleList\nfrom headway.dialects.oip import",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from headway import protos
 from headway.config import Settings
 from headway.dialects import DIALECTS, BadMetadata, NoOutputs, reach
 from headway.errors import BadRequest, RequestError, SettingError
@@ -148,7 +149,7 @@ _READERS = [
 _REQUESTS = [
     request
     for service in messages.SERVICES
-    for method in messages._POOL.FindServiceByName(service).methods
+    for method in protos._POOL.FindServiceByName(service).methods
     for request in messages.kinds_of(service, method.name)[:1]
 ]
 

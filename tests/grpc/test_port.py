@@ -14,6 +14,7 @@ import pytest
 import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 
+from headway import protos
 from headway.errors import SettingError
 from headway.grpc import messages
 from headway.grpc.frame_tracker import PREFACE, FrameTracker
@@ -104,7 +105,7 @@ def test_reflection_gives_all_services_and_their_files(version: str) -> None:
 @pytest.mark.processes
 def test_the_descriptors_are_those_of_the_files() -> None:
     compiler = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
-    folder = Path(messages.__file__).parent / "protos"
+    folder = Path(protos.__file__).parent
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.proto"))
     made = subprocess.run(
         [sys.executable, "-m", compiler.__name__, "-I.", "--descriptor_set_out=/dev/stdout", *files],

@@ -1,1 +1,1 @@
-"""What all remote APIs have in common, however they are reached: tries, pauses, blame, credentials, and large answers."""
+"""Parts of the backends of all remote APIs, however they are reached: tries, pauses, blame, credentials, large answers."""

@@ -1,0 +1,1 @@
+"""A remote API over gRPC, for which the extra `grpc` is needed."""

@@ -1,0 +1,173 @@
+"""A remote API over gRPC: one call per batch.
+
+| the API says | what it means | what is done |
+|---|---|---|
+| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
+| INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it turns down what is in the batch | final; the culprit is searched for among the inputs |
+| any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
+
+It asks for a rest by grpc-retry-pushback-ms; a negative one forbids another try. A call begins when there is a connection: so
+one of which nothing was sent is told from one of which nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+
+from headway import __version__
+from headway.backends.grpc.channels import Channels, ChannelsClosed, Generation, connected
+from headway.backends.grpc.verdicts import TOO_LARGE, judge
+from headway.backends.remote import backend
+from headway.backends.remote.backend import Answered, RemoteBackend, Tried
+from headway.config.target import RemoteTarget
+from headway.dialects import Remote, RemoteCall, reach
+from headway.errors import BadOutput, RemoteAbsent, RemoteError
+from headway.runtime.remote_certificates import ClientTls
+
+_LIVE = "/inference.GRPCInferenceService/ServerLive"
+"""Method that runs nothing, and is asked why no connection comes about."""
+_WHY_WITHIN = 0.5
+"""Most seconds for that."""
+_NEARLY = 0.05
+"""Seconds before the deadline from which on DEADLINE_EXCEEDED is taken for our own."""
+_KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
+_VALUE = re.compile("[ -~]*")
+
+
+class GrpcBackend(RemoteBackend):
+    """Backend of one slot of a remote API over gRPC.
+
+    Arguments:
+        spec: the API's URL.
+        remote: the API with its dialect; None: the one that the URL tells.
+        now: monotonic seconds, by which idle channels are given up.
+        settings: the rest, as RemoteBackend takes it.
+    """
+
+    def __init__(
+        self,
+        spec: RemoteTarget,
+        *,
+        remote: Remote | None = None,
+        now: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
+        super().__init__(spec, remote or reach(spec.url), **settings)
+        self._channels = Channels(self._channel, self._tls, now)
+
+    def _open(self) -> None:
+        self._channels.open()
+
+    async def _close(self) -> None:
+        await self._channels.close()
+
+    async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + left
+        metadata = self._metadata()
+        try:
+            async with self._channels.use() as used:
+                try:
+                    if not await connected(used.channel, max((until - loop.time()) / 2, 0.001)):
+                        why = await _why(used.channel, min(_WHY_WITHIN, until - loop.time()))
+                        self._channels.give_up(used)
+                        shown = "no connection"
+                        return Tried(shown if self._is_secret(why) else f"{shown}: {why}", shown, RemoteAbsent, False)
+                    return await self._call(used, call, metadata, until)
+                except asyncio.CancelledError:
+                    self._channels.give_up(used)  # Its connection may be dead; a call on another one will tell.
+                    current = asyncio.current_task()
+                    if current is not None and current.cancelling():
+                        raise
+                    return Tried("the channel was closed", "the channel was closed", RemoteError, True)
+        except ChannelsClosed:
+            raise self._error(RemoteError, "was not started") from None
+
+    async def _call(
+        self, used: Generation, call: RemoteCall, metadata: tuple[tuple[str, str], ...], until: float
+    ) -> Answered | Tried:
+        loop = asyncio.get_running_loop()
+        try:
+            sent = used.channel.unary_unary(call.place)
+            return Answered(await sent(call.body, timeout=max(until - loop.time(), 0.001), metadata=metadata))
+        except grpc.aio.AioRpcError as exc:
+            code, details = exc.code(), exc.details() or ""
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED and loop.time() >= until - _NEARLY:
+                self._channels.give_up(used)
+                raise TimeoutError from None
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "CLIENT: " in details and TOO_LARGE in details:
+                raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
+            if code is grpc.StatusCode.UNAVAILABLE:
+                self._channels.give_up(used)
+            verdict = judge(code, details, exc.trailing_metadata() or ())
+            problem = f"gRPC {code.name}"
+            said = details.encode("utf-8", "replace")
+            return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, said)
+        except (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError, ValueError, TypeError) as exc:
+            return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Header fields as gRPC's metadata.
+
+        Raises:
+            RemoteError: one cannot be sent as such.
+        """
+        found = tuple((name.lower(), value) for name, value in self._credentials.current().items())
+        for name, value in found:
+            if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
+                reason = (
+                    f"cannot be sent the header field {name}: over gRPC names are of letters, digits, _ . and -, no "
+                )
+                raise self._error(RemoteError, f"{reason}grpc-… and …-bin, and values of printable ASCII")
+        return found
+
+    def _channel(self) -> Any:
+        parts = urlsplit(self._remote.url)
+        options = (
+            ("grpc.max_receive_message_length", backend.MAX_ANSWER),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.primary_user_agent", f"headway/{__version__}"),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.service_config_disable_resolution", 1),
+            ("grpc.enable_http_proxy", 0),
+        )
+        if parts.scheme == "grpc":
+            return grpc.aio.insecure_channel(parts.netloc, options=options)
+        tls = self._tls()
+        trusted = grpc.ssl_channel_credentials(
+            root_certificates=_system_authorities() if tls is None or tls.authorities is None else tls.authorities,
+            private_key=None if tls is None else tls.key,
+            certificate_chain=None if tls is None else tls.certificate,
+        )
+        return grpc.aio.secure_channel(parts.netloc, trusted, options=options)
+
+    def _tls(self) -> ClientTls | None:
+        """Certificates as they are now; others make another channel."""
+        return None if self._certificates is None else self._certificates.current
+
+
+async def _why(channel: Any, within: float) -> str:
+    """Words on why a channel has no connection."""
+    try:
+        await channel.unary_unary(_LIVE)(b"", timeout=max(within, 0.001))
+    except grpc.aio.AioRpcError as exc:
+        if exc.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            return str(exc.details() or exc.code().name)
+    return "not in time"
+
+
+def _system_authorities() -> bytes | None:
+    """Text of the authorities that the system trusts; None: those that gRPC brings along."""
+    try:
+        return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,175 @@
+"""Dialect `oip-grpc`: the Open Inference Protocol over gRPC, `ModelInfer` with raw contents.
+
+The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. An output may come in raw contents or in typed ones. Only what is
+used of a message needs the packages of the extra `grpc`, so that they are imported there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar, Self
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from headway.core.excerpt import excerpt
+from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
+from headway.dialects.open_inference import (
+    MOST_DIMENSIONS,
+    TensorDialect,
+    binary_items,
+    element_items,
+    number_items,
+    packed,
+    sent_parameters,
+)
+from headway.errors import SettingError
+from headway.model import ItemResult, Value
+from headway.oip.metadata import TensorMetadata
+from headway.oip.tensors import BYTES
+
+_PATH = re.compile("/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/?")
+_INT64, _UINT64 = 1 << 63, 1 << 64
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+"""Typed contents by the datatype of their numbers."""
+
+
+class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
+    """Texts in; texts or lists of numbers out.
+
+    Attributes:
+        model: name of the model over there.
+        version: its version; empty: the one that the server chooses.
+    """
+
+    schemes: ClassVar[tuple[str, ...]] = ("grpc", "grpcs")
+    model: str
+    version: str = ""
+
+    @classmethod
+    def reach(cls, url: str, model: str) -> Remote:
+        """Take a URL whose path names the model, or one without a path and the model's name."""
+        parts = urlsplit(url)
+        if parts.port is None:
+            raise SettingError("target", parts.netloc, "names no port", "Write grpc://host:8001/NAME.")
+        if parts.query or parts.fragment:
+            hint = "Leave it out; credentials are set by remote_headers_file or remote_token."
+            raise SettingError("target", "…", "is a URL of gRPC with a query", hint)
+        found = _PATH.fullmatch(parts.path)
+        if found is None and parts.path not in ("", "/"):
+            hint = "Write grpc://host:8001/NAME, or grpc://host:8001/NAME/versions/VERSION."
+            raise SettingError("target", parts.path, "is no name of a model", hint)
+        named = unquote(found["name"]) if found is not None else ""
+        if not named and not model:
+            hint = "Write grpc://host:8001/NAME, or set it to the model's name over there."
+            raise SettingError("remote_model", model, "is empty, and the URL names no model", hint)
+        if named and model and named != model:
+            hint = "Leave it out, or name the model in one of them."
+            raise SettingError("remote_model", model, "is another model than the URL names", hint)
+        version = unquote(found["version"] or "") if found is not None else ""
+        dialect = cls(model=named or model, version=version)
+        return Remote(url, dialect, RemoteCall(_packed_name(dialect), {}, _method("ModelMetadata")))
+
+    def learn(self, metadata: bytes | bytearray) -> Self:
+        """Go by the tensors that the model's metadata names."""
+        try:
+            said = _kinds("ModelMetadata")[1].FromString(bytes(metadata))
+        except _decode_error():
+            raise BadMetadata("what the API says of its model is no metadata of it. Check the URL.") from None
+        return self.knowing(_tensors(said.inputs), _tensors(said.outputs))
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode the inputs as the elements of one tensor."""
+        asked = _kinds("ModelInfer")[0](model_name=self.model, model_version=self.version)
+        asked.inputs.add(name=self.input, datatype=BYTES, shape=self.shape(len(inputs)))
+        if self.output:
+            asked.outputs.add(name=self.output)
+        asked.raw_input_contents.append(packed(inputs))
+        for name, raw in sent_parameters(parameters).items():
+            member, value = _parameter(name, msgspec.json.decode(raw))
+            setattr(asked.parameters[name], member, value)
+        return RemoteCall(asked.SerializeToString(), {}, _method("ModelInfer"))
+
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+        """Read the elements or rows of the output, one for each input."""
+        try:
+            answer = _kinds("ModelInfer")[1].FromString(bytes(body))
+        except _decode_error():
+            raise NoOutputs("something that is no message of ModelInfer") from None
+        if len(answer.outputs) != 1:
+            raise NoOutputs(f"{len(answer.outputs)} tensors, expected one")
+        [tensor], raw = answer.outputs, answer.raw_output_contents
+        shape = tuple(tensor.shape[: MOST_DIMENSIONS + 1])
+        self.check_output(tensor.name, tensor.datatype, shape, expected)
+        if len(raw) > 1:
+            raise NoOutputs(f"{len(raw)} raw contents for one tensor")
+        if raw:
+            return binary_items(tensor.datatype, shape, memoryview(raw[0]))
+        if tensor.datatype == BYTES:
+            elements = tensor.contents.bytes_contents
+            if len(elements) != expected:
+                raise NoOutputs(f"{len(elements)} outputs for {expected} inputs")
+            return element_items(elements)
+        return number_items(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, ""), ()), shape)
+
+
+def _method(name: str) -> str:
+    return f"/inference.GRPCInferenceService/{name}"
+
+
+@cache
+def _kinds(method: str) -> tuple[Any, Any]:
+    """Classes of a method's requests and answers."""
+    from headway import protos
+
+    return protos.kinds_of(protos.OPEN_INFERENCE, method)
+
+
+def _decode_error() -> type[Exception]:
+    from google.protobuf.message import DecodeError
+
+    found: type[Exception] = DecodeError
+    return found
+
+
+def _packed_name(dialect: OpenInferenceGrpc) -> bytes:
+    return bytes(_kinds("ModelMetadata")[0](name=dialect.model, version=dialect.version).SerializeToString())
+
+
+def _tensors(said: Any) -> list[TensorMetadata]:
+    return [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in said]
+
+
+def _parameter(name: str, value: Any) -> tuple[str, Any]:
+    """Member of a parameter's message, and its value there.
+
+    Raises:
+        NotSendable: there is none for such a value.
+    """
+    if isinstance(value, bool):
+        return "bool_param", value
+    if isinstance(value, int) and -_INT64 <= value < _UINT64:
+        return "int64_param" if value < _INT64 else "uint64_param", value
+    if isinstance(value, float):
+        return "double_param", value
+    if isinstance(value, str):
+        return "string_param", value
+    raise NotSendable(
+        f"the parameter `{excerpt(name)}` cannot be sent to the remote API: over gRPC one is a boolean, a text, or a "
+        "number of at most 64 bits"
+    )

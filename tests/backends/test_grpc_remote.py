@@ -1,0 +1,475 @@
+"""The dialect `oip-grpc` against servers that go wrong in all ways; and what goes over the wire besides the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from headway.backends.grpc.backend import GrpcBackend
+from headway.backends.grpc.channels import Channels
+from headway.backends.grpc.verdicts import pushback
+from headway.backends.remote.credentials import Credentials
+from headway.config.target import RemoteTarget
+from headway.core.breaker import Breaker
+from headway.dialects import reach
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchTimeout,
+    RemoteAbsent,
+    RemoteError,
+    RemoteRefused,
+    TargetError,
+)
+from headway.model import ItemResult, ValueKind
+from tests.backends import grpc_remote
+from tests.backends.entries import batch
+from tests.backends.grpc_remote import GOAWAY, RST_STREAM, Handler, answer, frame, served_frames, served_grpc, texts_of
+
+LONG = 30.0
+SHORT = 0.2
+Status = grpc.StatusCode
+Act = Callable[[GrpcBackend], Awaitable[None]]
+
+
+class Api:
+    """Remote API that answers the warm-up well, and then each request as `say` does; None of it is answered well."""
+
+    def __init__(self, say: Callable[[list[str], Any], Awaitable[bytes | None]] | None = None) -> None:
+        self.say = say
+        self.asked: list[Any] = []
+        self.contexts: list[Any] = []
+
+    async def handle(self, asked: Any, context: Any) -> bytes:
+        texts = texts_of(asked)
+        self.contexts.append((dict(context.invocation_metadata()), context.time_remaining(), context.peer()))
+        if texts != ["warm-up"]:
+            self.asked.append(asked)
+            if self.say is not None and (said := await self.say(texts, context)) is not None:
+                return said
+        return answer([text.upper() for text in texts])
+
+    def against(self, act: Act, described: bytes | None = None, **settings: Any) -> None:
+        """Run `act` on a backend started on this API."""
+        against(self.handle, act, described, **settings)
+
+
+def against(handle: Handler, act: Act, described: bytes | None = None, **settings: Any) -> None:
+    async def main() -> None:
+        async with served_grpc(handle, described) as url:
+            await with_backend(url, act, **settings)
+
+    asyncio.run(main())
+
+
+async def with_backend(url: str, act: Act, **settings: Any) -> None:
+    backend = GrpcBackend(RemoteTarget(url), **{"start_timeout": LONG, "rng": lambda: 0.0, **settings})
+    try:
+        await backend.start()
+        await act(backend)
+    finally:
+        await backend.stop()
+
+
+def only_wrong(said: bytes) -> Callable[[list[str], Any], Awaitable[bytes | None]]:
+    async def say(texts: list[str], context: Any) -> bytes | None:
+        return said if "wrong" in texts else None
+
+    return say
+
+
+def aborts(status: grpc.StatusCode, details: str = "no", *trailers: tuple[str, str]) -> Any:
+    async def say(texts: list[str], context: Any) -> bytes | None:
+        if "wrong" in texts:
+            await context.abort(status, details, trailers)
+        return None
+
+    return say
+
+
+def raises(kind: type[BackendError], what: str, *, timeout: float = LONG, then: str = "b") -> Act:
+    """Run a batch that fails so, and one that is answered."""
+
+    async def act(backend: GrpcBackend) -> None:
+        with pytest.raises(kind, match=what):
+            await backend.run(batch("a", "wrong"), timeout)
+        if then:
+            assert await backend.run(batch(then), LONG) == [ItemResult(then.upper())]
+
+    return act
+
+
+def reset(stream: int) -> bytes:
+    return frame(RST_STREAM, 0, stream, bytes([0, 0, 0, 2]))
+
+
+WRONG = [
+    (answer(["a"]), "1 outputs for 2 inputs"),
+    (answer(["a", "b", "c"]), "3 outputs for 2 inputs"),
+    (answer(["a"], shape=[2]), "1 outputs for 2 inputs"),
+    (answer(["a", "b", "c"], shape=[2]), "5 bytes of binary data more than 2 outputs"),
+    (answer(["a", "b"], datatype="FP32"), "another datatype than BYTES"),
+    (answer(["a", "b"], name="OTHER"), "another name than the model's metadata has"),
+    (answer(["a", "b"], shape=[2, 2]), "an output of 2 dimensions"),
+    (answer(["a", "b"], shape=[]), "a shape that cannot be"),
+    (answer(["a", "b"], shape=[-1]), "a shape that cannot be"),
+    (answer(["a", "b"], shape=[2] * 1000), "a shape that cannot be"),
+    (answer(["a", "b"], raw=[b"\xff" * 10]), "binary data that ends within an output"),
+    (answer(["a", "b"], raw=[b"\1\0\0"]), "0 outputs for 2 inputs"),
+    (answer(["a", "b"], raw=[b"", b""]), "2 raw contents for one tensor"),
+    (answer(["a", "b"], raw=[]), "0 outputs for 2 inputs"),
+    (answer([], contents={"bytes_contents": [b"a"] * 3}, shape=[2]), "3 outputs for 2 inputs"),
+    (answer(["a", "b"]) * 2, "2 tensors, expected one"),
+    (b"", "0 tensors, expected one"),
+    (answer(["a", "b"])[:-1], "no message of ModelInfer"),
+    (b"\xff" * 40, "no message of ModelInfer"),
+]
+
+
+@pytest.mark.parametrize(("said", "what"), WRONG)
+def test_an_answer_of_another_shape_fails_the_batch(said: bytes, what: str) -> None:
+    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata())
+    with pytest.raises(Exception, match=what):
+        dialect.decode(said, 2)
+
+
+def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs() -> None:
+    Api(only_wrong(WRONG[0][0])).against(raises(BadOutput, "1 outputs for 2 inputs"), grpc_remote.metadata())
+    Api(only_wrong(b"\xff" * 40)).against(raises(BadOutput, "no message of ModelInfer"), grpc_remote.metadata())
+
+
+@pytest.mark.parametrize(
+    ("status", "trailers", "kind", "what"),
+    [
+        (Status.INVALID_ARGUMENT, [], RemoteRefused, "failed at try 1: gRPC INVALID_ARGUMENT$"),
+        (Status.OUT_OF_RANGE, [], RemoteRefused, "failed at try 1: gRPC OUT_OF_RANGE$"),
+        (Status.UNAUTHENTICATED, [], RemoteError, "failed at try 1: gRPC UNAUTHENTICATED$"),
+        (Status.PERMISSION_DENIED, [], RemoteError, "failed at try 1"),
+        (Status.NOT_FOUND, [], RemoteError, "failed at try 1"),
+        (Status.UNIMPLEMENTED, [], RemoteError, "failed at try 1"),
+        (Status.FAILED_PRECONDITION, [], RemoteError, "failed at try 1"),
+        (Status.UNAVAILABLE, [], RemoteError, "failed at try 3: gRPC UNAVAILABLE$"),
+        (Status.RESOURCE_EXHAUSTED, [], RemoteError, "failed at try 3"),
+        (Status.INTERNAL, [], RemoteError, "failed at try 3"),
+        (Status.UNKNOWN, [], RemoteError, "failed at try 3"),
+        (Status.ABORTED, [], RemoteError, "failed at try 3"),
+        (Status.DEADLINE_EXCEEDED, [], RemoteError, "failed at try 3: gRPC DEADLINE_EXCEEDED$"),
+        (Status.INTERNAL, [("grpc-retry-pushback-ms", "-1")], RemoteError, "failed at try 1: gRPC INTERNAL$"),
+        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "soon")], RemoteError, "failed at try 1"),
+        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "90500")], RemoteError, "try 1: .*it asks for 90.5 s of rest"),
+        (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "5")], RemoteError, "failed at try 3"),
+    ],
+)
+def test_every_status_has_its_meaning(
+    status: grpc.StatusCode, trailers: list[tuple[str, str]], kind: type[BackendError], what: str
+) -> None:
+    with capture_logs() as logged:
+        Api(aborts(status, "canary " * 100, *trailers)).against(raises(kind, what, then=""))
+    note = [line for line in logged if line["event"] == "the remote API answered no outputs"][-1]
+    assert note["body"].startswith("canary") and len(note["body"]) <= 210, "its words are in the log alone, and bounded"
+
+
+def test_a_rest_that_is_asked_for_is_kept_by_all_slots() -> None:
+    breaker = Breaker(5, 0.5)
+    say = aborts(Status.RESOURCE_EXHAUSTED, "", ("grpc-retry-pushback-ms", "90000"))
+    Api(say).against(raises(RemoteError, "90 s of rest", then=""), breaker=breaker, clock=lambda: 7.0)
+    assert breaker.rest_left(7.0) == 90.0
+
+
+def test_a_message_that_is_too_large_for_the_api_blames_an_input() -> None:
+    say = aborts(Status.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 5)")
+    Api(say).against(raises(RemoteRefused, "failed at try 1"))
+
+
+def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
+    Api(only_wrong(answer(["x" * 20_000] * 2))).against(raises(BadOutput, "answered more than 10000 bytes"))
+
+
+def test_a_hang_ends_at_the_timeout_and_the_call_is_cancelled() -> None:
+    async def main() -> None:
+        cancelled = asyncio.Event()
+
+        async def say(texts: list[str], context: Any) -> bytes | None:
+            if "wrong" in texts:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+            return None
+
+        async def act(backend: GrpcBackend) -> None:
+            await raises(BatchTimeout, r"within 0\.2 s", timeout=SHORT)(backend)
+            await asyncio.wait_for(cancelled.wait(), LONG)
+
+        async with served_grpc(Api(say).handle) as url:
+            await with_backend(url, act)
+
+    asyncio.run(main())
+
+
+def test_a_run_that_is_cancelled_cancels_its_call() -> None:
+    async def main() -> None:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def say(texts: list[str], context: Any) -> bytes | None:
+            if "wrong" in texts:
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+            return None
+
+        async def act(backend: GrpcBackend) -> None:
+            running = asyncio.ensure_future(backend.run(batch("wrong"), LONG))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await asyncio.wait_for(cancelled.wait(), LONG)
+            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
+
+        async with served_grpc(Api(say).handle) as url:
+            await with_backend(url, act)
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_is_stopped_under_a_run_fails_it() -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def say(texts: list[str], context: Any) -> bytes | None:
+            begun.set()
+            await asyncio.Event().wait()
+            return None
+
+        async def act(backend: GrpcBackend) -> None:
+            running = asyncio.ensure_future(backend.run(batch("a"), LONG))
+            await begun.wait()
+            await backend.stop()
+            with pytest.raises(RemoteError, match="the channel was closed"):
+                await running
+
+        async with served_grpc(Api(say).handle) as url:
+            await with_backend(url, act)
+
+    asyncio.run(main())
+
+
+def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        backend = GrpcBackend(RemoteTarget(f"grpc://127.0.0.1:{taken.getsockname()[1]}/m"), start_timeout=LONG)
+
+        async def main() -> None:
+            backend._open()
+            try:
+                with pytest.raises(
+                    RemoteAbsent, match=r"failed at try 3: no connection: .*Connection refused"
+                ) as found:
+                    await backend.run(batch("a"), LONG)
+                assert found.value.shown == "the remote API failed at try 3: no connection"
+                with pytest.raises(TargetError, match="Check the URL"):
+                    await backend.start()
+            finally:
+                await backend.stop()
+
+        asyncio.run(main())
+
+
+def test_a_server_that_comes_back_is_used_again() -> None:
+    async def main() -> None:
+        async with served_grpc(Api().handle) as url:
+            backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
+            await backend.start()
+        try:
+            with pytest.raises(RemoteAbsent):
+                await backend.run(batch("a"), LONG)
+            async with served_grpc(Api().handle, port=int(url.split(":")[2].split("/")[0])):
+                assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
+        finally:
+            await backend.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("say", "what"),
+    [
+        (lambda stream: None, "gRPC UNAVAILABLE"),
+        (lambda stream: reset(stream), "gRPC (INTERNAL|UNKNOWN)"),
+        (
+            lambda stream: frame(GOAWAY, 0, 0, bytes([0, 0, 0, stream, 0, 0, 0, 2])) + reset(stream),
+            "gRPC (INTERNAL|UNKNOWN)",
+        ),
+        (lambda stream: b"\xff" * 100, "failed at try"),
+    ],
+    ids=["reset", "RST_STREAM", "GOAWAY", "garbage"],
+)
+def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[int], bytes | None], what: str) -> None:
+    """Bytes have been sent, so that nobody knows whether the batch ran."""
+
+    async def main() -> None:
+        async with served_frames(say) as url:
+            backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
+            backend._open()
+            try:
+                with pytest.raises((RemoteError, BatchTimeout), match=f"{what}|no complete answer") as found:
+                    await backend.run(batch("a"), 5.0)
+                assert not isinstance(found.value, RemoteAbsent)
+            finally:
+                await backend.stop()
+
+    asyncio.run(main())
+
+
+def test_the_deadline_and_header_fields_go_with_every_call(tmp_path: Path) -> None:
+    file = tmp_path / "headers"
+    file.write_text("X-Team: blue\n")
+
+    async def act(backend: GrpcBackend) -> None:
+        await backend.run(batch("a"), 2.5)
+
+    api = Api()
+    api.against(act, credentials=Credentials("secret", "X-Other: yes", str(file)))
+    metadata, left, _ = api.contexts[-1]
+    assert (metadata["authorization"], metadata["x-team"], metadata["x-other"]) == ("Bearer secret", "blue", "yes")
+    assert metadata["user-agent"].startswith("headway/")
+    assert 0 < left <= 2.5
+
+
+@pytest.mark.parametrize("field", ["X!A: canary", "grpc-timeout: canary", "x-bin: canary", "X-A: can\u00e4ry"])
+def test_a_header_field_that_grpc_does_not_have_is_told_without_its_value(field: str) -> None:
+    backend = GrpcBackend(
+        RemoteTarget("grpc://127.0.0.1:1/m"), credentials=Credentials(fields=field), start_timeout=LONG
+    )
+
+    async def main() -> None:
+        with pytest.raises(TargetError, match="cannot be sent the header field") as found:
+            await backend.start()
+        assert "canary" not in str(found.value)
+
+    asyncio.run(main())
+
+
+def test_the_models_tensors_are_those_of_its_metadata() -> None:
+    async def act(backend: GrpcBackend) -> None:
+        assert backend.signature.gives is ValueKind.TEXT
+        await backend.run(batch("a", "b"), LONG)
+
+    async def say(texts: list[str], context: Any) -> bytes | None:
+        return answer([text.upper() for text in texts], name="up", shape=[2, 1])
+
+    async def warm(asked: Any, context: Any) -> bytes:
+        return await api.handle(asked, context) if len(texts_of(asked)) > 1 else answer(["W"], name="up")
+
+    api = Api(say)
+    against(warm, act, grpc_remote.metadata(shape=(-1, 1), output="up"))
+    [asked] = api.asked
+    assert (asked.inputs[0].name, list(asked.inputs[0].shape), asked.outputs[0].name) == ("text", [2, 1], "up")
+
+
+def test_rows_of_numbers_are_json_values_raw_or_typed() -> None:
+    rows = [[1.0, -2.5], [0.5, 1e30]]
+    numbers = [number for row in rows for number in row]
+    raw = answer([], raw=[struct.pack("<4d", *numbers)], datatype="FP64", shape=[2, 2])
+    typed = answer([], contents={"fp64_contents": numbers}, datatype="FP64", shape=[2, 2])
+    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64"))
+    for said in (raw, typed):
+        assert dialect.decode(said, 2) == [ItemResult(b"[1.0,-2.5]"), ItemResult(b"[0.5,1e30]")]
+    assert dialect.signature.gives is ValueKind.JSON
+
+
+def test_inputs_with_other_parameters_go_in_a_call_of_their_own() -> None:
+    async def act(backend: GrpcBackend) -> None:
+        parameters = [b'{"k":1}', b"", b'{"k":1}', b'{"k":[1]}']
+        items = await backend.run(batch("a", "b", "c", "d", parameters=parameters), LONG)
+        assert items[:3] == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
+        assert items[3].output is None and "the parameter `k` cannot be sent" in (items[3].error or "")
+
+    api = Api()
+    api.against(act)
+    sent = [(texts_of(asked), asked.parameters["k"].int64_param) for asked in api.asked]
+    assert sorted(sent) == [(["a", "c"], 1), (["b"], 0)]
+
+
+def test_every_kind_of_parameter_has_its_member() -> None:
+    dialect = reach("grpc://h:1/m").dialect
+    kinds = b'{"b":true,"i":-5,"u":18446744073709551615,"d":0.5,"s":"x","priority":1,"timeout":5,"sequence_id":3}'
+    asked = grpc_remote._ASKED.FromString(dialect.encode(["a"], [kinds]).body)
+    found = {
+        name: (one.WhichOneof("parameter_choice"), getattr(one, one.WhichOneof("parameter_choice")))
+        for name, one in asked.parameters.items()
+    }
+    assert found == {
+        "b": ("bool_param", True),
+        "i": ("int64_param", -5),
+        "u": ("uint64_param", 2**64 - 1),
+        "d": ("double_param", 0.5),
+        "s": ("string_param", "x"),
+    }
+
+
+def test_an_idle_channel_is_given_up_and_no_other() -> None:
+    now = 100.0
+
+    async def act(backend: GrpcBackend) -> None:
+        nonlocal now
+        for idle in (0.0, 29.0, 31.0):
+            now += idle
+            await backend.run(batch("a"), LONG)
+
+    api = Api()
+    api.against(act, now=lambda: now)
+    peers = [peer for _, _, peer in api.contexts[1:]]
+    assert peers[0] == peers[1] != peers[2]
+
+
+class FakeChannel:
+    """A channel that only knows whether it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def close(self, grace: float | None) -> None:
+        self.closed = True
+
+
+def test_a_channel_whose_stamp_has_changed_is_closed_once_its_calls_have_ended() -> None:
+    async def main() -> None:
+        made: list[FakeChannel] = []
+        stamp = object()
+
+        def make() -> FakeChannel:
+            made.append(FakeChannel())
+            return made[-1]
+
+        channels = Channels(make, lambda: stamp, lambda: 0.0)
+        channels.open()
+        async with channels.use() as old:
+            stamp = object()
+            async with channels.use() as new:
+                assert new.channel is not old.channel
+                assert not made[0].closed
+        assert [one.closed for one in made] == [True, False]
+        await channels.close()
+        assert made[1].closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("0", 0.0), ("1500", 1.5), (b"20", 0.02), ("-1", None), ("x", None), ("9" * 5000, None)]
+)
+def test_what_a_pushback_asks_for(value: str | bytes, seconds: float | None) -> None:
+    assert pushback(value) == seconds

@@ -1,0 +1,61 @@
+"""Headway in front of Headway, in each dialect that it speaks itself: exact answers, and errors that stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.stand.stand import free_port
+from tests.e2e.server import Server, serving
+from tests.targets.vectors import vectors
+
+TEXTS = ["a", "ÀÉ 漢字 😀", '"\\', "two\nlines", "x" * 5000, *(f"text {number}" for number in range(25))]
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int]]:
+    """The service that is asked by others, and its gRPC port."""
+    port = free_port()
+    flags = ("--grpc-port", str(port))
+    with serving(tmp_path_factory.mktemp("behind"), *flags, lawful=False) as server:
+        server.expected = {"batch failed"}
+        yield server, port
+
+
+DIALECTS = {
+    "oip": ("http://127.0.0.1:{port}/v2/models/default/infer",),
+    "oip-grpc": ("grpc://127.0.0.1:{grpc_port}/default",),
+    "openai-completions": ("http://127.0.0.1:{port}/v1/completions", "--remote-model", "default"),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_texts_come_back_exactly_and_a_bad_input_alone_is_refused(
+    behind: tuple[Server, int], tmp_path: Path, dialect: str
+) -> None:
+    url, *flags = DIALECTS[dialect]
+    target = url.format(port=behind[0].port, grpc_port=behind[1])
+    with serving(tmp_path, *flags, target=target) as front:
+        front.expected = {"batch failed", "the remote API answered no outputs"}
+        asked = [front.ask(text) for text in TEXTS]
+        bad = front.ask("raise")
+        for one in asked:
+            one.output()
+        assert bad.refusal() == "REJECTED_BY_MODEL"
+        assert front.metrics().value("batches_total") < len(TEXTS), "many go together"
+
+
+def test_embeddings_come_back_exactly(tmp_path: Path) -> None:
+    with serving(tmp_path, target="tests.targets.vectors:vectors", lawful=False) as behind:
+        url = f"http://127.0.0.1:{behind.port}/v1/embeddings"
+        with serving(tmp_path, "--remote-model", "default", target=url, answer_to=vector_of) as front:
+            for one in [front.ask(text) for text in TEXTS[:5]]:
+                one.output()
+
+
+def vector_of(text: str) -> Any:
+    """Output of `tests.targets.vectors`."""
+    return vectors([text])[0]

@@ -9,7 +9,7 @@ Three gateways, three worker hosts with a GPU made of sleep each, two controller
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
 Clients of two tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
 and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
-deletions, inputs that the model rejects, departures at every point. Meanwhile processes of every role are killed (SIGKILL),
+deletions, inputs that the model rejects, departures at every point, by each API over HTTP. Meanwhile processes of every role are killed (SIGKILL),
 told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
 random pause. One gateway and one worker host are always left in peace.
 

@@ -124,4 +124,6 @@ def _tensor_in(text: memoryview) -> _Tensor:
         found: _Tensor = _decode_tensor(raw)
     except msgspec.ValidationError:
         raise NoOutputs("an output that is no tensor") from None
+    except json_lists.NO_JSON as exc:
+        raise NoOutputs(f"something that is no JSON ({exc})") from None
     return found

@@ -125,9 +125,11 @@ def binary_items(datatype: str, shape: Sequence[int], octets: memoryview) -> lis
     """
     if datatype == BYTES:
         return element_items(_elements(octets, shape[0]))
-    row = struct.Struct(f"<{math.prod(shape[1:])}{NUMBERS[datatype]}")
-    if len(octets) != shape[0] * row.size:
-        raise NoOutputs(f"{len(octets)} bytes of numbers, and its shape says {shape[0] * row.size}")
+    code = NUMBERS[datatype]
+    size = math.prod(shape) * struct.calcsize(f"<{code}")
+    if len(octets) != size:
+        raise NoOutputs(f"{len(octets)} bytes of numbers, and its shape says another number")
+    row = struct.Struct(f"<{math.prod(shape[1:])}{code}")
     return [_row_item(numbers, shape[1:]) for numbers in row.iter_unpack(octets)]
 
 
@@ -144,7 +146,7 @@ def number_items(numbers: Sequence[Any], shape: Sequence[int]) -> list[ItemResul
     """
     width = math.prod(shape[1:])
     if len(numbers) != shape[0] * width:
-        raise NoOutputs(f"{len(numbers)} numbers, and its shape says {shape[0] * width}")
+        raise NoOutputs(f"{len(numbers)} numbers, and its shape says another number")
     return [_row_item(numbers[begin : begin + width], shape[1:]) for begin in range(0, len(numbers), width)]
 
 

@@ -170,3 +170,9 @@ def test_outputs_come_in_the_order_of_the_inputs_whatever_that_of_the_answer(nam
 def test_no_body_makes_a_dialect_raise_anything_else(name: str, body: bytes) -> None:
     with contextlib.suppress(NoOutputs):
         dialect(name).decode(body, 1)
+
+
+def test_a_tensor_that_is_no_utf_8_is_refused() -> None:
+    body = b'{"outputs":[{"name":"\xe7"}]}'
+    with pytest.raises(NoOutputs, match="something that is no JSON"):
+        dialect("oip").decode(body, 1, len(body))

@@ -19,7 +19,7 @@ from headway.backends.grpc.verdicts import pushback
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
-from headway.dialects import reach
+from headway.dialects import NoOutputs, reach
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -388,6 +388,13 @@ def test_rows_of_numbers_are_json_values_raw_or_typed() -> None:
     for said in (raw, typed):
         assert dialect.decode(said, 2) == [ItemResult(b"[1.0,-2.5]"), ItemResult(b"[0.5,1e30]")]
     assert dialect.signature.gives is ValueKind.JSON
+
+
+def test_numbers_of_a_shape_that_cannot_be_are_refused() -> None:
+    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64"))
+    for shape in ([2, 2**40], [2, 2**62, 2**62], [2, 3], [2, 0]):
+        with pytest.raises(NoOutputs):
+            dialect.decode(answer([], raw=[b"\0" * 32], datatype="FP64", shape=shape), 2)
 
 
 def test_inputs_with_other_parameters_go_in_a_call_of_their_own() -> None:

@@ -195,7 +195,7 @@ ANSWER_WORDS = (
     b'"binary_data_size":', b"[3]", b"[-1]", b"null", b"[" * 60, b"]" * 60, b"1e400", b"\\ud800", b"NaN", b"\x01\0\0\0", b"\xff\xff\xff\xff",
 )  # fmt: skip
 _DIALECTS = [
-    reach(f"{'grpc' if name.endswith('grpc') else 'http'}://a:1/v2/models/m/infer", name, "m").dialect
+    reach("grpc://a:1/m" if name == "oip-grpc" else "http://a:1/v2/models/m/infer", name, "m").dialect
     for name in DIALECTS
 ]
 

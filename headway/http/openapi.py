@@ -59,7 +59,9 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
             "version": __version__,
             "description": f"Answers single inference requests with model {settings.model!r}, "
             f"in batches of up to {settings.max_batch_size}.",
+            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": "/"}],
         "paths": native
         | _tasks(settings)
         | _service()
@@ -206,4 +208,11 @@ def _health_check(operation: str, summary: str, good: str, bad: str = "") -> dic
         "allowEmptyValue": True,
         "schema": {"type": "string"},
     }
-    return {"get": {"operationId": operation, "summary": summary, "parameters": [verbose], "responses": responses}}
+    get = {
+        "operationId": operation,
+        "summary": summary,
+        "parameters": [verbose],
+        "responses": responses,
+        "security": [],
+    }
+    return {"get": get}

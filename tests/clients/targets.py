@@ -18,6 +18,11 @@ def answer(inputs: list[str]) -> list[str | Exception]:
     return [_one(text) for text in inputs]
 
 
+def shown(inputs: list[str]) -> list[str]:
+    """Texts in capitals for the documents' snippets, of which one asks for the embedding of `a text`."""
+    return ["[0.5, -1.0]" if text == "a text" else text.upper() for text in inputs]
+
+
 def _one(text: str) -> Any:
     if text == "bad":
         return ValueError("a bad input")

@@ -13,7 +13,7 @@ NAMES = environments.names()
 
 
 def test_each_client_has_an_environment() -> None:
-    assert NAMES == ["grpc-js", "kserve", "openai", "openai1", "triton"]
+    assert NAMES == ["grpc-js", "kserve", "openai", "openai1", "openapi", "triton"]
 
 
 @pytest.mark.parametrize("name", NAMES)

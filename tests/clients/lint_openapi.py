@@ -1,0 +1,12 @@
+"""What an independent validator says of the OpenAPI documents in a file, a list of them, that is its argument."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from openapi_spec_validator import OpenAPIV31SpecValidator  # type: ignore[import-not-found]
+
+documents = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+json.dump([str(error)[:2_000] for one in documents for error in OpenAPIV31SpecValidator(one).iter_errors()], sys.stdout)

@@ -1,0 +1,75 @@
+"""Snippets of the documents for each client, run as they stand: in the client's environment, against a service."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.stand.stand import free_port
+from tests.clients.environments import HERE, client_command
+from tests.docs.pages import ROOT, Block, blocks
+from tests.e2e.client import PATIENCE
+from tests.e2e.server import launched
+
+ENVIRONMENTS = {
+    "from openai import": "openai",
+    "from langchain_openai import": "openai",
+    "tritonclient": "triton",
+    "from kserve import": "kserve",
+    "@grpc/grpc-js": "grpc-js",
+    "import grpc\n": "",
+}
+"""Environment by what a snippet says; empty: our own."""
+PAGES = "openai.md", "grpc.md", "guide.md"
+SHOWN = {"openai": "", "triton": "ONE", "kserve": "ONE", "grpc-js": "HELLO", "": "HELLO"}
+"""What a snippet prints, among other things."""
+
+
+def snippets() -> list[tuple[Block, str]]:
+    """Blocks of the documents, with the environment of each."""
+    return [
+        (block, environment)
+        for page in PAGES
+        for block in blocks(ROOT / "docs" / page)
+        if block.language in ("python", "js")
+        for said, environment in ENVIRONMENTS.items()
+        if said in block.text
+    ]
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Ports of the service by those of the documents."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("snippets")
+    with launched(folder, "--grpc-port", str(port), target="tests.clients.targets:shown") as server:
+        server.ready()
+        yield {":8000": f":{server.port}", ":8081": f":{port}"}
+
+
+def test_each_client_has_a_snippet() -> None:
+    assert {environment for _, environment in snippets()} == set(ENVIRONMENTS.values())
+
+
+@pytest.mark.parametrize(
+    ("block", "environment"), snippets(), ids=lambda one: f"{one.page}:{one.line}" if isinstance(one, Block) else one
+)
+def test_a_snippet_runs_as_it_stands(block: Block, environment: str, ports: dict[str, str], tmp_path: Path) -> None:
+    text = block.text
+    for documented, real in ports.items():
+        text = text.replace(documented, real)
+    program = tmp_path / f"snippet.{'js' if block.language == 'js' else 'py'}"
+    program.write_text(text, encoding="utf-8")
+    if environment:
+        command, environ = client_command(environment, str(program))
+    else:
+        command, environ = [sys.executable, str(program)], {}
+    done = subprocess.run(
+        command, cwd=HERE.parents[1], env=environ, capture_output=True, text=True, timeout=5 * PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert SHOWN[environment] in done.stdout

@@ -122,7 +122,7 @@ def _tensor_in(text: memoryview) -> _Tensor:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
     try:
         found: _Tensor = _decode_tensor(raw)
-    except (*json_lists.NO_JSON, msgspec.ValidationError):  # What is skipped as raw JSON may still be no UTF-8.
+    except msgspec.ValidationError:
         raise NoOutputs("an output that is no tensor") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None

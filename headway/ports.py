@@ -81,7 +81,7 @@ class RequestQueue(QueueCondition, Protocol):
 
         An entry that joins another's answer is admitted too, and gets its reply like any other. An entry that is not known
         yet is judged by its limits, then by its dedup keys, then, if it has to run, by whether there is room for it in
-        time. Only an admitted entry is charged, to all its limits."""
+        time. Only an admitted entry is charged, to all its limits. One for a model that has no queue is refused."""
         ...
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:

@@ -76,7 +76,7 @@ class _Routes:
         reply = await gateway.ask(
             Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
             fresh,
-            RequestOptions(self._process.settings.request_timeout_ms / 1000, entry.tier, origin=""),
+            RequestOptions(self._process.settings.longest_request_s, entry.tier, origin=""),
             entry.model,
             entry.input,
             entry.parameters,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from headway.app.devices import CPU, NO_DEVICES, Devices, allot, find_gpus
+from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
@@ -223,6 +223,23 @@ def make_devices(settings: Settings, target: Target) -> Devices:
     return allot(settings, gpus)
 
 
+def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict[str, Devices]:
+    """Give each slot of several models its device; see `make_devices`. `plans`: settings and target of each model."""
+    local = {model: settings for model, (settings, target) in plans.items() if BACKENDS[type(target)].local}
+    if len(plans) == 1:
+        return {model: make_devices(*plan) for model, plan in plans.items()}
+    gpus = find_gpus()
+    if gpus.warning and not all(settings.devices for settings in local.values()):
+        log.warning(gpus.warning)
+    return dict.fromkeys(plans, NO_DEVICES) | allot_to_models(local, gpus)
+
+
+def model_worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
+    """Name of the worker of a slot in a process that serves several models; see `worker_name`."""
+    prefix = f"{settings.name}/" if settings.broker else ""
+    return f"{prefix}{settings.model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
+
+
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
     """Make the estimate of a weight function; None where characters are counted. `most`: most weight of a batch, or 0.
 
@@ -253,12 +270,14 @@ def make_pool(
     request_timeout: float = math.inf,
     queue_timeout: float = math.inf,
     certificates: RemoteCertificates | None = None,
+    slots: set[str] | None = None,
 ) -> WorkerPool:
     """Build the pool of workers that run a target; it can grow as far as there are devices for them.
 
     Raises SettingError for settings with which no backend of the target can be made.
 
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
+    `slots` is the set that its slots are kept in, beside those of other pools.
     """
     BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -280,7 +299,7 @@ def make_pool(
             counters=counters,
         )
         return Batcher(
-            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight),
+            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, settings.model_version),
             partial(make_backend, target, plan),
             broker,
             policy,
@@ -292,4 +311,4 @@ def make_pool(
             failure_log=failure_log,
         )
 
-    return WorkerPool(make, settings.workers, devices.most)
+    return WorkerPool(make, settings.workers, devices.most, slots)

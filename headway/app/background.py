@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 from headway.app.banner import EVERYWHERE
+from headway.app.model_plans import Given
 from headway.app.wiring import Process, build
 from headway.config import Settings
-from headway.config.target import Target
 from headway.errors import HeadwayError
 from headway.http.server.listener import Listener
 from headway.model import Role
@@ -47,7 +47,7 @@ class BackgroundService:
         BrokerUnavailable: the broker does not answer.
     """
 
-    def __init__(self, settings: Settings, role: Role, target: Target, listener: type[Listener] = Listener) -> None:
+    def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
         self._settings = settings
         self._role = role
         self._listener = listener

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
-from headway.app.roles import ROLES
+from headway.app.roles import ROLES, Parts
 from headway.config import CHARS, Settings
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.core.values import as_json
 from headway.model import Role, Signature, Value, ValueKind
+
+Model = tuple[Settings, Target, Devices]
+"""Settings, target and devices of one model."""
 
 READY = "Ready."
 """Last line of a process that has no clients."""
@@ -36,6 +39,7 @@ def banner(
     devices: Devices = NO_DEVICES,
     items_per_second: float = 0.0,
     signature: Signature | None = None,
+    models: Sequence[Model] = (),
 ) -> str:
     """Text of the banner.
 
@@ -47,9 +51,10 @@ def banner(
         admin_port: the admin port.
         devices: devices of its workers.
         items_per_second: items per second that its workers do by their warm-up; 0 where that is not known.
-        signature: signature of the target; None where that is not known.
+        signature: signature of the target, or of the first model's; None where that is not known.
+        models: settings, target and devices of each model that it runs, where there are several.
     """
-    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second, signature))
+    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second, signature, models))
 
 
 def _lines(
@@ -61,11 +66,12 @@ def _lines(
     devices: Devices,
     items_per_second: float,
     signature: Signature | None,
+    models: Sequence[Model],
 ) -> Iterator[str]:
     parts = ROLES[role]
     scheme = settings.scheme
     url = f"{scheme}://{_host(settings.host)}:{port}"
-    yield parts.headline.format(name=settings.name, target=target, model=f"model {settings.model!r}")
+    yield _headline(parts, settings, target, models)
     if parts.gateway:
         yield f"  public   {url}   docs {url}/docs"
         yield f"  openai   base URL {url}/v1: completions, chat, embeddings, models"
@@ -84,6 +90,9 @@ def _lines(
             yield f"  devices  {_devices(settings, target, devices)}"
         if items_per_second:
             yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
+    for own, served, placed in models:
+        yield f"  model    {own.model}, version {own.model_version}: {served}"
+        yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}; {_slots(own, served)}{_on(own, served, placed)}"
     if parts.gateway:
         run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
         yield (
@@ -98,13 +107,26 @@ def _lines(
         if settings.broker:
             yield f"  fallback {_fallback(settings)}"
         yield "Try it:"
-        yield f"  curl {_certificates(settings)}{scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature)}"
+        named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
+        yield f"  curl {_certificates(settings)}{scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature, named)}"
         return
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
     if parts.controller:
         yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
     yield READY
+
+
+def _headline(parts: Parts, settings: Settings, target: Target | None, models: Sequence[Model]) -> str:
+    names = list(settings.served)
+    model = f"model {names[0]!r}" if len(names) == 1 else f"{len(names)} models"
+    if models:
+        return f"Headway serves {model}" if parts.gateway else f"Headway worker {settings.name} runs {model}"
+    return parts.headline.format(name=settings.name, target=target, model=model)
+
+
+def _on(settings: Settings, target: Target, devices: Devices) -> str:
+    return f" on {_devices(settings, target, devices)}" if devices.ids else ""
 
 
 def _weight(settings: Settings) -> str:
@@ -189,14 +211,18 @@ def _who(settings: Settings) -> str:
     return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
 
 
-def _body(signature: Signature | None) -> str:
-    """Body of a request that the target takes, as a shell takes it: with its example, unless that is long."""
+def _body(signature: Signature | None, model: str = "") -> str:
+    """Body of a request that the target takes, as a shell takes it: with its example, unless that is long.
+
+    `model` is the name that it has to give; empty for none.
+    """
     value: Value = "hello"
     if signature is not None and signature.takes is ValueKind.BYTES:
         value = "aGVsbG8="
     if signature is not None and signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
         value = signature.example
-    return shlex.quote(f'{{"input": {as_json(value).decode()}}}')
+    named = f'"model": "{model}", ' if model else ""
+    return shlex.quote(f'{{{named}"input": {as_json(value).decode()}}}')
 
 
 def _credential(settings: Settings) -> str:

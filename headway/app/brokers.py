@@ -113,16 +113,19 @@ BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], Broker
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:
-    return {
-        settings.model: QueueLimits(
-            tiers=len(settings.tier_names),
-            max_batch=settings.max_batch_size,
-            reserved_share=settings.reserved_share,
-            max_queue=settings.max_queue,
-            shed_at=settings.shed_at,
-            max_weight=settings.max_batch_weight,
-        )
-    }
+    return {model: queue_limits(one) for model, one in settings.served.items()}
+
+
+def queue_limits(settings: Settings) -> QueueLimits:
+    """Bounds of the queue of one model, by its settings."""
+    return QueueLimits(
+        tiers=len(settings.tier_names),
+        max_batch=settings.max_batch_size,
+        reserved_share=settings.reserved_share,
+        max_queue=settings.max_queue,
+        shed_at=settings.shed_at,
+        max_weight=settings.max_batch_weight,
+    )
 
 
 def _kept(settings: Settings) -> KeptLimits:

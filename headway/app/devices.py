@@ -149,6 +149,29 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
     return Devices(gpus.ids, len(gpus.ids))
 
 
+def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
+    """Give each worker of several models its device: those that name none get the GPUs one after the other.
+
+    Raises:
+        SettingError: there are fewer GPUs than such workers, or a model names one that this process may not use.
+    """
+    found, taken = {}, 0
+    total = sum(settings.workers for settings in models.values() if not settings.devices)
+    if gpus.ids and total > len(gpus.ids):
+        count = f"{len(gpus.ids)} GPU{'' if len(gpus.ids) == 1 else 's'} ({', '.join(gpus.ids)})"
+        hint = "Use fewer; or name the devices of each model in its table: two models share a GPU when both name it."
+        raise SettingError("workers", total, f"of all models is more than there are GPUs: {gpus.source} {count}", hint)
+    for model, settings in models.items():
+        if settings.devices or gpus.ids == ():
+            found[model] = allot(settings, gpus)
+            continue
+        end = taken + settings.workers
+        ids = tuple(map(str, range(taken, end))) if gpus.ids is None else gpus.ids[taken:end]
+        found[model] = Devices(ids, len(ids))
+        taken = end
+    return found
+
+
 def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
     if id == CPU or gpus.ids is None or any(_same(id, other) for other in gpus.ids):
         return

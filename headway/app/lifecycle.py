@@ -35,6 +35,7 @@ from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
 from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +140,7 @@ class Service:
         settings: Settings,
         broker: Broker,
         gateway: Gateway | None,
-        pool: WorkerPool | None,
+        pool: WorkerPool | WorkerPools | None,
         listeners: Sequence[PortListener],
         *,
         controller: Controller | None = None,

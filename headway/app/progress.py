@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools
 
 LOOK_EVERY = 0.5
 """Seconds between two writings of the line."""
@@ -31,7 +32,7 @@ class Progress:
     """
 
     def __init__(
-        self, pool: WorkerPool, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self, pool: WorkerPool | WorkerPools, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pool = pool
         self._terminal = stream or sys.stderr

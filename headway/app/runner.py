@@ -16,9 +16,10 @@ import typer
 
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
+from headway.app.model_plans import Given
 from headway.app.progress import Progress
 from headway.app.signals import until_signalled
-from headway.app.wiring import build
+from headway.app.wiring import Process, build
 from headway.config import Settings
 from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
@@ -36,14 +37,15 @@ short.
 
 
 async def run(
-    settings: Settings, role: Role, target: str | Target = "", reopen_log: Callable[[], bool] = lambda: False
+    settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
     """Run a process of a role to its end. Returns the exit code.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
-        target: target of a process that runs batches, or the text that names it.
+        target: target of a process that runs batches, or the text that names it; of several models those that have none in
+            the settings, by model.
         reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:
@@ -52,7 +54,8 @@ async def run(
         BrokerUnavailable: the broker does not answer.
     """
     process = build(settings, role, target)
-    files = _files_of(process.target) if settings.reload and process.target is not None else None
+    targets = [plan.target for plan in process.plans.values()] if settings.reload else []
+    watched = {str(target): files for target in targets if (files := _files_of(target)) is not None}
     async with contextlib.AsyncExitStack() as stack:
         progress = Progress(process.pool) if process.pool is not None else None
         if progress is not None:
@@ -65,17 +68,26 @@ async def run(
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
-            port = process.public.port if process.public is not None else 0
-            pace = process.pool.items_per_second if process.pool is not None else 0.0
-            signature = process.pool.signature if process.pool is not None else None
-            admin, devices = process.admin.port, process.devices
-            announce(banner(process.settings, role, process.target, port, admin, devices, pace, signature))
-            if files is not None:
-                watcher = asyncio.create_task(_replace_on_change(process.service, str(process.target), files))
+            announce(shown(process))
+            for target, files in watched.items():
+                watcher = asyncio.create_task(_replace_on_change(process.service, target, files))
                 stack.push_async_callback(_end, watcher)
 
         await until_signalled(process.service, ready, reopen_log)
     return 0
+
+
+def shown(process: Process) -> str:
+    """Banner of a process that has started."""
+    pool, settings = process.pool, process.settings
+    port = process.public.port if process.public is not None else 0
+    pace = pool.items_per_second if pool is not None else 0.0
+    signature = pool.signature if pool is not None else None
+    if len(process.plans) > 1:
+        models = [(plan.settings, plan.target, plan.devices) for plan in process.plans.values()]
+        return banner(settings, process.role, None, port, process.admin.port, signature=signature, models=models)
+    own = next((plan.settings for plan in process.plans.values()), settings)
+    return banner(own, process.role, process.target, port, process.admin.port, process.devices, pace, signature)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

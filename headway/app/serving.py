@@ -7,16 +7,16 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, overload
 
 from headway.app.background import BackgroundService
+from headway.app.model_plans import Given
 from headway.app.python_target import TargetLike, target_of
 from headway.backends.process import is_child
 from headway.config import Settings, load
-from headway.config.target import Target
 from headway.errors import HeadwayError, SettingError, TargetError
 from headway.http.server.listener import Listener
 from headway.model import Role
@@ -26,12 +26,15 @@ __all__ = ["BackgroundService", "serve"]
 Value = str | int | float | bool | os.PathLike[str] | None
 """Value of a setting; None: as if it was not given."""
 
+TargetsLike = TargetLike | Mapping[str, TargetLike]
+"""Target, or those of several models by their names."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @overload
 def serve(
-    target: TargetLike,
+    target: TargetsLike,
     *,
     block: Literal[True] = True,
     config: str | os.PathLike[str] | None = None,
@@ -41,7 +44,7 @@ def serve(
 
 @overload
 def serve(
-    target: TargetLike,
+    target: TargetsLike,
     *,
     block: Literal[False],
     config: str | os.PathLike[str] | None = None,
@@ -50,7 +53,7 @@ def serve(
 
 
 def serve(
-    target: TargetLike,
+    target: TargetsLike,
     *,
     block: bool = True,
     config: str | os.PathLike[str] | None = None,
@@ -65,7 +68,7 @@ def serve(
 
     Arguments:
         target: function or class, defined at the top level of a module or script; `functools.partial` of a class, for
-            its arguments; or text as `headway serve` takes it.
+            its arguments; or text as `headway serve` takes it; or a dict of these by name, for several models.
         block: whether to serve until a signal comes (SIGINT or SIGTERM). If not, the service runs in a thread, and is
             up when the call returns.
         config: TOML file of settings; None: `headway.toml`, if there is one in the working directory.
@@ -88,7 +91,14 @@ def serve(
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if given.get("port") == 0:
         given.setdefault("admin_port", 0)
-    loaded, found = load(given, file=None if config is None else Path(config), spell=str), target_of(target)
+    file = None if config is None else Path(config)
+    found: Given
+    if isinstance(target, Mapping):
+        found = {name: target_of(one) for name, one in target.items()}
+        loaded = load(given, file=file, spell=str, targets=dict.fromkeys(found))
+    else:
+        found = target_of(target)
+        loaded = load(given, file=file, spell=str, targets=[""])
     if not block:
         if loaded.reload:
             raise SettingError("reload", True, "needs a service that blocks", "Leave it out, or leave out block=False.")
@@ -102,7 +112,7 @@ def serve(
     return None
 
 
-def start(settings: Settings, target: Target, listener: type[Listener] = Listener) -> BackgroundService:
+def start(settings: Settings, target: Given, listener: type[Listener] = Listener) -> BackgroundService:
     """Start a service in a thread, with listeners of a kind; for what it raises see `serve`.
 
     An error that is foreseen has its cause in its message. The frames of the service's thread would only hide it.
@@ -113,7 +123,7 @@ def start(settings: Settings, target: Target, listener: type[Listener] = Listene
         raise exc.with_traceback(None) from None
 
 
-def _run(settings: Settings, target: Target) -> None:
+def _run(settings: Settings, target: Given) -> None:
     """Serve until a signal comes; then all is as before."""
     import uvloop
 

@@ -12,7 +12,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,16 +21,17 @@ import structlog
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.app.backends import make_devices, make_pool, make_remote_certificates
+from headway.app.backends import make_devices, make_pool, make_remote_certificates, model_worker_name, worker_name
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.grpc_port import make_grpc_listener
 from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
+from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
-from headway.config.target import Target, parse_target, with_arguments
+from headway.config.target import Target, parse_target
 from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
 from headway.errors import SettingError, TargetError
@@ -47,11 +48,13 @@ from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
+from headway.ports import WorkSource
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +66,7 @@ class Components:
     id: str
     gateway: Gateway | None
     fallback: Fallback | None
-    pool: WorkerPool | None
+    pool: WorkerPool | WorkerPools | None
     controller: Controller | None
 
     @property
@@ -74,35 +77,48 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process put together, not yet started. `public` is None without a public port, `target` without workers."""
+    """Process put together, not yet started.
+
+    Attributes:
+        plans: plan of each model that it runs.
+        public: listener of the public port; None where there is none.
+    """
 
     settings: Settings
     role: Role
-    target: Target | None
-    devices: Devices
-    pool: WorkerPool | None
+    plans: Mapping[str, ModelPlan]
+    pool: WorkerPool | WorkerPools | None
     service: Service
     admin: Listener
     public: Listener | None
 
+    @property
+    def target(self) -> Target | None:
+        """Target of the first model that it runs; None where it runs none."""
+        return next((plan.target for plan in self.plans.values()), None)
 
-def build(settings: Settings, role: Role, given: str | Target = "", listener: type[Listener] = Listener) -> Process:
+    @property
+    def devices(self) -> Devices:
+        """Devices of the workers of the first model."""
+        return next((plan.devices for plan in self.plans.values()), NO_DEVICES)
+
+
+def build(settings: Settings, role: Role, given: Given = "", listener: type[Listener] = Listener) -> Process:
     """Put a process together with listeners of a kind; for the other arguments and what it raises see `runner.run`."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
     settings = dataclasses.replace(settings, name=settings.name or _default_name())
-    target = _target(settings, given) if parts.batchers else None
-    devices = make_devices(settings, target) if target is not None else NO_DEVICES
+    plans = make_plans(settings, given) if parts.batchers else {}
     clock, counters = time.monotonic, Counters()
     bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
     ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
     wanted = parts.gateway and settings.input_policy
-    policy = PolicyResource(settings, [settings.model], counters) if wanted else None
-    asked = target, _fallback_target(settings) if parts.gateway else None
+    policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
+    asked = *(plan.target for plan in plans.values()), _fallback_target(settings) if parts.gateway else None
     remote = make_remote_certificates(settings, asked, counters)
-    made = make_components(settings, parts, target, devices, bundle, counters, clock, ledger_writer, policy, remote)
+    made = make_components(settings, parts, plans, bundle, counters, clock, ledger_writer, policy, remote)
 
     def describe() -> ProcessInfo:
         return _member(settings, role, made, admin_listener.port)
@@ -126,7 +142,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         leaving,
         made.slots,
         beside,
-        settings.model,
+        gateway.kinds if gateway is not None else None,
         holding,
         needs_workers=parts.needs_workers,
         needs_own=parts.needs_own_workers,
@@ -158,7 +174,7 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, gateway.weigher)
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, gateway.rules)
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:
@@ -177,18 +193,13 @@ def build(settings: Settings, role: Role, given: str | Target = "", listener: ty
         kinds=kinds,
         further=further,
     )
-    return Process(settings, role, target, devices, made.pool, service, admin_listener, public_listener)
-
-
-def _target(settings: Settings, given: str | Target) -> Target:
-    return with_arguments(parse_target(given) if isinstance(given, str) else given, settings.target_arguments)
+    return Process(settings, role, plans, made.pool, service, admin_listener, public_listener)
 
 
 def make_components(
     settings: Settings,
     parts: Parts,
-    target: Target | None,
-    devices: Devices,
+    plans: Mapping[str, ModelPlan],
     bundle: BrokerBundle,
     counters: Counters,
     clock: Callable[[], float],
@@ -205,35 +216,47 @@ def make_components(
         if settings.access_log:
             observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
         kind = Gateway if policy is None else partial(ScreenedGateway, gate=policy.gate)
-        gateway = kind(settings, [settings.model], bundle.broker, counters, clock, direct=beside, observers=observers)
+        gateway = kind(settings, [*settings.served], bundle.broker, counters, clock, direct=beside, observers=observers)
     id = gateway.name if gateway is not None else settings.name
-    whole, wait = math.inf, math.inf
-    if parts.gateway:
-        whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
-    pool = (
-        None
-        if target is None
-        else make_pool(
-            settings,
-            target,
-            devices,
-            bundle.broker,
-            counters,
-            clock,
-            request_timeout=whole,
-            queue_timeout=wait,
-            certificates=certificates,
-        )
-    )
+    pool = None
+    if plans:
+        pool = make_pools(plans, bundle.broker, counters, clock, decides=parts.gateway, certificates=certificates)
     if parts.controller:
         alone = not settings.broker
         controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, alone=alone)
     return Components(id, gateway, fallback, pool, controller)
 
 
+def make_pools(
+    plans: Mapping[str, ModelPlan],
+    broker: WorkSource,
+    counters: Counters,
+    clock: Callable[[], float],
+    *,
+    decides: bool,
+    certificates: RemoteCertificates | None,
+) -> WorkerPool | WorkerPools:
+    """Build the workers of each model. `decides`: whether this process decides how long requests may take."""
+    slots = set[str]()
+    name = worker_name if len(plans) == 1 else model_worker_name
+    pools = {}
+    for model, plan in plans.items():
+        settings, whole, wait = plan.settings, math.inf, math.inf
+        if decides:
+            whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
+        pools[model] = make_pool(
+            settings, plan.target, plan.devices, broker, counters, clock, name, whole, wait, certificates, slots
+        )
+    return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
+
+
 def _member(settings: Settings, role: Role, made: Components, admin_port: int) -> ProcessInfo:
     gateway, controller = made.gateway, made.controller
-    rates = gateway.limiter.throttle.rates if gateway is not None else ArrivalRates()
+    throttles = gateway.limiter.throttles if gateway is not None else {}
+    arrivals = {model: one.rates for model, one in throttles.items()}
+    model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
+    rates = arrivals.get(model, ArrivalRates())
+    weights = {} if settings.models else {"max-batch-weight": str(settings.max_batch_weight), "weight": settings.weight}
     host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
     return ProcessInfo(
         id=made.id,
@@ -244,7 +267,7 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
         version=__version__,
         pending=gateway.pending if gateway is not None else 0,
         requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
-        model=settings.model if gateway is not None else "",
+        model=model,
         higher_per_second=rates.higher,
         lowest_per_second=rates.lowest,
         leads=controller is not None and controller.leads,
@@ -253,9 +276,9 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
             "tiers": ",".join(settings.tier_names),
             "kept-mb": f"{settings.kept_mb:g}",
             "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
-            "max-batch-weight": str(settings.max_batch_weight),
-            "weight": settings.weight,
+            **weights,
         },
+        arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
     )
 
 
@@ -313,13 +336,18 @@ def make_fallback(
     clock: Callable[[], float],
     certificates: RemoteCertificates | None = None,
 ) -> Fallback | None:
-    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
+    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU.
+
+    It answers for the default model or, where there is none, for the first.
+    """
     target = _fallback_target(settings)
     if target is None:
         return None
     slots = settings.fallback_concurrency
-    own = dataclasses.replace(settings, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
-    broker = make_memory_broker(settings, counters, clock)
+    served = settings.served
+    of_model = served.get(settings.default) or next(iter(served.values()))
+    own = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
+    broker = make_memory_broker(own, counters, clock)
     devices = make_devices(own, target)
     pool = make_pool(own, target, devices, broker, counters, clock, _fallback_name, certificates=certificates)
     return Fallback(broker, pool)

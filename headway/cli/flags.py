@@ -39,7 +39,7 @@ def with_settings(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(config: Path | None = None, **given: Any) -> None:
             flags = {**fixed, **{name: given.pop(name) for name in chosen}}
-            settings = load(flags, file=config)
+            settings = load(flags, file=config, targets=given.get("targets") or None)
             try:
                 function(settings=settings, **given)
             except SettingError as exc:

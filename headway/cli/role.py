@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +15,12 @@ from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.model import Role
 
-TargetText = Annotated[
-    str,
+TargetTexts = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="TARGET",
-        help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.",
+        metavar="[NAME=]TARGET...",
+        help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
+        "each, or the NAME of a table [models.NAME] in the file; left out: all of the file's.",
         show_default=False,
     ),
 ]
@@ -29,6 +30,15 @@ def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[...
     """Give a command a flag for each setting of a role; see `with_settings`."""
     parts = ROLES[role]
     return with_settings(parts.settings) if parts.gateway else with_settings(parts.settings, port=0)
+
+
+def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
+    """Run the models that targets name, or the file of settings, until a signal comes, and exit."""
+    if not targets and not settings.models:
+        raise typer.BadParameter(
+            "it is missing, and no file of settings has a table [models.NAME]", param_hint="TARGET"
+        )
+    run(settings, role, targets[0] if targets and len(targets) == 1 else "")
 
 
 def run(settings: Settings, role: Role, target: str = "") -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from headway.cli.role import TargetText, run, with_settings_of
+from headway.cli.role import TargetTexts, run_targets, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
 @with_settings_of(Role.SERVE)
-def serve(target: TargetText, settings: Settings) -> None:
+def serve(settings: Settings, targets: TargetTexts = None) -> None:
     """Serve TARGET: HTTP, queue and GPU workers in one process.
 
     TARGET is a function that takes a list of strings and returns as many, a class that is built once per
     worker and then called, or a remote API that takes a batch. It is loaded and tried before the port opens.
+
+    NAME=TARGET for each of several models gives each workers and a queue of its own, and tables [models.NAME] of the file their
+    settings. Without TARGET all models of the file are served.
 
     With --broker the queue is in Redis or Valkey, shared with every other process that names the same one; see also
     headway gateway, headway worker and headway controller.
@@ -23,4 +26,4 @@ def serve(target: TargetText, settings: Settings) -> None:
     Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting, 4 the target
     cannot be loaded or breaks the rules.
     """
-    run(settings, Role.SERVE, target)
+    run_targets(settings, Role.SERVE, targets)

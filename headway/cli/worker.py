@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headway.cli.role import TargetText, run, with_settings_of
+from headway.cli.role import TargetTexts, run_targets, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
 @with_settings_of(Role.WORKER)
-def worker(target: TargetText, settings: Settings) -> None:
+def worker(settings: Settings, targets: TargetTexts = None) -> None:
     """Run TARGET on this machine's GPUs, one process each, for the gateways that share the broker. Start one a machine.
 
     TARGET is a function that takes a list of strings and returns as many, a class that is built once per GPU and then
@@ -16,6 +16,8 @@ def worker(target: TargetText, settings: Settings) -> None:
     no port for clients; its admin port has /readyz (one of its GPUs is healthy) and /metrics.
 
     headway worker model.py:Model --workers 8 --broker redis://10.0.0.1:6379/0
+
+    NAME=TARGET for each of several models gives each workers of its own; see headway serve.
 
     On SIGTERM it claims no more, finishes the batches that run, leaves the fleet and exits: no request fails. One that is
     killed is missed within seconds, and what it ran is given to another.
@@ -26,4 +28,4 @@ def worker(target: TargetText, settings: Settings) -> None:
     Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting, 4 the target cannot be loaded or
     breaks the rules.
     """
-    run(settings, Role.WORKER, target)
+    run_targets(settings, Role.WORKER, targets)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from headway.config.broker import shown_url
 from headway.config.checks import CHECKS
+from headway.config.models import ModelSettings
 from headway.core.policies import POLICIES
 from headway.dialects import AUTO, DIALECTS
+from headway.errors import SettingError
 
 PREFIX = "HEADWAY_"
 """Prefix of the names of environment variables."""
@@ -91,6 +95,12 @@ class Settings:
     )
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
+    default_model: str = _setting(
+        "",
+        _SERVICE,
+        "Of several models, the one that requests mean which name none; left out: such a request gets 400, unless one of them "
+        "has the name of `model`.",
+    )
     chat_template: str = _setting(
         "plain",
         _SERVICE,
@@ -373,9 +383,50 @@ class Settings:
         0.0, _ADMIN_LOG, "Share of the requests, 0 to 1, that are logged with how they ended and what took how long."
     )
 
+    models: tuple[ModelSettings, ...] = ()
+    """Models of which each may have settings of its own; empty: there is one, named by `model`."""
+
     def __post_init__(self) -> None:
         for check in CHECKS:
             check(self)
+        _ = self.served
+
+    @cached_property
+    def served(self) -> Mapping[str, Settings]:
+        """Settings of each model, by its name: those of the process, with what the model has of its own.
+
+        Raises:
+            SettingError: a model's own setting is wrong; it is named `models.NAME.FIELD`.
+        """
+        if not self.models:
+            return MappingProxyType({self.model: self})
+        found = {}
+        for one in self.models:
+            try:
+                found[one.name] = dataclasses.replace(
+                    self, models=(), default_model="", model=one.name, **dict(one.values)
+                )
+            except SettingError as exc:
+                raise SettingError(f"models.{one.name}.{exc.setting}", exc.value, exc.reason, exc.hint) from None
+        return MappingProxyType(found)
+
+    @cached_property
+    def default(self) -> str:
+        """Name of the model that a request means which names none; empty: there is none."""
+        names = self.served
+        if self.default_model:
+            return self.default_model
+        return next(iter(names)) if len(names) == 1 else self.model if self.model in names else ""
+
+    @cached_property
+    def longest_request_s(self) -> float:
+        """Seconds that a request to any model may take in all."""
+        return max(one.request_timeout_ms for one in self.served.values()) / 1000
+
+    @cached_property
+    def longest_task_s(self) -> float:
+        """Seconds that a task of any model may take in all."""
+        return max(one.task_timeout_ms for one in self.served.values()) / 1000
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -417,7 +468,7 @@ class Settings:
         return shown_url(self.broker)
 
 
-FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings)}
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings) if f.metadata}
 """Fields of Settings by name, in the order in which they are shown.
 
 Metadata: `help`, `unit`, `group`, `has_flag`, and `show`, which turns a text that holds a secret into what may be printed.

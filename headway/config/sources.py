@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from headway.config.checks import MAX_REQUEST_TIMEOUT_MS, is_file, shown
+from headway.config.checks import MAX_REQUEST_TIMEOUT_MS, shown
+from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
+from headway.config.models import MODEL_FIELDS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
-from headway.core import arguments
 from headway.errors import SettingError
 
 
@@ -21,6 +22,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
     spell: Callable[[str], str] = flag,
+    targets: Sequence[str] | Mapping[str, str | None] | None = None,
 ) -> Settings:
     """Merge flags, environment and file into Settings.
 
@@ -30,6 +32,8 @@ def load(
             not set. `HEADWAY_CONFIG` names the file when `file` is None.
         file: a TOML file; when none is named, `headway.toml` in the working directory is read if it is there.
         spell: field name to the name under which the caller of the command, or of a function, gave it.
+        targets: texts that the caller gave: one target, NAME=TARGET for each of several models, or names of models of the
+            file; or the names of models whose targets it has itself. None: it gave none, and all models of the file count.
 
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
@@ -37,7 +41,11 @@ def load(
     source = spell("config")
     if file is None and environ.get(f"{PREFIX}CONFIG"):
         file, source = Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
-    return _merged([_from_file(file, source), _from_environ(environ), _from_flags(flags, spell)], spell)
+    table = read_file(file, source)
+    tables = model_tables(table)
+    sources = [values_of(table), _from_environ(environ), _from_flags(flags, spell)]
+    named = targets if targets is None or isinstance(targets, Mapping) else named_targets(targets, tables)
+    return _merged(sources, spell, tables, named, targets is not None)
 
 
 def load_arguments(values: Mapping[str, Any]) -> Settings:
@@ -45,22 +53,80 @@ def load_arguments(values: Mapping[str, Any]) -> Settings:
     return _merged([_from_flags(values, str)], str)
 
 
-def _merged(sources: Sequence[_Given], spell: Callable[[str], str]) -> Settings:
-    """Settings of several sources, of which a later one beats an earlier one."""
+def _merged(
+    sources: Sequence[Given],
+    spell: Callable[[str], str],
+    tables: Mapping[str, ModelTable] = MappingProxyType({}),
+    targets: Mapping[str, str | None] | None = None,
+    one_target: bool = False,
+) -> Settings:
+    """Settings of several sources, of which a later one beats an earlier one.
+
+    Arguments:
+        sources: values of each source.
+        spell: see `load`.
+        tables: tables of models.
+        targets: targets by model, where the caller named models; empty: that of the table; None: the caller has it itself.
+        one_target: whether the caller gave a single target, if it named no models.
+    """
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
     for given in sources:
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
+    models = _chosen(tables, targets, str(values.get("model", FIELDS["model"].default)) if one_target else None)
+    models = tuple(replace(one, values=_fitted(values, dict(one.values))) for one in models)
     _fit_times(values)
+    _fit_workers(values)
+    try:
+        return Settings(**values, models=models)
+    except SettingError as exc:
+        raise _respelt(exc, values, spelling, tables) from None
+
+
+def _respelt(
+    error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
+) -> SettingError:
+    """Error with its settings named as their user wrote them. That of a model is named `models.NAME.FIELD`."""
+    model, _, name = error.setting.removeprefix("models.").rpartition(".")
+    given = {name: spelling[name] for name in values}
+    if model in tables:
+        given |= tables[model].spelling
+    elif model:
+        given["model"] = f"model {model!r}"
+    respell = _speller({**spelling, **given})
+    spelt = given.get(name) or f"{spelling[name]} (its default)"
+    return SettingError(spelt, error.value, respell(error.reason), respell(error.hint))
+
+
+def _chosen(
+    tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None, alone: str | None
+) -> tuple[ModelSettings, ...]:
+    """Models of a process: those that are named, or all that have a table. `alone`: name of the model of a single target."""
+    if targets is None and alone is not None:
+        return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
+    nothing = ModelTable("", (), {})
+    models = []
+    for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
+        table = tables.get(name, nothing)
+        models.append(ModelSettings(name, table.target if target == "" else target or "", table.own))
+    return tuple(models)
+
+
+def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Settings of a model's own, with what follows from them and those of the process."""
+    together = {**values, **own}
+    _fit_times(together)
+    if "devices" in own and "workers" not in own:
+        together.pop("workers", None)
+    _fit_workers(together)
+    return tuple(sorted((name, value) for name, value in together.items() if name in MODEL_FIELDS))
+
+
+def _fit_workers(values: dict[str, Any]) -> None:
+    """Have as many workers as there are devices named, unless their number was given."""
     if devices := values.get("devices"):
         values.setdefault("workers", devices.count(",") + 1)
-    try:
-        return Settings(**values)
-    except SettingError as exc:
-        respell = _speller(spelling)
-        spelt = spelling[exc.setting] + ("" if exc.setting in values else " (its default)")
-        raise SettingError(spelt, exc.value, respell(exc.reason), respell(exc.hint)) from None
 
 
 def _fit_times(values: dict[str, Any]) -> None:
@@ -94,58 +160,8 @@ def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
 
 
-_Given = dict[str, tuple[str, Any]]
-"""Field name to its spelling in one source, and its value there."""
-
-
-def _from_file(file: Path | None, source: str) -> _Given:
-    path = file or Path("headway.toml")
-    if not is_file(path):
-        if file is None:
-            return {}
-        raise SettingError(source, str(file), "no such file", "Name an existing TOML file, or leave it out.")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
-    except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
-        raise SettingError(source, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
-    found: _Given = {}
-    if "target" in table:
-        found["target_arguments"] = _target_arguments(path, table.pop("target"), "target_arguments" in table)
-    for name, value in table.items():
-        spelt = f"{path}: {name}"
-        if name not in FIELDS:
-            raise _unknown(spelt, name, value)
-        found[name] = (spelt, _typed(spelt, name, value))
-    return found
-
-
-def _unknown(spelt: str, name: str, value: object) -> SettingError:
-    near = difflib.get_close_matches(name, FIELDS, 1)
-    hint = f"Did you mean {near[0]}?" if near else "Remove it."
-    return SettingError(spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint)
-
-
-def _target_arguments(path: Path, table: object, twice: bool) -> tuple[str, str]:
-    """Text of the arguments in the table `[target.arguments]`, with its spelling."""
-    spelt = f"{path}: [target.arguments]"
-    named = table.get("arguments") if isinstance(table, dict) and len(table) == 1 else None
-    if not isinstance(named, dict):
-        hint = "Write [target.arguments], and one line for each of them."
-        raise SettingError(f"{path}: target", "…", "is no table of the arguments of a class", hint)
-    if twice:
-        raise SettingError(spelt, "…", "is there beside target_arguments", "Write all of them in one place.")
-    try:
-        return spelt, arguments.write(named)
-    except arguments.NoArguments as exc:
-        raise SettingError(
-            spelt, "…", f"cannot be used: {exc}", "Write text, numbers, true, false, or lists."
-        ) from None
-
-
-def _from_environ(environ: Mapping[str, str]) -> _Given:
-    found: _Given = {}
+def _from_environ(environ: Mapping[str, str]) -> Given:
+    found: Given = {}
     for name in FIELDS:
         spelt = f"{PREFIX}{name.upper()}"
         text = environ.get(spelt)
@@ -157,13 +173,13 @@ def _from_environ(environ: Mapping[str, str]) -> _Given:
     return found
 
 
-def _from_flags(flags: Mapping[str, Any], spell: Callable[[str], str]) -> _Given:
-    found: _Given = {}
+def _from_flags(flags: Mapping[str, Any], spell: Callable[[str], str]) -> Given:
+    found: Given = {}
     for name, value in flags.items():
         if name not in FIELDS:
-            raise _unknown(spell(name), name, value)
+            raise unknown(spell(name), name, value)
         if value is not None:
-            parse = _parsed if isinstance(value, str) else _typed
+            parse = _parsed if isinstance(value, str) else typed
             found[name] = (spell(name), parse(spell(name), name, value))
     return found
 
@@ -187,19 +203,3 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
         unit = FIELDS[name].metadata["unit"]
         hint = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
         raise SettingError(spelt, text, f"is not {what}", hint) from None
-
-
-def _typed(spelt: str, name: str, value: Any) -> Any:
-    """Check the value of a file's key, which has a type already, against the type of field `name`."""
-    wanted = kind(name)
-    if wanted is float and type(value) is int and abs(value) < 1 << 62:
-        return float(value)
-    if type(value) is wanted:
-        return value
-    what, hint = {
-        str: ("text", 'Put it in quotes: "…".'),
-        int: ("a whole number", "Write digits without quotes."),
-        float: ("a number", "Write digits without quotes."),
-        bool: ("a truth value", "Use true or false, without quotes."),
-    }[wanted]
-    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", hint)

@@ -112,11 +112,14 @@ def is_task(entry: Entry) -> bool:
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
-def follower(subscription: Subscription) -> Entry:
-    """Entry that stands for a subscription inside a broker: it follows the task's flight, and never runs."""
+def follower(subscription: Subscription, model: str) -> Entry:
+    """Entry that stands for a subscription inside a broker: it follows the task's flight, and never runs.
+
+    `model` is the name of the model in whose queue the task is.
+    """
     return Entry(
         id=subscription.id,
-        model=subscription.model,
+        model=model,
         input="",
         tier=0,
         tenant=subscription.tenant,

@@ -68,6 +68,17 @@ def no_model(model: str, served: Iterable[str]) -> Failure:
     return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 
+def no_default(served: Iterable[str]) -> Failure:
+    """Refusal because the request names no model, and there are several."""
+    there = ", ".join(sorted(served))
+    return Failure(errors.BAD_REQUEST, f"the request names no model, and there is no default; name one of: {there}")
+
+
+def not_here(model: str) -> Failure:
+    """Refusal because the broker has no queue for the model, as a fallback has none for all models of the fleet."""
+    return Failure(errors.NO_WORKERS, f"nobody runs the model {excerpt(model)!r} now", 1.0, "no_workers")
+
+
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
     """Refusal because the caller may only ask other models."""
     only = ", ".join(sorted(models))

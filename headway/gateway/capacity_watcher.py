@@ -43,9 +43,10 @@ class CapacityWatcher:
         self._fleet = fleet
         self._clock = clock
         self._periodic = Periodic("capacity watcher", self._look, clock, every=LOOK_EVERY)
-        self._published = -math.inf
-        """Broker instant at which the capacity was last published."""
-        self._heard_at = clock()
+        self._published: dict[str, float] = {}
+        """Broker instant at which each model's capacity was last published."""
+        self._heard_at: dict[str, float] = {}
+        self._since = clock()
 
     async def open(self) -> None:
         """See Resource. Nothing is needed."""
@@ -61,34 +62,40 @@ class CapacityWatcher:
         try:
             self._follow(*await asyncio.gather(self._fleet.capacities(), self._fleet.members()))
         finally:
-            if self._clock() - self._heard_at > STALE_AFTER and self._gateway.limiter.throttle.rate != math.inf:
-                log.info("nothing is heard of the fleet's capacity any more; the lowest tier is not throttled")
-                self._set(math.inf)
+            for model, throttle in self._gateway.limiter.throttles.items():
+                heard_at = self._heard_at.get(model, self._since)
+                if self._clock() - heard_at > STALE_AFTER and throttle.rate != math.inf:
+                    message = "nothing is heard of a model's capacity any more; its lowest tier is not throttled"
+                    log.info(message, model=model)
+                    self._set(model, math.inf)
 
     def _follow(self, capacities: Sequence[Capacity], members: Sequence[ProcessInfo]) -> None:
         gateway, now = self._gateway, self._clock()
         others = self._others(members)
         gateway.limiter.gateways = 1 + len(others)
-        own = gateway.limiter.throttle.count(now)
-        capacity = next((one for one in capacities if one.model == gateway.settings.model), None)
-        if capacity is None:
-            return
-        if capacity.measured_at != self._published:
-            self._published, self._heard_at = capacity.measured_at, now
-        elif now - self._heard_at > STALE_AFTER:
-            return
-        alike = [one for one in others if one.model == capacity.model]
-        rates = [ArrivalRates(one.higher_per_second, one.lowest_per_second) for one in alike]
-        rate = room(capacity, gateway.settings.reserved_share, [own, *rates]) * share(own, rates)
-        self._set(rate)
+        of_models = {one.model: one for one in capacities}
+        for model in gateway.kinds.models:
+            own = gateway.limiter.throttles[model].count(now)
+            capacity = of_models.get(model)
+            if capacity is not None and self._fresh(capacity, now):
+                rates = [found for one in others if (found := _arrivals(one, model)) is not None]
+                rate = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates]) * share(own, rates)
+                self._set(model, rate)
 
-    def _set(self, rate: float) -> None:
+    def _fresh(self, capacity: Capacity, now: float) -> bool:
+        """Whether a capacity is to be believed: it was published anew, or not long ago."""
+        model = capacity.model
+        if capacity.measured_at != self._published.get(model, -math.inf):
+            self._published[model], self._heard_at[model] = capacity.measured_at, now
+        return now - self._heard_at[model] <= STALE_AFTER
+
+    def _set(self, model: str, rate: float) -> None:
         gateway = self._gateway
-        gateway.limiter.throttle.set_rate(rate, self._clock())
+        gateway.limiter.throttles[model].set_rate(rate, self._clock())
         if rate < math.inf:
-            gateway.counters.throttle[gateway.settings.model] = rate
+            gateway.counters.throttle[model] = rate
         else:
-            gateway.counters.throttle.pop(gateway.settings.model, None)
+            gateway.counters.throttle.pop(model, None)
 
     def _others(self, members: Sequence[ProcessInfo]) -> list[ProcessInfo]:
         """Other live gateways. Instants are the broker's, so the newest one is the measure."""
@@ -98,3 +105,11 @@ class CapacityWatcher:
             for member in members
             if member.model and member.id != self._gateway.name and newest - member.last_seen < SILENT_AFTER
         ]
+
+
+def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
+    """Arrivals for a model at another gateway; None where it does not serve that. An earlier release tells of one model."""
+    found = member.arrivals.get(model)
+    if found is not None:
+        return ArrivalRates(*found)
+    return ArrivalRates(member.higher_per_second, member.lowest_per_second) if member.model == model else None

@@ -36,12 +36,12 @@ from headway.gateway.broker_session import (
 )
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_rules import RuleTable
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
-from headway.gateway.weigher import Weigher
 from headway.model import (
     DedupKey,
     Entry,
@@ -80,8 +80,8 @@ class Gateway:
     Attributes:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
-        kinds: what the models take and give.
-        weigher: weighs inputs.
+        kinds: the models, and what they take and give.
+        rules: what the settings say of each model.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
     """
 
@@ -100,21 +100,18 @@ class Gateway:
         self.settings = settings
         self.counters = counters
         self.closed = False
-        self.limiter = Limiter(len(settings.tier_names), clock, settings.task_timeout_ms / 1000)
+        self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
-        self.kinds = ModelKinds(models)
-        self._unchecked = self.kinds.unchecked
+        self.kinds = ModelKinds(models, settings)
+        self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models)
         self._clock = clock
         self._tiers = settings.tier_names
-        self._queue_timeout = settings.queue_timeout_ms / 1000
-        self._sharing = settings.cache or settings.collapse
-        self.weigher, self._weighs = Weigher(settings), settings.max_batch_weight > 0
         self._pending = PendingTable()
         self._subscriptions = SubscriptionTable()
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
         self._recent = RecentRequests(clock)
-        counts = OutcomeCounts(counters, self._tiers, frozenset(models))
+        counts = OutcomeCounts(counters, self._tiers, self.kinds)
         self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
         down_after = settings.broker_timeout_ms / 1000
@@ -171,19 +168,23 @@ class Gateway:
             several: request with several inputs of which this is one.
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
-        timeout, origin, known = options.timeout, options.origin, b""
+        rules = self.rules.get(model) or self.rules.unserved
+        timeout, longest = options.timeout, rules.longest_task if options.task else rules.longest
+        if timeout > longest:
+            timeout = longest
+        origin, known = options.origin, b""
         dedup_keys: tuple[DedupKey, ...] = ()
-        if self._sharing or options.key or options.chosen or options.task:
-            asked = digest(model, self.settings.model_version, input, parameters)
-            dedup_keys = dedup_keys_of(self.settings, id, asked, options)
+        if rules.sharing or options.key or options.chosen or options.task:
+            asked = digest(model, rules.version, input, parameters)
+            dedup_keys = dedup_keys_of(rules.settings, id, asked, options)
             known = asked if options.chosen and not options.task else b""
         limits = principal.limits
         if limits and self._session is not self._shared:
             limits = self.limiter.parts(limits)
         entry = Entry(
-            id, model, input, tier, principal.tenant, self.name, timeout if options.task else self._queue_timeout, timeout,
+            id, model, input, tier, principal.tenant, self.name, timeout if options.task else rules.queue_timeout, timeout,
             parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
-            self.weigher.weigh(input) if self._weighs else 1,
+            rules.weigh(input) if rules.weighs else 1,
         )  # fmt: skip
         failure = self._check(principal, entry, options.count)
         if failure is not None:
@@ -261,9 +262,8 @@ class Gateway:
         """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
-        subscription = Subscription(
-            new_id(), id, self.settings.model, tenant, self.name, seconds, next(self._submissions)
-        )
+        of = task.entry.model if task is not None else ""
+        subscription = Subscription(new_id(), id, of, tenant, self.name, seconds, next(self._submissions))
         outcome: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         pending = PendingSubscription(subscription, self._clock() + seconds, session, outcome)
         self._subscriptions[tenant, subscription.id] = pending
@@ -324,7 +324,7 @@ class Gateway:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return over
-        if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input)) is not None:
+        if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input, principal.models)):
             return wrong
         if principal.models and model not in principal.models:
             return failures.no_model_for(model, principal.models)

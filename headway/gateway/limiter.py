@@ -10,6 +10,7 @@ counts towards the same limits, but is counted here, by each gateway for itself.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 
 from headway import errors
@@ -42,13 +43,13 @@ class Limiter:
         task_seconds: seconds that a task may take.
 
     Attributes:
-        throttle: throttle of the lowest tier; open until its rate is set.
+        throttles: throttle of the lowest tier of each model, by its name; open until its rate is set.
         gateways: number of gateways, this one included, as far as is known.
         debts: theoretical arrival time by id of the limit, for what was answered here.
     """
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
-        self.throttle = Throttle()
+        self.throttles = defaultdict[str, Throttle](Throttle)
         self.gateways = 1
         self._lowest = tiers - 1
         self._clock = clock
@@ -131,10 +132,11 @@ class Limiter:
             alone: whether it goes to a broker of this gateway's own, which the fleet's capacity does not bound.
             count: entries that are let in with it, itself among them; 0 where it was let in with another.
         """
+        throttle = self.throttles[entry.model]
         if entry.tier < self._lowest:
-            self.throttle.higher += count
-        elif self._lowest and count and not alone and (wait := self.throttle.admit(self._clock(), count)) > 0.0:
-            burst = self.throttle.burst
+            throttle.higher += count
+        elif self._lowest and count and not alone and (wait := throttle.admit(self._clock(), count)) > 0.0:
+            burst = throttle.burst
             return failures.over_burst(count, burst, wait) if 1 <= burst < count else failures.over_capacity(wait)
         return None
 
@@ -153,16 +155,17 @@ class Limiter:
     def refused(self, entry: Entry) -> None:
         """Note that the broker refuses an entry, which so takes nothing of the capacity."""
         if entry.tier == self._lowest:
-            self.throttle.refund()
+            self.throttles[entry.model].refund()
 
-    def forgo(self, tier: int, count: int) -> None:
-        """Note that `count` entries of a tier that were let in are not offered after all."""
+    def forgo(self, model: str, tier: int, count: int) -> None:
+        """Note that `count` entries of a model and a tier that were let in are not offered after all."""
         if tier == self._lowest:
-            self.throttle.refund(count)
+            self.throttles[model].refund(count)
 
     def not_run(self, entry: Entry) -> None:
         """Note that an entry got another's answer, and so took nothing of the capacity."""
+        throttle = self.throttles[entry.model]
         if entry.tier < self._lowest:
-            self.throttle.higher -= 1
+            throttle.higher -= 1
         else:
-            self.throttle.give_back()
+            throttle.give_back()

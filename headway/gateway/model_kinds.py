@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
 
 from headway import errors
+from headway.config import Settings
 from headway.core import failures
 from headway.core.values import name_of
-from headway.gateway.weigher import Weigher
 from headway.model import Failure, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.periodic import Periodic
@@ -27,21 +28,31 @@ _LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
 
 
 class ModelKinds:
-    """Kinds of the served models.
+    """Served models: their names and versions, and the kinds of their values.
 
     Arguments:
         models: names of the models that are served.
+        settings: settings of the default model, and of the models' versions.
 
     Attributes:
         models: names of the models, in order.
+        default: name of that model; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
     """
 
-    def __init__(self, models: Iterable[str]) -> None:
+    def __init__(self, models: Iterable[str], settings: Settings | None = None) -> None:
         self._models = frozenset(models)
         self.models = sorted(self._models)
+        self._wanted = settings.default if settings is not None else ""
+        served = settings.served if settings is not None else {}
+        self._versions: dict[str, tuple[str, ...]] = {name: (one.model_version,) for name, one in served.items()}
+        self.default = self._chosen()
+        self._healthy = self._models
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
         self.unchecked = set(self._models)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._models
 
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
         """Take note of what workers take and give. A model without a healthy worker keeps what was known of it."""
@@ -53,6 +64,26 @@ class ModelKinds:
             takes = _largest(worker.takes for worker in those)
             self._known[model] = takes, _largest(worker.gives for worker in those)
             (self.unchecked.discard if takes is ValueKind.BYTES else self.unchecked.add)(model)
+            versions = tuple(sorted({worker.version for worker in those if worker.version}))
+            self._versions[model] = versions or self._versions.get(model, ())
+        self._healthy = frozenset(found)
+
+    def has_worker(self, model: str) -> bool:
+        """Whether a healthy worker of a model was there at the last look; not looked at where there is one model."""
+        return len(self.models) == 1 or model in self._healthy
+
+    def visible(self, only: Collection[str]) -> list[str]:
+        """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
+        return [model for model in self.models if model in only] if only else self.models
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        """Versions of a model that workers run or, before there is one, that is to be run; empty for an unknown model."""
+        return self._versions.get(model, ())
+
+    def _chosen(self) -> str:
+        if self._wanted in self._models:
+            return self._wanted
+        return self.models[0] if len(self.models) == 1 else ""
 
     def takes(self, model: str) -> ValueKind | None:
         """ValueKind of a model's inputs; None while it is not known."""
@@ -64,10 +95,17 @@ class ModelKinds:
         known = self._known.get(model)
         return None if known is None else known[1]
 
-    def check(self, model: str, input: Value) -> Failure | None:
-        """Failure of a request for a model that is not among the unchecked; None when the model takes its input."""
+    def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
+        """Failure of a request for a model that is not among the unchecked; None when the model takes its input.
+
+        Arguments:
+            model: name of the model; empty where the request names none and there is no default.
+            input: value for the model.
+            only: see `visible`.
+        """
         if model not in self._models:
-            return failures.no_model(model, self._models)
+            there = self.visible(only)
+            return failures.no_model(model, there) if model else failures.no_default(there)
         if self.takes(model) is not ValueKind.BYTES:
             return None
         try:
@@ -86,6 +124,14 @@ def _largest(named: Iterable[str]) -> ValueKind:
     return next((kind for kind in _LARGEST if kind.value in there), ValueKind.TEXT)
 
 
+class Learner(Protocol):
+    """Whatever goes by the reports of workers."""
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of what workers report."""
+        ...
+
+
 class KindsWatcher:
     """Watcher of the workers, for what a gateway knows of its models and their weights; see `headway.app.lifecycle.Resource`.
 
@@ -93,14 +139,14 @@ class KindsWatcher:
         kinds: kinds that are kept up to date.
         registry: broker that knows the workers.
         clock: monotonic seconds.
-        weigher: weigher that is kept up to date as well.
+        further: learner that is kept up to date as well.
     """
 
     def __init__(
-        self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float], weigher: Weigher | None = None
+        self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float], further: Learner | None = None
     ) -> None:
         self._kinds = kinds
-        self._weigher = weigher
+        self._further = further
         self._registry = registry
         self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
 
@@ -118,5 +164,5 @@ class KindsWatcher:
         """Look at the workers once."""
         workers: Sequence[WorkerInfo] = await self._registry.workers()
         self._kinds.learn(workers)
-        if self._weigher is not None:
-            self._weigher.learn(workers)
+        if self._further is not None:
+            self._further.learn(workers)

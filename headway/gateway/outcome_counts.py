@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from headway.gateway.pending import Ending, PendingRequest
@@ -32,7 +32,7 @@ class OutcomeCounts:
         models: names of the models that are served; other names get no series.
     """
 
-    def __init__(self, counters: Counters, tiers: Sequence[str], models: Collection[str]) -> None:
+    def __init__(self, counters: Counters, tiers: Sequence[str], models: Container[str]) -> None:
         self._counters = counters
         self._tiers = tiers
         self._models = models

@@ -17,16 +17,17 @@ class Weigher:
     """Weigher of one gateway.
 
     Arguments:
-        settings: settings of weights, and the name of the model.
+        settings: settings of weights.
+        model: name of the model; None: that of the settings.
 
     Attributes:
         line: line by which a function's weights are estimated.
         weigh: returns the weight of an input. An empty one weighs 1.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, model: str | None = None) -> None:
         self.line = UNKNOWN
-        self._model = settings.model
+        self._model = settings.model if model is None else model
         self.weigh: Callable[[Value], int] = _one
         if settings.max_batch_weight:
             self.weigh = _characters if settings.weight == CHARS else self._estimate

@@ -83,7 +83,7 @@ class PortContext:
     rate_limits: RateLimitHeaders = field(init=False)
 
     def __post_init__(self) -> None:
-        self.longest = self.settings.request_timeout_ms / 1000
+        self.longest = self.settings.longest_request_s
         self.message_timeout = self.settings.body_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
         self.anonymous = isinstance(self.identity, AnonymousIdentity)

@@ -107,7 +107,7 @@ class InferenceCall(Call):
             replies = await self._outcomes(exchange, input, id)
         else:
             sink = FutureSink()
-            model, options = exchange.model or port.settings.model, exchange.options
+            model, options = exchange.model or port.intake.kinds.default, exchange.options
             port.intake.submit(sink, self.principal, id, options, model, input, exchange.parameters)
             try:
                 replies = (await sink.reply,)
@@ -123,14 +123,15 @@ class InferenceCall(Call):
         outputs = [one.output for one in replies if one.output is not None]
         self.tier = None
         try:
-            _, message = exchange.write(self.shown, outputs, milliseconds, port.settings.model_version)
+            version = (first.ran.version if first.ran is not None else "") or port.settings.model_version
+            _, message = exchange.write(self.shown, outputs, milliseconds, version)
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
         return message, self.marks(replies)
 
     async def _outcomes(self, exchange: Exchange, inputs: list[Value], id: str) -> Sequence[Reply]:
         """Replies to all inputs of a request, or the failure of one."""
-        model = exchange.model or self.port.settings.model
+        model = exchange.model or self.port.intake.kinds.default
         asked = self.port.intake, self.principal, id, exchange.options, model, inputs, exchange.parameters
         several: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 

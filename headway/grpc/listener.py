@@ -116,7 +116,7 @@ class GrpcListener:
             self._counters.refusals,
             monotonic,
             age=settings.grpc_max_age_s,
-            grace=max(settings.request_timeout_ms, settings.drain_timeout_ms) / 1000,
+            grace=max(settings.longest_request_s, settings.drain_timeout_ms / 1000),
             unread_timeout=settings.body_timeout_ms / 1000,
             jitter=random.random,
         )

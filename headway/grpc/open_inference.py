@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from headway.config import Settings
-from headway.core import failures
 from headway.core.excerpt import excerpt
-from headway.errors import NOT_IMPLEMENTED, BadRequest, Forbidden, NotFound, PayloadTooLarge, RequestError
+from headway.errors import NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
@@ -25,6 +24,7 @@ from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Written
 from headway.http.oip.infer import check_version
+from headway.http.oip.models import find_model, index_of
 from headway.model import Principal, RequestOptions, Value
 from headway.oip import elements, metadata, parameters, tensors
 from headway.oip.statistics import statistics_of
@@ -50,8 +50,8 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
 
     def read(body: bytes, options: RequestOptions) -> Exchange:
         asked = messages.read(_REQUEST, body)
-        model = asked.model_name or settings.model
-        check_version(settings, model, asked.model_version or None)
+        model = asked.model_name or kinds.default
+        check_version(kinds, model, asked.model_version or None)
         try:
             shape, found = _input_of(asked, most)
             tensors.check_outputs([one.name for one in asked.outputs])
@@ -133,7 +133,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._settings, self._counters = port.settings, port.counters
+        self._kinds, self._counters = port.intake.kinds, port.counters
         self._most = min(MOST_INPUTS, port.settings.max_queue)
         self._ready = ready
 
@@ -165,29 +165,26 @@ class OpenInference:
         return metadata.ServerMetadata()
 
     async def _model_ready(self, asked: Any, principal: Principal) -> Any:
-        self._find(asked, principal)
-        return {"ready": await self._ready()}
+        model = self._find(asked, principal)
+        return {"ready": await self._ready() and self._kinds.has_worker(model)}
 
     async def _model(self, asked: Any, principal: Principal) -> Any:
-        return metadata.ModelMetadata(self._find(asked, principal), (self._settings.model_version,))
+        return metadata.ModelMetadata(model := self._find(asked, principal), self._kinds.versions(model))
 
     async def _config(self, asked: Any, principal: Principal) -> Any:
         return {"config": metadata.ModelConfig(self._find(asked, principal), self._most)}
 
     async def _statistics(self, asked: Any, principal: Principal) -> Any:
         models = [self._find(asked, principal)] if asked.name else self._models(principal)
-        version = self._settings.model_version
         return {
-            "model_stats": [statistics_of(self._counters, one, version, time.monotonic, time.time) for one in models]
+            "model_stats": [
+                statistics_of(self._counters, one, ", ".join(self._kinds.versions(one)), time.monotonic, time.time)
+                for one in models
+            ]
         }
 
     async def _index(self, asked: Any, principal: Principal) -> Any:
-        ready = await self._ready()
-        if asked.ready and not ready:
-            return {}
-        state, reason = (metadata.READY, "") if ready else (metadata.UNAVAILABLE, "no worker is ready")
-        version = self._settings.model_version
-        return {"models": [metadata.IndexEntry(one, version, state, reason) for one in self._models(principal)]}
+        return {"models": index_of(self._kinds, self._models(principal), await self._ready(), only_ready=asked.ready)}
 
     async def _never(self, asked: Any, principal: Principal) -> Any:
         message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
@@ -195,17 +192,11 @@ class OpenInference:
 
     def _models(self, principal: Principal) -> list[str]:
         """Models that a principal may ask."""
-        return [model for model in (self._settings.model,) if not principal.models or model in principal.models]
+        return self._kinds.visible(principal.models)
 
     def _find(self, asked: Any, principal: Principal) -> str:
         """Model that a message names. Raises RequestError when it is none that the principal may ask."""
-        model: str = asked.name
-        if model != self._settings.model:
-            raise NotFound(failures.no_model(model, (self._settings.model,)).message)
-        if principal.models and model not in principal.models:
-            raise Forbidden(failures.no_model_for(model, principal.models).message)
-        check_version(self._settings, model, asked.version or None)
-        return model
+        return find_model(self._kinds, asked.name, asked.version or None, principal)
 
 
 def responder(method: str, answer: Answer) -> Callable[[bytes, Principal], Awaitable[bytes]]:

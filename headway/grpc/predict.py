@@ -29,7 +29,7 @@ def predict_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
 
     def read(body: bytes, options: RequestOptions) -> Exchange:
         asked = messages.read(_REQUEST, body)
-        model = asked.model_id or settings.model
+        model = asked.model_id or kinds.default
         octets = kinds.takes(model) is ValueKind.BYTES
         input: Value = b64encode(asked.input_data).decode() if octets else text(asked.input_data)
 

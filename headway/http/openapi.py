@@ -57,8 +57,7 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
         "info": {
             "title": "Headway",
             "version": __version__,
-            "description": f"Answers single inference requests with model {settings.model!r}, "
-            f"in batches of up to {settings.max_batch_size}.",
+            "description": f"Answers single inference requests with {_models(settings)}.",
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -80,6 +79,12 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
             for name, code in errors.CODES.items()
         ],
     }
+
+
+def _models(settings: Settings) -> str:
+    if settings.models:
+        return "several models, which GET /v1/models lists"
+    return f"model {settings.model!r}, in batches of up to {settings.max_batch_size}"
 
 
 def _components(settings: Settings, kinds: Kinds) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def _native(
 
 
 def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
-    example = {"model_id": settings.model, "input_data": "hello"}
+    example = {"model_id": settings.default or "NAME", "input_data": "hello"}
     item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", example, "predict")
     operation = item["post"]
     operation["parameters"].append({

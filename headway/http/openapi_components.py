@@ -72,6 +72,13 @@ _HEADERS: dict[str, Any] = {
 }
 
 
+def left_out(settings: Settings) -> str:
+    """Words on what the member `model` means when it is left out."""
+    if settings.default:
+        return f"Left out: {settings.default}."
+    return "Expected where there are several models, which GET /v1/models lists."
+
+
 def components(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
     """Components of the contract under `settings`, for a model that takes and gives values of `kinds`."""
     return {
@@ -143,7 +150,7 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                     "items": _INPUT,
                     "description": "Several inputs in place of one. Each counts as a request. They cannot become a task.",
                 },
-                "model": {"type": ["string", "null"], "description": f"Left out: {settings.model}."},
+                "model": {"type": ["string", "null"], "description": left_out(settings)},
                 "parameters": {
                     "type": ["object", "null"],
                     "maxProperties": settings.max_parameters,
@@ -224,7 +231,7 @@ def _parameters(settings: Settings) -> dict[str, Any]:
         "Timeout": {
             "name": "X-Request-Timeout-Ms",
             "in": "header",
-            "description": f"Milliseconds above 0; shortens the deadline of {settings.request_timeout_ms:g} ms.",
+            "description": f"Milliseconds above 0; shortens the deadline of {settings.longest_request_s * 1000:g} ms.",
             "schema": {
                 "type": "string",
                 "pattern": r"^[0-9]+(\.[0-9]+)?$",
@@ -242,7 +249,7 @@ def _parameters(settings: Settings) -> dict[str, Any]:
             "name": "Prefer",
             "in": "header",
             "description": "respond-async: answer 202 with the id of a task. With wait=SECONDS: only if there is no "
-            f"answer by then. A task may take {settings.task_timeout_ms:g} ms in all. Not with `inputs`. "
+            f"answer by then. A task may take {settings.longest_task_s * 1000:g} ms in all. Not with `inputs`. "
             "Other preferences are ignored.",
             "schema": {"anyOf": [{"enum": ["respond-async", "respond-async, wait=1"]}, {"type": "string"}]},
         },

@@ -64,7 +64,7 @@ class _Routes:
         self._page, self._policy = _read_page()
 
     async def contract(self, request: Request) -> Response:
-        kinds, model = self._gateway.kinds, self._gateway.settings.model
+        kinds, model = self._gateway.kinds, self._gateway.kinds.default
         known = kinds.takes(model), kinds.gives(model)
         if known != self._told:
             self._told, self._contract = known, self._written(known)

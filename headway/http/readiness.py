@@ -13,7 +13,7 @@ None is while it starts: its admin port answers from the first moment, so that w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ class Readiness:
         leaving: whether the process is going down.
         slots: ids of the workers it runs.
         direct: fallback that serves in the place of a broker that is away; None: there is none.
-        model: name of the model whose workers count; empty: those of every model.
+        models: names of the models whose workers count; None: those of every model.
         holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
         needs_workers: whether it is ready only while a worker is healthy.
         needs_own: whether that has to be one of its own.
@@ -61,7 +61,7 @@ class Readiness:
     leaving: Callable[[], bool]
     slots: Collection[str] = ()
     direct: Registry | None = None
-    model: str = ""
+    models: Container[str] | None = None
     holding: Callable[[], bool] = _never
     needs_workers: bool = True
     needs_own: bool = False
@@ -129,7 +129,7 @@ class Readiness:
         return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
 
     def _counts(self, worker: WorkerInfo) -> bool:
-        if self.model and worker.model != self.model:
+        if self.models is not None and worker.model not in self.models:
             return False
         own = worker.worker_id in self.slots
         return own if self.needs_own else own or worker.status is not WorkerStatus.OFFLINE

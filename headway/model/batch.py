@@ -19,12 +19,14 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         model: name of the model that it serves.
         max_batch: most entries in a batch.
         max_weight: most weight of a batch; 0 where entries are not weighed.
+        version: version of the model that it runs.
     """
 
     worker: str
     model: str
     max_batch: int
     max_weight: int = 0
+    version: str = ""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -81,12 +83,14 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
         size: entries in the batch.
         seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
+        version: version of the model that the worker ran; empty where it told none.
     """
 
     worker: str
     size: int
     seconds: float
     claimed_at: float
+    version: str = ""
 
 
 class ItemResult(msgspec.Struct, frozen=True, gc=False):

@@ -103,7 +103,7 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         id: UUIDv7 text; unique together with `tenant`, also among entries.
         task: id of the task.
-        model: name of the model that answers the task.
+        model: name of the model that answers the task; empty where that is not known.
         tenant: name of the account that the task belongs to.
         gateway: id of the gateway that gets the reply.
         timeout: seconds from the call until the outcome is worthless to who waits.

@@ -31,9 +31,10 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         pending: number of pending requests.
         requests_per_second: requests taken in per second.
         leads: whether it is the leading controller.
-        model: name of the model that a gateway serves.
-        lowest_per_second, higher_per_second: requests per second that come to a gateway, of the lowest tier and of the
-        others.
+        model: name of the model that a gateway serves; of several, one of them.
+        lowest_per_second, higher_per_second: requests per second that come to a gateway for that model, of the lowest tier
+        and of the others.
+        arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
         shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
     """
@@ -52,6 +53,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     lowest_per_second: float = 0.0
     shared: dict[str, str] = {}
     last_seen: float = 0.0
+    arrivals: dict[str, tuple[float, float]] = {}
 
 
 class WorkerStatus(enum.Enum):
@@ -82,6 +84,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         warm_up: sizes and run times in seconds of the batches that its start has run.
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
         weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
+        version: version of the model that it runs.
     """
 
     worker_id: str
@@ -100,6 +103,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     takes: str = ""
     gives: str = ""
     weight: WeightLine | None = None
+    version: str = ""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,17 +27,19 @@ class WorkerPool:
         make: builds the batcher of the slot with a number, counted from 0.
         size: slots at first.
         most: most slots that there can ever be, as each needs a device.
+        slots: set that the ids of the slots are kept in, beside those of other pools; None: a set of its own.
 
     Attributes:
         batchers: batchers that serve, by the number of their slot.
         slots: ids of their slots; the same set for as long as the pool lives.
     """
 
-    def __init__(self, make: Callable[[int], Batcher], size: int, most: int) -> None:
+    def __init__(self, make: Callable[[int], Batcher], size: int, most: int, slots: set[str] | None = None) -> None:
         self._make = make
         self._most = most
         self.batchers = [make(number) for number in range(size)]
-        self.slots = {batcher.slot.worker for batcher in self.batchers}
+        self.slots = set[str]() if slots is None else slots
+        self.slots.update(batcher.slot.worker for batcher in self.batchers)
         self._leaving: list[Batcher] = []
         self._serving: dict[Batcher, asyncio.Task[None]] = {}
         self._supervisor: Supervisor | None = None

@@ -127,7 +127,7 @@ class EchoGateway:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker: Broker = broker
         self.limiter = Limiter(3, lambda: INSTANT)
-        self.kinds = ModelKinds(["default"])
+        self.kinds = ModelKinds(["default"], Settings())
         self.kinds.learn([texts(WorkerStatus.HEALTHY)])
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False

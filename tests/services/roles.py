@@ -156,7 +156,7 @@ class Fleets:
             leads = controller is not None and controller.leads
             if gateway is None:
                 return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads)
-            flow = gateway.limiter.throttle.rates
+            flow = gateway.limiter.throttles["m"].rates
             return ProcessInfo(
                 id=id,
                 role=role,

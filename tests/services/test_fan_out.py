@@ -104,7 +104,7 @@ def test_replies_are_joined_and_marked_by_what_holds_for_all(
 
 def throttled(stand: Stand, burst: float) -> None:
     """Hold the lowest tier to a rate whose burst is this."""
-    stand.gateway.limiter.throttle.set_rate(burst, stand._clock())
+    stand.gateway.limiter.throttles["m"].set_rate(burst, stand._clock())
 
 
 async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
@@ -119,7 +119,7 @@ async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
 def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         throttled(stand, 100.0)
-        assert stand.gateway.limiter.throttle.admit(stand._clock(), 80) == 0.0
+        assert stand.gateway.limiter.throttles["m"].admit(stand._clock(), 80) == 0.0
         failure = await refusal(stand, 90)
         assert (failure.code, failure.reason) == (errors.SHED, "capacity")
         assert failure.message == "shed: this tier is held to what the fleet can carry"
@@ -139,7 +139,7 @@ def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
         throttled(stand, 200.0)
         whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
         whole.abandon()
-        throttle = stand.gateway.limiter.throttle
+        throttle = stand.gateway.limiter.throttles["m"]
         assert throttle.admit(stand._clock(), 200 - AT_ONCE + 1) > 0.0
         assert throttle.admit(stand._clock(), 200 - AT_ONCE) == 0.0
         await sleep(2.0)

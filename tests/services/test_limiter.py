@@ -89,7 +89,7 @@ def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes() -> Non
 def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01), max_batch=100) as fleet:
-            throttle = fleet.gateway.limiter.throttle
+            throttle = fleet.gateway.limiter.throttles["m"]
             throttle.count(clock())
             throttle.set_rate(20.0, clock())
             asked = [fleet.ask(f"{tier} {number}", tier=tier) for tier in range(3) for number in range(30)]
@@ -112,7 +112,7 @@ def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back() -> Non
 def test_answers_in_common_take_nothing_of_the_capacity() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.01), cache=True) as fleet:
-            throttle = fleet.gateway.limiter.throttle
+            throttle = fleet.gateway.limiter.throttles["m"]
             throttle.count(clock())
             throttle.set_rate(10.0, clock())
             assert await fleet.answered(fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)) == ["ok", "ok"]

@@ -93,7 +93,7 @@ async def sampled(gateway: Gateway, seconds: float) -> list[float]:
     rates = []
     for _ in range(int(seconds * 10)):
         await asyncio.sleep(0.1)
-        rates.append(gateway.limiter.throttle.rate)
+        rates.append(gateway.limiter.throttles["m"].rate)
     return rates
 
 
@@ -133,7 +133,7 @@ def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_o
         flooding = asyncio.ensure_future(flood(gateway, FREE, 200.0, 30.0))
         await asyncio.sleep(5.0)
         whole = 4 * PER_WORKER * USABLE
-        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
         for host in hosts[:2]:
             host.away = True
         falling = await sampled(gateway, 3.0)
@@ -217,7 +217,7 @@ def test_a_capacity_of_which_nothing_is_heard_any_more_throttles_nobody(silence:
         fleets.fleet = seen = Cut(known)
         entrance, gateway = fleets.gateway()
         await entrance.start()
-        throttle = gateway.limiter.throttle
+        throttle = gateway.limiter.throttles["m"]
         await known.publish(capacity(100.0))
         await asyncio.sleep(1.0)
         assert throttle.rate == pytest.approx(100.0)
@@ -245,14 +245,14 @@ def test_gateways_that_are_gone_have_no_share() -> None:
         await fleets.fleet.publish(capacity(100.0))
         await asyncio.sleep(1.5)
         assert gateway.limiter.gateways == 2
-        assert gateway.limiter.throttle.rate == pytest.approx(50.0)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(50.0)
         way.away = True
         for _ in range(4):
             await asyncio.sleep(1.0)
             await known.publish(capacity(100.0))
         await asyncio.sleep(0.6)
         assert gateway.limiter.gateways == 1
-        assert gateway.limiter.throttle.rate == pytest.approx(100.0)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
 
     played(scene)
 
@@ -268,7 +268,7 @@ def test_gateways_of_another_model_share_limits_and_no_capacity() -> None:
         await fleets.fleet.publish(capacity(100.0))
         await asyncio.sleep(1.0)
         assert gateway.limiter.gateways == 2
-        assert gateway.limiter.throttle.rate == pytest.approx(100.0)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
 
     played(scene)
 
@@ -288,7 +288,7 @@ def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity() 
             """Rate that the throttle lets in, and reports on the workers, once figures have settled."""
             await flood(gateway, FREE, 100.0, 3.0)
             workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
-            return gateway.limiter.throttle.rate, workers
+            return gateway.limiter.throttles["m"].rate, workers
 
         fine = ("healthy", "")
         whole = 2 * PER_WORKER * USABLE
@@ -339,7 +339,7 @@ def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the
         gateway, _ = await up(fleets, 2)
         whole = 2 * PER_WORKER * USABLE
         await flood(gateway, FREE, 100.0, 3.0)
-        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
         short = True
         await asyncio.sleep(1.0)
         free = await flood(gateway, FREE, 10.0, 1.0)
@@ -348,6 +348,6 @@ def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the
         assert (told.scarce, told.healthy, told.usable_per_second) == (True, 2, 0.0)
         short = False
         await asyncio.sleep(1.0)
-        assert gateway.limiter.throttle.rate == pytest.approx(whole, rel=0.05)
+        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
 
     played(scene)

@@ -205,7 +205,7 @@ def test_the_id_of_a_finished_task_stands_for_what_it_asked(gateway: int) -> Non
     async def act(fleet: Fleet, clock: Clock) -> None:
         task = fleet.ask("text", task=True, id=new_id())
         await fleet.answered(task)
-        throttle = fleet.gateways[gateway].limiter.throttle
+        throttle = fleet.gateways[gateway].limiter.throttles["m"]
         before = throttle.higher
         same = chosen(fleet, "text", task.id, gateway)
         assert await fleet.answered(same) == ["ok"]

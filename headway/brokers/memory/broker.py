@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
-from headway.brokers.memory.outcomes import lateness_of, letter_of, reply_to
+from headway.brokers.memory.outcomes import lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
@@ -32,7 +32,6 @@ from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
     BatchFailure,
-    BatchRun,
     Cause,
     Completion,
     Entry,
@@ -122,9 +121,7 @@ class MemoryBroker:
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. Always False: memory is bounded tenant by tenant, so there is room for a tenant that holds
-        little.
-        """
+        """See Broker. Always False: memory is bounded tenant by tenant, so there is room for who holds little."""
         return False
 
     @property
@@ -145,13 +142,13 @@ class MemoryBroker:
                 answers.append(failures.conflict())
             else:
                 answers.append(self._admit(entry, now))
-        for model in {entry.model for entry in entries}:
+        for model in {entry.model for entry in entries} & self._queues.keys():
             self._wake_idle(model, now)
         return answers
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
-        return await self.enqueue([follower(subscription) for subscription in subscriptions])
+        return await self.enqueue([follower(one, one.model or next(iter(self._queues))) for one in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
@@ -207,7 +204,7 @@ class MemoryBroker:
         if running is None:
             return Completion(0, 0, fenced=True)
         departure = running.departure
-        ran = BatchRun(lease.slot.worker, len(departure.members), now - departure.left_at, departure.left_at)
+        ran = run_of(lease, departure, lease.slot.worker, now)
         outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.model].finish(departure, now)
         letters, replies = [], []
@@ -348,6 +345,8 @@ class MemoryBroker:
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known. It is charged when it is admitted."""
+        if entry.model not in self._queues:
+            return failures.not_here(entry.model)
         if entry.digest:
             entry = self._dedup.with_id(entry, now)
         limits = entry.limits
@@ -435,7 +434,7 @@ class MemoryBroker:
         left_at = running.departure.left_at
         after = queue.fail(running.departure, failure.cause, now, self._rng)
         self._counters.retries[failure.cause.value] += after.again
-        ran = BatchRun(failure.worker, len(running.departure.members), now - left_at, left_at)
+        ran = run_of(running.lease, running.departure, failure.worker, now)
         self._deliver(after.dead, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.dead], now)
         spent = failures.spent(failure, len(running.departure.members))
         self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from headway.core import failures
+from headway.core.batch import Departure
 from headway.core.fair_queue import QueuedEntry
-from headway.model import BatchRun, DeadLetter, Failure, Reply, Value
+from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, Value
 
 
 def reply_to(
@@ -28,3 +29,9 @@ def letter_of(member: QueuedEntry, error: str, cause: str, worker: str) -> DeadL
     return DeadLetter(
         entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
     )
+
+
+def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
+    """Run of a batch that ended at instant `now` on `worker`."""
+    left_at = departure.left_at
+    return BatchRun(worker, len(departure.members), now - left_at, left_at, lease.slot.version)

@@ -24,6 +24,7 @@ from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import ShardRouter
+from headway.core import failures
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
@@ -165,6 +166,8 @@ class RedisBroker:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         await self._router.count()
+        if not all(entry.model in self._queues for entry in entries):
+            return await self._enqueue_known(entries)
         groups: dict[Queue, list[int]] = {}
         for position, queue in enumerate(self._router.deal(entries)):
             groups.setdefault(queue, []).append(position)
@@ -184,7 +187,7 @@ class RedisBroker:
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
-        return await self.enqueue([follower(subscription) for subscription in subscriptions])
+        return await self.enqueue([follower(one, one.model or await self._model_of(one)) for one in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
@@ -346,6 +349,21 @@ class RedisBroker:
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
         await _all(*(self._reap(queue) for queue in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
+
+    async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """Offer those entries whose models have queues, and refuse the others."""
+        known = [entry for entry in entries if entry.model in self._queues]
+        answers = iter(await self.enqueue(known) if known else ())
+        return [next(answers) if entry.model in self._queues else failures.not_here(entry.model) for entry in entries]
+
+    async def _model_of(self, subscription: Subscription) -> str:
+        """Model in one of whose queues a task is; of a task that is nowhere the first one."""
+        if len(self._queues) == 1:
+            return self._every[0].model
+        key = wire.key_of(subscription.tenant, subscription.task)
+        found = await _all(*(queue.outcome(key) for queue in self._every))
+        there = (queue.model for queue, one in zip(self._every, found, strict=True) if one is not None)
+        return next(there, self._every[0].model)
 
     async def _reap(self, queue: Queue) -> None:
         due, again = await queue.reap((self._rng(), self._rng()), self._shards)

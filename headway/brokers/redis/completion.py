@@ -85,7 +85,9 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
         if item.output is None:
             failure = failures.item_failure(item)
             bad.append((position, wire.encode(wire.WireFailure("item", item.error or "", worker))))
-        reply = wire.WireReply(position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce)
+        reply = wire.WireReply(
+            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, lease.slot.version
+        )
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:
             worths[position] = wire.worth(failure), weight(item.output)

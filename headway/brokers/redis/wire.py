@@ -97,7 +97,7 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
-    seconds it waited."""
+    seconds it waited, `version` that of the model that ran it."""
 
     position: int
     id: str
@@ -106,6 +106,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None
     queued: float
     nonce: int = 0
+    version: str = ""
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -413,7 +414,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     if fields[b"k"] == b"ran":
         run = _run.decode(fields[b"d"])
         _check(run.schema)
-        ran = BatchRun(run.worker, size, ended_at - left_at, left_at)
+        ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.replies[0].version if run.replies else "")
         attempts = int(fields[b"a"])
         gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
         return [

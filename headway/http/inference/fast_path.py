@@ -167,14 +167,16 @@ class FastPathConnection(Connection):
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
                     shown = SHOWN + self.id
+                    ran = reply.ran
+                    version = (ran.version if ran is not None else "") or inference.version
                     exchange = self.exchange
                     if exchange is None:
                         written = output if type(output) is str else embedded(output)
                         opening = inference.opening
-                        body = request.codec.write(shown, written, milliseconds, inference.version)
+                        body = request.codec.write(shown, written, milliseconds, version)
                     else:
                         opening = inference.bare_opening
-                        more, body = exchange.write(shown, outputs or (output,), milliseconds, inference.version)
+                        more, body = exchange.write(shown, outputs or (output,), milliseconds, version)
                         shared += more
                 except UnicodeEncodeError:
                     self._fail(no_text(), shared)
@@ -430,10 +432,10 @@ class FastPathConnection(Connection):
             text = exchange.input
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        inference.submit(self, principal, self.id, options, model or inference.model, text, parameters)
+        inference.submit(self, principal, self.id, options, model or inference.kinds.default, text, parameters)
 
     def _ask_many(self, exchange: Exchange, inputs: list[Value]) -> None:
-        inference, model = self.inference, exchange.model or self.inference.model
+        inference, model = self.inference, exchange.model or self.inference.kinds.default
         asked = exchange.options, model, inputs, exchange.parameters
         self.fan_out = FanOut(inference.intake, self.principal, self.id, *asked, self._answer_many)
         self.fan_out.start()

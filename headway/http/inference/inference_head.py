@@ -77,7 +77,7 @@ def read_inference_head(
     """
     settings = context.settings
     single, id, wish, wait = head.single, chosen_id(head), None, 0.0
-    timeout = settings.request_timeout_ms / 1000
+    timeout = settings.longest_request_s
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
     if (
@@ -89,7 +89,7 @@ def read_inference_head(
         raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
     if b"prefer" in single and codec.tasks and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
-        timeout = settings.task_timeout_ms / 1000
+        timeout = settings.longest_task_s
     options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None)
     asked = InferenceHead(codec, head, id, options)
     asked.wish, asked.wait = wish, min(wait, options.timeout)

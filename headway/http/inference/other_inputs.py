@@ -26,7 +26,8 @@ def read_other(
         RequestError: it is wrong for any model, or for this one.
     """
     named, input, parameters = codec.read_value(body)
-    model, kinds = named or context.settings.model, context.kinds
+    kinds = context.kinds
+    model = named or kinds.default
     takes = kinds.takes(model)
     if takes is ValueKind.TEXT:
         if not isinstance(input, list):

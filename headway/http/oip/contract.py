@@ -29,7 +29,8 @@ _DURATION = {
 
 def paths(settings: Settings, security: list[dict[str, list[str]]]) -> dict[str, Any]:
     """Paths of the protocol, with what they ask of a principal."""
-    model = [_part("model", settings.model), _part("version", settings.model_version)]
+    alone = not settings.models
+    model = [_part("model", settings.model if alone else ""), _part("version", settings.model_version if alone else "")]
     told: dict[str, Any] = {
         "": ("Metadata", "What a model takes and gives", _answer("OipModelMetadata")),
         "/ready": ("Ready", "Whether a model can be asked", _readiness("OipModelReady")),
@@ -233,9 +234,8 @@ def _errors(*codes: str) -> dict[str, Any]:
 
 def _part(name: str, value: str) -> dict[str, Any]:
     what = "Name of the model." if name == "model" else "Version of the model."
-    return {
-        "name": name, "in": "path", "required": True, "description": what, "schema": {"type": "string", "enum": [value]},
-    }  # fmt: skip
+    schema: dict[str, Any] = {"type": "string", "enum": [value]} if value else {"type": "string"}
+    return {"name": name, "in": "path", "required": True, "description": what, "schema": schema}
 
 
 def _object(properties: dict[str, Any], *optional: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.errors import BadRequest, NotFound
+from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
@@ -27,7 +28,7 @@ def infer(settings: Settings) -> Codec:
 
     def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
         model = target.names["model"]
-        check_version(settings, model, target.names.get("version"))
+        check_version(context.kinds, model, target.names.get("version"))
         length, coding = _json_length(head), _coding(head)
 
         def read(body: bytes) -> Exchange:
@@ -48,16 +49,15 @@ def infer(settings: Settings) -> Codec:
     return exchange_codec(open_head, encode_error, compressed=True, tasks=False)
 
 
-def check_version(settings: Settings, model: str, version: str | None) -> None:
-    """Check that a version of a model is the one that is served; None: any.
+def check_version(kinds: ModelKinds, model: str, version: str | None) -> None:
+    """Check that a version of a model is one that is served; None: any. A model that is not known is not looked at.
 
     Raises:
         NotFound: it is not.
     """
-    if version is not None and version != settings.model_version:
-        raise NotFound(
-            f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {settings.model_version}"
-        )
+    if version is not None and model in kinds and version not in kinds.versions(model):
+        there = ", ".join(kinds.versions(model))
+        raise NotFound(f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {there}")
 
 
 def _json_length(head: Head) -> int | None:

@@ -15,15 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.core import failures
-from headway.errors import NOT_IMPLEMENTED, BadRequest, Forbidden, NotFound, RequestError
+from headway.errors import NOT_IMPLEMENTED, BadRequest, NotFound, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.oip.infer import check_version
+from headway.http.oip.models import find_model, index_of
 from headway.http.readiness import SERVING, Glance
 from headway.model import Principal
-from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry, ModelConfig, ModelMetadata, ServerMetadata
+from headway.oip.metadata import ModelConfig, ModelMetadata, ServerMetadata
 from headway.oip.statistics import ModelStatistics, statistics_of
 from headway.ports import Identity
 
@@ -63,7 +62,7 @@ class _IndexRequest(msgspec.Struct, gc=False):
 
 class _Service:
     def __init__(self, gateway: Gateway, glance: Glance) -> None:
-        self._gateway, self._settings = gateway, gateway.settings
+        self._gateway, self._kinds = gateway, gateway.kinds
         self._glance = glance
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
@@ -79,7 +78,7 @@ class _Service:
 
     async def model_ready(self, request: Request) -> Response:
         model = self._asked(request)
-        ready = await self._is_ready()
+        ready = await self._is_ready() and self._kinds.has_worker(model)
         return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
     async def metadata(self, request: Request) -> Response:
@@ -91,7 +90,7 @@ class _Service:
             ):  # No model's name, as the routes of inference come first; see `public`.
                 raise HTTPException(405, headers={"Allow": "POST"}) from None
             raise
-        return _answer(ModelMetadata(model, (self._settings.model_version,)))
+        return _answer(ModelMetadata(model, self._kinds.versions(model)))
 
     async def config(self, request: Request) -> Response:
         return _answer(ModelConfig(self._asked(request), self._most))
@@ -108,13 +107,7 @@ class _Service:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(f"the body is no repository index request: {exc}") from None
-        ready = await self._is_ready()
-        if only_ready and not ready:
-            return _answer([])
-        state, reason = (READY, "") if ready else (UNAVAILABLE, "no worker is ready")
-        return _answer([
-            IndexEntry(model, self._settings.model_version, state, reason) for model in self._models(request)
-        ])  # fmt: skip
+        return _answer(index_of(self._kinds, self._models(request), await self._is_ready(), only_ready=only_ready))
 
     async def never(self, request: Request) -> Response:
         message = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
@@ -127,22 +120,17 @@ class _Service:
     def _models(self, request: Request) -> list[str]:
         """Models that the principal may ask."""
         principal: Principal = request.state.principal
-        return [model for model in (self._settings.model,) if not principal.models or model in principal.models]
+        return self._kinds.visible(principal.models)
 
     def _asked(self, request: Request) -> str:
         """Model that the path names. Raises RequestError when it is none that the principal may ask."""
         model: str = request.path_params["model"]
         principal: Principal = request.state.principal
-        if model != self._settings.model:
-            raise NotFound(failures.no_model(model, (self._settings.model,)).message)
-        if principal.models and model not in principal.models:
-            raise Forbidden(failures.no_model_for(model, principal.models).message)
-        check_version(self._settings, model, request.path_params.get("version"))
-        return model
+        return find_model(self._kinds, model, request.path_params.get("version"), principal)
 
     def _statistics_of(self, model: str) -> ModelStatistics:
-        counters, version = self._gateway.counters, self._settings.model_version
-        return statistics_of(counters, model, version, time.monotonic, time.time)
+        version = ", ".join(self._kinds.versions(model))
+        return statistics_of(self._gateway.counters, model, version, time.monotonic, time.time)
 
 
 def _answer(content: Any, status: int = 200) -> Response:

@@ -7,6 +7,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.chat_template import Message, load_template
@@ -54,18 +55,20 @@ def chat(settings: Settings) -> Codec:
         SettingError: the template cannot be used.
     """
     most = min(MOST_INPUTS, settings.max_queue)
-    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
-    render = load_template(settings.chat_template)
+    check, parameters = input_checker(settings), parameters_reader(settings)
+    usual = load_template(settings.chat_template)
+    of_models = {name: load_template(one.chat_template) for name, one in settings.served.items()}
 
-    def make(body: bytes, options: RequestOptions) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         raw = members.get("messages")
+        render = of_models.get(model or kinds.default, usual)
         text = check(render(_messages(members)))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, most)
-        write = writer(members, model or default, chat=True)
+        write = writer(members, model or kinds.default, chat=True)
         members.pop("user", None)
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)

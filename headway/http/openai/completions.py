@@ -7,6 +7,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.answers import ChoicesWriter
@@ -48,16 +49,16 @@ _FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
 def completions(settings: Settings) -> Codec:
     """Make the codec."""
     most = min(MOST_INPUTS, settings.max_queue)
-    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
+    check, parameters = input_checker(settings), parameters_reader(settings)
 
-    def make(body: bytes, options: RequestOptions) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
         members = read_members(body)
-        model = take_text(members, "model")
+        model = take_text(members, "model") or kinds.default
         if members.keys().isdisjoint(_FORM):
             return make_plain(members, model, options)
         prompts = take_inputs(members, "prompt", most, check)
         count = choices(members, most // len(prompts))
-        write = writer(members, model or default, chat=False)
+        write = writer(members, model, chat=False)
         members.pop("user", None)
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
@@ -66,10 +67,10 @@ def completions(settings: Settings) -> Codec:
         entries = [prompt for prompt in prompts for _ in range(count)]
         return Exchange(model, [*entries], parameters(members), options, write)
 
-    def make_plain(members: Members, model: str | None, options: RequestOptions) -> Exchange:
+    def make_plain(members: Members, model: str, options: RequestOptions) -> Exchange:
         """Exchange of a request for one choice of each prompt, as one JSON object."""
         prompts = take_inputs(members, "prompt", most, check)
-        write = ChoicesWriter(model or default, False, False, False)
+        write = ChoicesWriter(model, False, False, False)
         asked = parameters(members) if members else b""
         return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)
 

@@ -12,6 +12,7 @@ from headway.http.openapi_components import (
     LIMITED,
     MARKED,
     header,
+    left_out,
     object_of,
     parameter,
     response,
@@ -73,7 +74,7 @@ def schemas(settings: Settings) -> dict[str, Any]:
     text = text_schema(settings)
     most = min(MOST_INPUTS, settings.max_queue)
     texts = {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": most, "items": text}]}
-    model = {"type": ["string", "null"], "description": f"Left out: {settings.model}."}
+    model = {"type": ["string", "null"], "description": left_out(settings)}
     n = {"type": ["integer", "null"], "minimum": 1, "maximum": MOST_CHOICES, "description": "Choices for each text."}
     options = {"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}}
     stream = {

@@ -13,6 +13,7 @@ from headway.config import Settings
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Written
 from headway.http.openai.members import (
@@ -62,9 +63,9 @@ _told = msgspec.json.Decoder(_Told).decode
 def embeddings(settings: Settings) -> Codec:
     """Make the codec."""
     most = min(MOST_INPUTS, settings.max_queue)
-    check, parameters, default = input_checker(settings), parameters_reader(settings), settings.model
+    check, parameters = input_checker(settings), parameters_reader(settings)
 
-    def make(body: bytes, options: RequestOptions) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         inputs = take_inputs(members, "input", most, check)
@@ -76,7 +77,7 @@ def embeddings(settings: Settings) -> Codec:
         if asked is not None and dimensions is not None:
             members["dimensions"] = asked  # A model that can shorten its embeddings may heed it.
         members.pop("user", None)
-        write = _Writer(model or default, encoding == BASE64, dimensions)
+        write = _Writer(model or kinds.default, encoding == BASE64, dimensions)
         if len(inputs) == 1:
             return Exchange(model, inputs[0], parameters(members), options, write)
         return Exchange(model, [*inputs], parameters(members), options, write)

@@ -53,7 +53,7 @@ class _Routes:
         return response
 
     def _names(self, principal: Principal) -> list[str]:
-        return [name for name in self._gateway.kinds.models if not principal.models or name in principal.models]
+        return self._gateway.kinds.visible(principal.models)
 
     def _told(self, model: str) -> dict[str, Any]:
         return {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}

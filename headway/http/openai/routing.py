@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from headway.errors import BadRequest
+from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget
 from headway.http.openai.errors import encode_error
@@ -18,8 +19,8 @@ from headway.model import RequestOptions
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
-Make = Callable[[bytes, RequestOptions], Exchange]
-"""Body and options to exchange. Raises RequestError."""
+Make = Callable[[bytes, RequestOptions, ModelKinds], Exchange]
+"""Body, options and served models to exchange. Raises RequestError."""
 
 
 def openai_codec(make: Make) -> Codec:
@@ -40,7 +41,7 @@ def _opener(make: Make) -> OpenHead:
         def read(body: bytes) -> Exchange:
             if counters is not None:
                 counters.client_retries += 1
-            return make(body, asked)
+            return make(body, asked, context.kinds)
 
         return read
 

@@ -266,7 +266,7 @@ class InferenceContext(ConnectionContext):
         self.quotas = Quotas(settings)
         self.large_bodies = LargeBodies(self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
-        self.model = settings.model
+        self.kinds = intake.kinds
         self.version = settings.model_version
         self.tiers = settings.tier_names
 

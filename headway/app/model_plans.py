@@ -1,0 +1,57 @@
+"""Plans of the models that a process runs: settings, target and devices of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.app.backends import make_devices_of_models
+from headway.app.devices import Devices
+from headway.config import Settings
+from headway.config.target import Target, parse_target, with_arguments
+from headway.errors import SettingError, TargetError
+
+Given = str | Target | Mapping[str, str | Target]
+"""Target, or the text that names it; or those of several models, by the name of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Plan of one model that a process runs.
+
+    Attributes:
+        settings: settings of the model.
+        target: what runs.
+        devices: devices of its workers.
+    """
+
+    settings: Settings
+    target: Target
+    devices: Devices
+
+
+def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
+    """Plan of each model that the settings name, in order.
+
+    Arguments:
+        settings: settings of the process.
+        given: target of the only model; or of several that have none in the settings.
+
+    Raises:
+        TargetError: a target is none, or a model has none.
+        SettingError: the devices do not suffice, or the default model is none of them.
+    """
+    if settings.default_model and settings.default_model not in settings.served and not settings.broker:
+        hint = f"Name one of {', '.join(settings.served)}."
+        raise SettingError("default_model", settings.default_model, "is no model that is served here", hint)
+    own = {one.name: one.target for one in settings.models}
+    targets = {}
+    for model, of_model in settings.served.items():
+        found = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
+        if found == "":
+            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models.{model}].'
+            raise TargetError(f"model {model!r} has no target. {hint}")
+        target = parse_target(found) if isinstance(found, str) else found
+        targets[model] = of_model, with_arguments(target, of_model.target_arguments)
+    devices = make_devices_of_models(targets)
+    return {model: ModelPlan(of_model, target, devices[model]) for model, (of_model, target) in targets.items()}

@@ -1,0 +1,169 @@
+"""File of settings: TOML, read into values by setting, and into the tables of models."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.config.checks import is_file, shown
+from headway.config.models import MODEL_FIELDS, MOST_MODELS, SHORT
+from headway.config.settings import FIELDS, kind
+from headway.core import arguments
+from headway.errors import SettingError
+
+Given = dict[str, tuple[str, Any]]
+"""Field name to its spelling in one source, and its value there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTable:
+    """Content of a file of settings, and its path."""
+
+    path: Path
+    content: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """Table `[models.NAME]` of a file.
+
+    Attributes:
+        target: text of the target; empty where it names none.
+        own: values of settings, by their names.
+        spelling: setting to the name under which the file has it.
+    """
+
+    target: str = field(repr=False)
+    own: tuple[tuple[str, Any], ...] = field(repr=False)
+    spelling: Mapping[str, str]
+
+
+def read_file(file: Path | None, source: str) -> FileTable:
+    """Read a file of settings.
+
+    Arguments:
+        file: the file; None: `headway.toml`, if there is one in the working directory.
+        source: name of what names the file.
+
+    Raises:
+        SettingError: there is no such file, or it is no TOML.
+    """
+    path = file or Path("headway.toml")
+    if not is_file(path):
+        if file is None:
+            return FileTable(path, {})
+        raise SettingError(source, str(file), "no such file", "Name an existing TOML file, or leave it out.")
+    try:
+        return FileTable(path, tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
+    except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
+        raise SettingError(source, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+
+
+def values_of(file: FileTable) -> Given:
+    """Settings of a file, but for those of its models. Raises SettingError."""
+    table = {name: value for name, value in file.content.items() if name != "models"}
+    return _values(table, "target", f"{file.path}: ", FIELDS)
+
+
+def model_tables(file: FileTable) -> dict[str, ModelTable]:
+    """Tables of a file's models, by the names of the models.
+
+    Raises:
+        SettingError: a table is none, or has a key that a model has not.
+    """
+    tables = file.content.get("models", {})
+    spelt = f"{file.path}: models"
+    if not isinstance(tables, dict) or len(tables) > MOST_MODELS:
+        raise SettingError(
+            spelt, "…", "is no table of models", f"Write [models.NAME] for each of at most {MOST_MODELS}."
+        )
+    return {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in tables.items()}
+
+
+def _model_table(name: str, table: object, spelt: str) -> ModelTable:
+    if not isinstance(table, dict):
+        raise SettingError(spelt, "…", "is no table", "Write [models.NAME], and one line for each setting.")
+    target = table.get("target", "")
+    if not isinstance(target, str):
+        raise SettingError(f"{spelt} target", "…", "must be text", 'Put it in quotes: "…".')
+    rest = {str(SHORT.get(key, key)): value for key, value in table.items() if key != "target"}
+    if len(rest) + ("target" in table) != len(table):
+        both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
+        raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
+    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS)
+    spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
+    return ModelTable(
+        target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}
+    )
+
+
+def _values(
+    table: Mapping[str, Any], arguments_key: str, prefix: str, allowed: Mapping[str, Any] | tuple[str, ...]
+) -> Given:
+    """Settings of a table, which may have another one with the arguments of a target's class."""
+    found: Given = {}
+    for name, value in table.items():
+        spelt = f"{prefix}{name}"
+        if name == arguments_key:
+            twice = "target_arguments" in table
+            found["target_arguments"] = _target_arguments(prefix, arguments_key, value, twice=twice)
+        elif name not in allowed:
+            raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, allowed)
+        else:
+            found[name] = (spelt, typed(spelt, name, value))
+    return found
+
+
+def _not_here(spelt: str, name: str, value: object) -> SettingError:
+    hint = "Write it at the top of the file, above all tables."
+    return SettingError(spelt, shown(FIELDS[name], value), "is a setting of the process, and not of a model", hint)
+
+
+def unknown(
+    spelt: str, name: str, value: object, allowed: Mapping[str, Any] | tuple[str, ...] = FIELDS
+) -> SettingError:
+    """Error of a name that no setting has."""
+    near = difflib.get_close_matches(name, allowed, 1)
+    hint = f"Did you mean {near[0]}?" if near else "Remove it."
+    return SettingError(spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint)
+
+
+def _target_arguments(prefix: str, key: str, table: object, *, twice: bool) -> tuple[str, str]:
+    """Text of the arguments of a class in the table `[target.arguments]`, or `arguments` of a model; with its spelling."""
+    of_model = key == "arguments"
+    spelt = f"{prefix}arguments" if of_model else f"{prefix}[target.arguments]"
+    named = table if of_model else table.get("arguments") if isinstance(table, dict) and len(table) == 1 else None
+    if not isinstance(named, dict):
+        where = "[models.NAME.arguments]" if of_model else "[target.arguments]"
+        hint = f"Write {where}, and one line for each of them."
+        raise SettingError(f"{prefix}{key}", "…", "is no table of the arguments of a class", hint)
+    if twice:
+        raise SettingError(spelt, "…", "is there beside target_arguments", "Write all of them in one place.")
+    try:
+        return spelt, arguments.write(named)
+    except arguments.NoArguments as exc:
+        raise SettingError(
+            spelt, "…", f"cannot be used: {exc}", "Write text, numbers, true, false, or lists."
+        ) from None
+
+
+def typed(spelt: str, name: str, value: Any) -> Any:
+    """Check the value of a file's key, which has a type already, against the type of field `name`."""
+    wanted = kind(name)
+    if wanted is float and type(value) is int and abs(value) < 1 << 62:
+        return float(value)
+    if type(value) is wanted:
+        return value
+    what, hint = {
+        str: ("text", 'Put it in quotes: "…".'),
+        int: ("a whole number", "Write digits without quotes."),
+        float: ("a number", "Write digits without quotes."),
+        bool: ("a truth value", "Use true or false, without quotes."),
+    }[wanted]
+    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", hint)

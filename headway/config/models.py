@@ -1,0 +1,74 @@
+"""Settings that each model may have of its own: `[models.NAME]` in the file, and NAME=TARGET on the command line.
+
+The file says how a model is served, the command line which ones are: all of the file's that have a target, unless it
+names some. A model without a table is served by the settings of the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.config.target import shown_target
+from headway.errors import SettingError
+
+MODEL_FIELDS = (
+    "model_version", "chat_template",
+    "target_arguments", "workers", "devices", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
+    "max_batch_size", "max_batch_weight", "weight", "max_wait_ms", "policy", "max_queue", "shed_depths",
+    "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",
+    "cache", "cache_ttl_s", "collapse", "result_ttl_s",
+    "remote_format", "remote_model", "remote_token", "remote_headers", "remote_headers_file",
+)  # fmt: skip
+"""Names of the settings that a model may have of its own."""
+SHORT = {"version": "model_version"}
+"""Keys of a model's table that stand for a setting of another name."""
+MOST_MODELS = 256
+"""Most models of one process."""
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128})=(?P<target>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model of several: its target, and the settings that it has of its own.
+
+    Attributes:
+        name: name under which it is served.
+        target: text of its target; empty where a process runs none, or where the target is a Python object.
+        values: values of settings by their names, which are among MODEL_FIELDS.
+    """
+
+    name: str
+    target: str = field(default="", repr=False)
+    values: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+
+
+def split_target(text: str) -> tuple[str, str] | None:
+    """Name and target of NAME=TARGET; None for a text that names no model."""
+    found = _NAMED.fullmatch(text)
+    return None if found is None or "://" in found["name"] else (found["name"], found["target"])
+
+
+def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
+    """Targets by model of the arguments TARGET of a command; None for a single one that names no model.
+
+    A text that is the name of a table means that model, with the target of its table: an empty text here.
+
+    Raises:
+        SettingError: a text names no model beside others, or a name is there twice.
+    """
+    if len(texts) == 1 and texts[0] not in tables and split_target(texts[0]) is None:
+        return None
+    found: dict[str, str] = {}
+    for text in texts:
+        name, target = (text, "") if text in tables else split_target(text) or ("", text)
+        if not name:
+            hint = "Write NAME=TARGET for each model, for example small=small.py:Model large=large.py:Model."
+            raise SettingError("TARGET", shown_target(text), "names no model, and there are several", hint)
+        if name in found:
+            raise SettingError("TARGET", name, "is the name of two models", "Give each a name of its own.")
+        found[name] = target
+    return found

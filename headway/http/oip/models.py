@@ -1,0 +1,51 @@
+"""Models as the Open Inference Protocol shows them, over HTTP and gRPC alike: to principals that may ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headway.core import failures
+from headway.errors import Forbidden, NotFound
+from headway.gateway.model_kinds import ModelKinds
+from headway.http.oip.infer import check_version
+from headway.model import Principal
+from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry
+
+
+def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Principal) -> str:
+    """Name of a model that a principal may ask.
+
+    Arguments:
+        kinds: the served models.
+        model: name that was asked for.
+        version: version that was asked for; None: any.
+        principal: who asks.
+
+    Raises:
+        NotFound: there is no such model, or no such version of it.
+        Forbidden: the principal may not ask it.
+    """
+    if model not in kinds:
+        raise NotFound(failures.no_model(model, kinds.visible(principal.models)).message)
+    if principal.models and model not in principal.models:
+        raise Forbidden(failures.no_model_for(model, principal.models).message)
+    check_version(kinds, model, version)
+    return model
+
+
+def index_of(kinds: ModelKinds, models: Iterable[str], ready: bool, *, only_ready: bool) -> Sequence[IndexEntry]:
+    """Repository index of some models: an entry for each version.
+
+    Arguments:
+        kinds: the served models.
+        models: names of those that are shown.
+        ready: whether this process should get traffic.
+        only_ready: whether models without a worker are left out.
+    """
+    entries = []
+    for model in models:
+        there = ready and kinds.has_worker(model)
+        state, reason = (READY, "") if there else (UNAVAILABLE, "no worker is ready")
+        if there or not only_ready:
+            entries += [IndexEntry(model, version, state, reason) for version in kinds.versions(model)]
+    return entries

@@ -1,0 +1,76 @@
+"""Worker pools of one process that serves several models: one for each, and all of them as one to whoever starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from headway.model import Signature
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+from headway.worker.pool import WorkerPool
+
+
+class WorkerPools:
+    """Pools of one process.
+
+    Arguments:
+        of_models: pool of each model, by its name; at least one.
+        slots: set that all of these pools keep their slots in.
+
+    Attributes:
+        of_models: the pools.
+        slots: ids of all slots; the same set for as long as the pools live.
+    """
+
+    def __init__(self, of_models: Mapping[str, WorkerPool], slots: set[str]) -> None:
+        self.of_models = of_models
+        self.slots = slots
+
+    @property
+    def batchers(self) -> Sequence[Batcher]:
+        """Batchers that serve."""
+        return [batcher for pool in self.of_models.values() for batcher in pool.batchers]
+
+    @property
+    def items_per_second(self) -> float:
+        """Items per second that the slots of a model do in full batches; 0 for several models, which have no sum."""
+        return next(iter(self.of_models.values())).items_per_second if len(self.of_models) == 1 else 0.0
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of the first model's target; None while no slot has loaded it."""
+        return next(iter(self.of_models.values())).signature
+
+    async def start(self) -> None:
+        """Start all backends; the first that fails ends the attempt.
+
+        Raises:
+            TargetError: a backend does not start.
+        """
+        starts = [asyncio.ensure_future(pool.start()) for pool in self.of_models.values()]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
+
+    def run(self, supervisor: Supervisor) -> None:
+        """Start serving."""
+        for pool in self.of_models.values():
+            pool.run(supervisor)
+
+    async def replace(self) -> None:
+        """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""
+        for pool in self.of_models.values():
+            await pool.replace()
+
+    async def drain(self) -> None:
+        """Begin no other batch; returns when those that run are done and all slots are offline."""
+        await asyncio.gather(*(pool.drain() for pool in self.of_models.values()))
+
+    async def stop(self) -> None:
+        """Stop all backends, after the loops have been stopped or drained."""
+        await asyncio.gather(*(pool.stop() for pool in self.of_models.values()))

@@ -1,0 +1,123 @@
+"""Several models of one process, as clients of every door see them."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.server import Server
+from tests.identity.writing import entry, key_of
+
+TARGETS = """
+import time
+
+def slow(inputs: list[str]) -> list[str]:
+    time.sleep(0.1)
+    return [text.upper() for text in inputs]
+
+class Marked:
+    def __init__(self, mark="-"):
+        self.mark = mark
+    def __call__(self, inputs: list[str]) -> list[str]:
+        time.sleep(0.1)
+        return [self.mark + text for text in inputs]
+"""
+SETTINGS = """
+request_timeout_ms = 30000
+queue_timeout_ms = 30000
+max_batch_size = 8
+[models.upper]
+target = "both.py:slow"
+[models.marked]
+target = "both.py:Marked"
+version = "3"
+arguments = { mark = "+" }
+"""
+
+
+class Client:
+    """Client of one server, with a key."""
+
+    def __init__(self, server: Server, key: str) -> None:
+        self._port, self._key = server.port, key_of(key)
+
+    def ask(self, method: str, path: str, body: object = None, **fields: str) -> tuple[int, Any, dict[str, str]]:
+        """Status, JSON and header fields of an answer."""
+        line = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        sent = None if body is None else json.dumps(body)
+        line.request(method, path, sent, {"Authorization": f"Bearer {self._key}", **fields})
+        answer = line.getresponse()
+        content = json.loads(answer.read())
+        line.close()
+        return answer.status, content, {name.lower(): value for name, value in answer.getheaders()}
+
+    def post(self, path: str, body: object = None) -> Any:
+        return self.ask("POST", path, body)[1]
+
+    def native(self, input: str, model: str | None) -> Any:
+        return self.post("/v1/inference", {"input": input} if model is None else {"input": input, "model": model})
+
+
+def test_several_models_at_every_door_under_keys_for_some(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(TARGETS)
+    (tmp_path / "headway.toml").write_text(SETTINGS)
+    (tmp_path / "keys.toml").write_text(
+        entry("all", "all", "acme", "paid", "rate = 0")
+        + entry("one", "one", "acme", "paid", 'rate = 0\nmodels = ["marked"]')
+    )
+    server = Server(tmp_path, target="upper", flags=["marked", "--keys", "keys.toml"])
+    try:
+        server.ready()
+        everything, one = Client(server, "all"), Client(server, "one")
+        assert everything.native("a", "upper")["output"] == "A"
+        answered = everything.native("a", "marked")
+        assert (answered["output"], answered["metadata"]["model_version"]) == ("+a", "3")
+        unnamed = everything.native("a", None)
+        assert (unnamed["status"], unnamed["message"].endswith("name one of: marked, upper")) == (400, True)
+        foreign = one.native("a", "upper")
+        assert (foreign["status"], foreign["error"]) == (403, "FORBIDDEN")
+        assert "upper" not in one.native("a", "other")["message"]
+        assert [model["id"] for model in one.ask("GET", "/v1/models")[1]["data"]] == ["marked"]
+        assert one.ask("GET", "/v2/models/upper")[0] == 403
+        assert one.post("/v2/repository/index") == [{"name": "marked", "version": "3", "state": "READY", "reason": ""}]
+        tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1, 1], "data": ["b"]}
+        told = one.post("/v2/models/marked/versions/3/infer", {"inputs": [tensor]})
+        assert (told["outputs"][0]["data"], told["model_version"]) == (["+b"], "3")
+        assert one.ask("POST", "/v2/models/marked/versions/4/infer", {"inputs": [tensor]})[0] == 404
+        completed = everything.post("/v1/completions", {"model": "marked", "prompt": "c"})
+        assert (completed["model"], completed["choices"][0]["text"]) == ("marked", "+c")
+        asked = {"input": "d", "model": "marked"}
+        _, _, fields = one.ask("POST", "/v1/inference", asked, Prefer="respond-async")
+        assert one.ask("GET", f"{fields['location']}?wait=20")[1]["output"] == "+d"
+        assert {worker["worker_id"]: worker["model"] for worker in server.workers()} == {
+            "upper/cpu-0": "upper", "marked/cpu-0": "marked",
+        }  # fmt: skip
+        metrics = server.metrics()
+        assert metrics.value("requests_total", model="upper", outcome="ok") == 1
+        assert metrics.value("requests_total", model="marked", outcome="ok") == 4
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()
+
+
+def test_a_letter_of_one_model_is_replayed_to_that_model(tmp_path: Path) -> None:
+    source = "def f(inputs: list[str]) -> list[str]:\n    return [text[3] for text in inputs]\n"
+    (tmp_path / "short.py").write_text(source)
+    server = Server(tmp_path, target="long=short.py:f", flags=["other=short.py:f"])
+    try:
+        server.ready()
+        server.expected = {"batch failed"}
+        refused = Client(server, "none").post("/v1/inference", {"input": "no", "model": "other"})
+        assert refused["error"] == "REJECTED_BY_MODEL"
+        [letter] = server.letters()
+        assert letter["model"] == "other"
+        again = json.loads(server.admin(f"/internal/dlq/{letter['id']}/replay", "POST").body)
+        assert again["error"] == "REJECTED_BY_MODEL"
+        assert [one["model"] for one in server.letters()] == ["other"]
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()

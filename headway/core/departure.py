@@ -31,6 +31,8 @@ HELPED_FROM = 2
 """Full batches that wait when a slot that only helps out takes one: the next of the others takes no more than one."""
 MEASURE_AFTER = 100
 """Departures after which a slot that only helps out takes a batch at once, to show whether it still is slow."""
+OVER = 1.25
+"""Even shares of all that waits and runs that a batch may hold, before it is cut."""
 LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
@@ -134,12 +136,20 @@ class Rule:
         """
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
-    def share(self, depth: float, idle: int) -> float:
-        """Size of the batch that leaves of `depth`, where it may be shared among `idle` GPUs; `depth` for all of it."""
-        if idle < 2 or not self.split:
+    def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
+        """Size of the batch that leaves of `depth`; less than all where that is well over an even share per GPU.
+
+        Arguments:
+            depth: size of what waits.
+            busy: GPUs that run a batch.
+            slots: live GPUs.
+            running: size of the largest batch on a GPU.
+        """
+        everything = depth + busy * running
+        if not self.split or depth * slots <= OVER * everything:
             return depth
-        batches = min(idle, int(math.sqrt(self.split * depth + 0.25) + 0.5))
-        return math.ceil(depth / batches) if batches > 1 else depth
+        batches = int(math.sqrt(self.split * depth + 0.25) + 0.5)
+        return min(depth, math.ceil(max(depth / max(batches, 1), everything / slots)))
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -148,8 +158,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
     the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
     pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `factor` is that of the slot that asks, see
-    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back. `idle` is the
-    number of GPUs among which what waits may be shared.
+    `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back. `busy` of
+    `slots` GPUs run a batch.
     """
 
     depth: float
@@ -161,7 +171,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     running: float = 0.0
     factor: float = 1.0
     unseen: float = 0.0
-    idle: int = 1
+    busy: int = 0
+    slots: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +205,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     helps = view.factor > rule.slowest
     if helps and view.unseen >= MEASURE_AFTER:
         return Dispatch(HEADWAY)
-    share = rule.share(view.depth, view.idle)
+    share = rule.share(view.depth, view.busy, view.slots, view.running)
     full_from = view.schedule - rule.tolerance if share >= rule.size * (HELPED_FROM if helps else 1) else math.inf
     if now >= full_from:
         return Dispatch(FULL)

@@ -467,9 +467,9 @@ class ModelQueue:
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
         due, running = self._due.earliest(), self._running
         slot = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
-        idle = running.sharers(self.slots)
+        fleet = running.busy, self.slots
         return QueueSnapshot(
-            depth, oldest, due, self.last_departure, self._schedule, self._newest, running.largest, *slot, idle
+            depth, oldest, due, self.last_departure, self._schedule, self._newest, running.largest, *slot, *fleet
         )
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:

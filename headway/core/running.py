@@ -23,14 +23,14 @@ class RunningBatches:
         self._since = 0.0
 
     @property
+    def busy(self) -> int:
+        """Number of GPUs that run one."""
+        return len(self._sizes)
+
+    @property
     def largest(self) -> float:
         """Size of the largest batch; 0 when none runs."""
         return max(self._sizes, default=0.0)
-
-    def sharers(self, slots: int) -> int:
-        """Number of GPUs among which what waits may be shared: those that are idle where more than half are, else 1."""
-        idle = slots - len(self._sizes)
-        return idle if 2 * idle > slots else 1
 
     def left(self, size: float, slots: int, now: float) -> None:
         """Note that a batch has left.

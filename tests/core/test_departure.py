@@ -78,23 +78,32 @@ def test_a_rule_that_spaces_nothing_spaces_nothing_beside_large_batches() -> Non
     assert Rule(8, gap_fixed=1.0).gap(8) == 0.0
 
 
-def test_what_waits_is_shared_among_idle_gpus_where_that_pays() -> None:
+def test_what_waits_is_cut_where_that_pays() -> None:
     rule = Rule(64, headway=0.05, split=0.3)
-    assert [rule.share(depth, 4) for depth in (1, 6, 7, 16, 22, 64)] == [1, 6, 4, 8, 8, 16]
-    assert rule.share(64, 2) == 32
-    assert [rule.share(64, idle) for idle in (0, 1)] == [64, 64]
-    assert Rule(64).share(64, 4) == 64
-    waiting = QueueSnapshot(22, oldest=0.0, due=100.0, last_departure=0.0, idle=4)
+    assert [rule.share(depth, slots=4) for depth in (1, 6, 7, 16, 22, 64)] == [1, 6, 4, 8, 8, 16]
+    assert rule.share(64, slots=2) == 32
+    assert rule.share(64) == rule.share(64, slots=1, busy=1, running=3) == 64
+    assert Rule(64).share(64, slots=4) == 64
+    waiting = QueueSnapshot(22, oldest=0.0, due=100.0, last_departure=0.0, slots=4)
     assert decide(rule, waiting, 0.05) == Dispatch(HEADWAY, 8)
     assert decide(rule, view(22, last_departure=0.0), 0.05) == Dispatch(HEADWAY)
 
 
+def test_a_batch_is_cut_to_the_even_share_of_all_that_waits_and_runs() -> None:
+    rule = Rule(64, headway=0.05, split=0.6)
+    assert rule.share(61, busy=1, slots=2, running=3) == 32
+    assert rule.share(43, busy=2, slots=4, running=12) == 17
+    assert rule.share(17, busy=3, slots=4, running=16) == 17  # Hardly more than its share.
+    assert rule.share(16, busy=4, slots=8, running=16) == 10
+    assert rule.share(16, busy=7, slots=8, running=16) == 16
+
+
 def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> None:
     rule = Rule(64, headway=0.05, split=0.3)
-    waiting = QueueSnapshot(64, oldest=1.0, due=100.0, last_departure=1.0, idle=2)
+    waiting = QueueSnapshot(64, oldest=1.0, due=100.0, last_departure=1.0, slots=2)
     assert decide(rule, waiting, 1.0) == Hold(1.05)
     assert decide(rule, waiting, 1.05) == Dispatch(HEADWAY, 32)
-    assert decide(rule, QueueSnapshot(200, 1.0, 100.0, 1.0, idle=2), 1.0) == Dispatch(FULL)
+    assert decide(rule, QueueSnapshot(200, 1.0, 100.0, 1.0, slots=2), 1.0) == Dispatch(FULL)
 
 
 def test_without_a_gap_to_keep_a_batch_leaves_at_once() -> None:

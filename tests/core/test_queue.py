@@ -91,15 +91,16 @@ class TestLeaving:
         assert isinstance(queue.depart("small", 4, Curious(), 0.0), Departure)
         assert (told[0].max_batch, told[0].depth, told[0].slots) == (4, 4, 3)
 
-    def test_a_batch_takes_its_share_while_most_gpus_are_idle(self) -> None:
-        queue, shared = make(slots=3), Fixed(Rule(size=8, headway=0.1, split=9.0))
+    def test_a_batch_takes_its_even_share(self) -> None:
+        queue = make(slots=3)
+        shared = Fixed(Rule(size=8, headway=0.1, split=9.0))
         offer(queue, *"abcdefg")
         sizes = []
         for number in range(3):
             departed = queue.depart(f"gpu-{number}", 8, shared, 0.1 * number)
             assert isinstance(departed, Departure)
             sizes.append(len(departed.members))
-        assert sizes == [3, 2, 2]  # Of 7 among 3, of 4 among 2; the last takes all.
+        assert sizes == [3, 3, 1]  # A third of 7 each.
 
     def test_held_entries_stay(self) -> None:
         queue = make()

@@ -109,6 +109,7 @@ _NUMBERS: dict[str, float] = {
     "USUAL_PACE": slot_factors.USUAL + 1,
     "MOST_PACE": len(slot_factors.FACTORS),
     "HELPED_FROM": departure.HELPED_FROM,
+    "OVER": departure.OVER,
     "MEASURE_AFTER": departure.MEASURE_AFTER,
     "BUSY_TIME": running.BUSY_TIME,
     "WAIT_WEIGHT": queue.WAIT_WEIGHT,

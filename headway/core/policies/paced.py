@@ -24,8 +24,9 @@ slot, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and the gaps fill al
 first, for which (k + 1)·s* is least and a batch of that gap's arrivals, with room for chance, is not overfull.
 
 Clients that send again when they have their answers come back together, and would ride in one batch for ever, while the
-other GPUs rest. Where more than half of the GPUs are idle, what waits is cut into j batches, which leave a gap apart. The
-mean time until all are back, (α + βn/j)·(1 + (j−1)/2k), is least at the whole number next to √(βn·(2k−1)/α).
+other GPUs rest, or in a large one and small ones in turn. So what waits is cut where it is well over its even share: the kth
+part of all that waits and runs. In j batches that leave a gap apart, the mean time until n are back,
+(α + βn/j)·(1 + (j−1)/2k), is least at the whole number next to √(βn·(2k−1)/α), and in more they are not cut.
 
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
@@ -62,6 +63,8 @@ WORTH_MORE = 0.95
 """Multiple of the latency without slower slots below which these take part: their batches never come back evenly spaced."""
 ROOM = 0.5
 """Standard deviations of a batch's size for which there must be room in a full batch."""
+ALIKE = 0.2
+"""Standard deviation of the slots' factors below which what waits is shared as if the slots were alike."""
 LEAST_SPARE = 0.1
 """Share of what slots can do that the inputs themselves, β, must leave, for these slots to be enough."""
 
@@ -145,7 +148,7 @@ class Paced:
             headway=gap,
             gap_fixed=load.alpha / chosen.speed if gap > 0.0 else 0.0,
             gap_each=load.beta / chosen.speed if gap > 0.0 else 0.0,
-            split=load.beta * (2 * load.slots - 1) / load.alpha if gap > 0.0 and not chosen.spread else 0.0,
+            split=load.beta * (2 * chosen.slots - 1) / load.alpha if gap > 0.0 and chosen.spread < ALIKE else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,

@@ -14,14 +14,14 @@ local function spaced_from(q, factor, helps)
   return math.max(q.last_departure + gap * part, gathered)
 end
 
--- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`, among the GPUs of `core.running`.
+-- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`.
 local function share_of(q, depth)
-  local idle = q.slots - q.busy
-  if q.split == 0 or idle < 2 or 2 * idle <= q.slots then
+  local everything = depth + q.busy * q.running
+  if q.split == 0 or depth * q.slots <= OVER * everything then
     return depth
   end
-  local batches = math.min(idle, math.floor(math.sqrt(q.split * depth + 0.25) + 0.5))
-  return batches > 1 and math.ceil(depth / batches) or depth
+  local batches = math.max(math.floor(math.sqrt(q.split * depth + 0.25) + 0.5), 1)
+  return math.min(depth, math.ceil(math.max(depth / batches, everything / q.slots)))
 end
 
 -- Reason for which a batch leaves now and the most that it holds, or nil and the instant to look again.

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from headway.core.departure import Load, Policy
+from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
     ApiKey,
@@ -176,7 +177,7 @@ class Registry(Protocol):
         ...
 
     async def loads(self) -> Mapping[str, Load]:
-        """Arrivals, pace and slots of each model that this broker was built for, by model."""
+        """Arrivals, pace and slots of each model that this broker knows, by model."""
         ...
 
 
@@ -185,6 +186,10 @@ class Maintenance(Protocol):
 
     async def reap(self) -> float:
         """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due."""
+        ...
+
+    def know(self, models: Mapping[str, QueueLimits]) -> None:
+        """Have a queue for each of these models too, or other bounds for one that is known; none is ever dropped."""
         ...
 
 

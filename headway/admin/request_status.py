@@ -75,7 +75,7 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
 
 
 def _answer(id: str, known: dict[str, Any]) -> Response:
-    rest = ("tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker")
+    rest = ("tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version")
     return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(rest), **known})
 
 
@@ -93,6 +93,7 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
         "completed_at": None if known.since is None else instant(completed_at),
         "batch_size": None if ran is None else ran.size,
         "worker": None if ran is None else ran.worker,
+        "model_version": None if ran is None else ran.version or None,
     }
 
 

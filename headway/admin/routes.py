@@ -192,6 +192,8 @@ class _Routes:
                     "reason": worker.reason,
                     "items_per_second": round(worker.items_per_second, 2),
                     "estimated": worker.estimated,
+                    "version": worker.runs.version,
+                    "target": worker.runs.target,
                 }
                 for worker in listed
             ]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
+from headway.app.target_digest import target_digest
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.backends.remote.credentials import Credentials
-from headway.config import CHARS, Settings
+from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import install_hint
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
@@ -23,7 +24,7 @@ from headway.core.breaker import Breaker
 from headway.core.weight_estimate import WeightEstimate
 from headway.dialects import Remote, reach
 from headway.errors import SettingError
-from headway.model import Slot
+from headway.model import ModelReport, Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
@@ -286,6 +287,8 @@ def make_pool(
     weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
 
+    report = ModelReport(settings.model_version, target_digest(target), terms_of(settings))
+
     def make(index: int) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
         plan = SlotPlan(
@@ -299,7 +302,7 @@ def make_pool(
             counters=counters,
         )
         return Batcher(
-            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, settings.model_version),
+            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report),
             partial(make_backend, target, plan),
             broker,
             policy,

@@ -102,7 +102,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    return BrokerBundle(broker, RedisDeadLetters(connection, models, settings.shards), fleet, now, Whole())
+    return BrokerBundle(broker, RedisDeadLetters(connection, broker.models, settings.shards), fleet, now, Whole())
 
 
 BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {

@@ -92,7 +92,7 @@ class PolicyResource:
 
         tiers = self._settings.tier_names
         try:
-            file = read_policy(self._path, tiers, self._models)
+            file = read_policy(self._path, tiers, () if self._settings.broker else self._models)
         except ModuleNotFoundError as exc:
             if exc.name != "re2":
                 raise

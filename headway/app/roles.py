@@ -21,7 +21,6 @@ _OF_CLIENTS = (
     "max_queue",
     "queue_timeout_ms",
     "request_timeout_ms",
-    "model_version",
     "max_body_bytes",
     "max_header_bytes",
     "max_connections",
@@ -44,6 +43,7 @@ _OF_SLOTS = (
     "lease_ms",
 )
 _OF_BATCHES = (
+    "model_version",
     "start_timeout_ms",
     "gpu_timeout_ms",
     "max_wait_ms",

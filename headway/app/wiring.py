@@ -22,7 +22,7 @@ from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.app.backends import make_devices, make_pool, make_remote_certificates, model_worker_name, worker_name
-from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker
+from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.grpc_port import make_grpc_listener
 from headway.app.input_policy import PolicyResource
@@ -36,19 +36,20 @@ from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
 from headway.errors import SettingError, TargetError
 from headway.fleet.membership import Membership
+from headway.fleet.models import FleetModels
 from headway.gateway.access_log import AccessLog
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.model_kinds import KindsWatcher
+from headway.gateway.model_kinds import KindsWatcher, ModelKinds
 from headway.gateway.pending import Observer
 from headway.gateway.screened import ScreenedGateway
 from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
-from headway.ports import WorkSource
+from headway.ports import Broker, WorkSource
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
@@ -174,11 +175,15 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, gateway.rules)
+        fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, gateway)) if settings.broker else None
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:
             further.append(make_grpc_listener(settings, gateway, identity, ready, counters, certificates))
+    elif parts.controller:
+        fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, None))
+        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models))
     service = Service(
         settings,
         bundle.broker,
@@ -194,6 +199,14 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         further=further,
     )
     return Process(settings, role, plans, made.pool, service, admin_listener, public_listener)
+
+
+def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, Settings]) -> None:
+    """Have the broker of a process know these models, and its gateway serve them, and no others."""
+    broker.know({model: queue_limits(one) for model, one in served.items()})
+    if gateway is not None:
+        gateway.rules.serve(served)
+        gateway.kinds.serve(served)
 
 
 def make_components(

@@ -11,7 +11,7 @@ from headway.model import Role
 def controller(settings: Settings) -> None:
     """Look after the fleet: count its workers and tell all what they can carry. Start two; one leads.
 
-    The leader measures, for the model named by --model, how many workers are healthy and what they do at most together,
+    The leader measures, for each model, how many workers are healthy and what they do at most together,
     and publishes --target-utilisation of that. It takes back what dead workers held. When it goes, another leads within
     3 seconds; requests are served all the same while none does.
 

@@ -11,8 +11,9 @@ from headway.model import Role
 def gateway(settings: Settings) -> None:
     """Take requests over HTTP and put them into the queue that all processes share. Start as many as you like.
 
-    A gateway has no TARGET: workers do. It serves the one model named by --model, keeps nothing on disk, and any
-    balancer may stand before several of them. Ready (/readyz) means that it knows of a healthy worker.
+    A gateway has no TARGET: workers do. It serves all models that workers of the fleet report, as they come and go, keeps
+    nothing on disk, and any balancer may stand before several of them. Ready (/readyz) means that it knows of a healthy
+    worker.
 
     While the broker is away it asks --fallback itself, if there is one; otherwise requests get 503 at once.
 

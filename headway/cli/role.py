@@ -18,7 +18,7 @@ from headway.model import Role
 TargetTexts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME=]TARGET...",
+        metavar="[NAME=]TARGET",
         help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
         "each, or the NAME of a table [models.NAME] in the file; left out: all of the file's.",
         show_default=False,

@@ -9,6 +9,9 @@ A flag beats the environment, which beats the file, which beats the default.
     sources    flags, environment and file, merged
     broker     the URL of a broker
     database   the URL of a database
+    file       the file, and its tables of models
+    models     what a model may have of its own
+    terms      what gateways are told of a model
     extras     packages that only some settings need
 """
 
@@ -16,6 +19,7 @@ from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load, load_arguments
+from headway.config.terms import on_terms, terms_of
 
 __all__ = [
     "CHARS",
@@ -28,5 +32,7 @@ __all__ = [
     "kind",
     "load",
     "load_arguments",
+    "on_terms",
     "shown_url",
+    "terms_of",
 ]

@@ -68,6 +68,13 @@ class Inspection(msgspec.Struct):
     judgement: Judgement | None = None
 
 
+Plan = tuple[Screen, tuple[Judge, ...]]
+"""Screen and judges of one tier and model."""
+
+MOST_PLANS = 2_000
+"""Most plans that are kept ready."""
+
+
 class InputPolicy:
     """Rules in force, with what carries them out.
 
@@ -76,7 +83,7 @@ class InputPolicy:
         searches: search of each rule with patterns, by its name.
         judges: judge of each rule with a function, by its name.
         tiers: names of all tiers.
-        models: names of the models that are served.
+        models: names of the models that are known at first.
 
     Attributes:
         names: names under which requests are counted.
@@ -93,17 +100,26 @@ class InputPolicy:
     ) -> None:
         self.names = frozenset((TOO_MANY, *(rule.name for rule in rules)))
         self.judges = tuple(judges.values())
-        self._plans: dict[tuple[int, str], tuple[Screen, tuple[Judge, ...]]] = {}
-        for index, tier in enumerate(tiers):
+        self._made_of = rules, searches, judges, tiers
+        self._plans: dict[tuple[int, str], Plan | None] = {}
+        for index in range(len(tiers)):
             for model in models:
-                those = [rule for rule in rules if rule.applies(tier, model)]
-                if those:
-                    asked = tuple(judges[rule.name] for rule in those if rule.function)
-                    self._plans[index, model] = Screen(those, searches), asked
+                self._plans[index, model] = self._plan(index, model)
 
-    def plan(self, tier: int, model: str) -> tuple[Screen, tuple[Judge, ...]] | None:
+    def plan(self, tier: int, model: str) -> Plan | None:
         """Screen and judges for requests of a tier and a model; None where no rule applies."""
-        return self._plans.get((tier, model))
+        try:
+            return self._plans[tier, model]
+        except KeyError:  # A model that came since, or none.
+            plan = self._plan(tier, model)
+            if len(self._plans) < MOST_PLANS:
+                self._plans[tier, model] = plan
+            return plan
+
+    def _plan(self, tier: int, model: str) -> Plan | None:
+        rules, searches, judges, tiers = self._made_of
+        those = [rule for rule in rules if rule.applies(tiers[tier], model)]
+        return (Screen(those, searches), tuple(judges[rule.name] for rule in those if rule.function)) if those else None
 
 
 Decided = Callable[[Sequence[PendingRequest], Failure | None], None]

@@ -64,9 +64,19 @@ class ModelKinds:
             takes = _largest(worker.takes for worker in those)
             self._known[model] = takes, _largest(worker.gives for worker in those)
             (self.unchecked.discard if takes is ValueKind.BYTES else self.unchecked.add)(model)
-            versions = tuple(sorted({worker.version for worker in those if worker.version}))
+            versions = tuple(sorted({worker.runs.version for worker in those if worker.runs.version}))
             self._versions[model] = versions or self._versions.get(model, ())
         self._healthy = frozenset(found)
+
+    def serve(self, models: Iterable[str]) -> None:
+        """Serve these models from now on, and no others."""
+        before, self._models = self._models, frozenset(models)
+        self.models = sorted(self._models)
+        self.default = self._chosen()
+        self.unchecked.update(self._models - before)
+        for gone in before - self._models:
+            self.unchecked.discard(gone)
+            self._known.pop(gone, None)
 
     def has_worker(self, model: str) -> bool:
         """Whether a healthy worker of a model was there at the last look; not looked at where there is one model."""
@@ -139,14 +149,20 @@ class KindsWatcher:
         kinds: kinds that are kept up to date.
         registry: broker that knows the workers.
         clock: monotonic seconds.
-        further: learner that is kept up to date as well.
+        before: learner that is told first, as it may change which models are served.
+        after: learner that is told then.
     """
 
     def __init__(
-        self, kinds: ModelKinds, registry: Registry, clock: Callable[[], float], further: Learner | None = None
+        self,
+        kinds: ModelKinds,
+        registry: Registry,
+        clock: Callable[[], float],
+        before: Learner | None = None,
+        after: Learner | None = None,
     ) -> None:
         self._kinds = kinds
-        self._further = further
+        self._before, self._after = before, after
         self._registry = registry
         self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
 
@@ -163,6 +179,6 @@ class KindsWatcher:
     async def look(self) -> None:
         """Look at the workers once."""
         workers: Sequence[WorkerInfo] = await self._registry.workers()
-        self._kinds.learn(workers)
-        if self._further is not None:
-            self._further.learn(workers)
+        for learner in (self._before, self._kinds, self._after):
+            if learner is not None:
+                learner.learn(workers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from headway.config import Settings
 from headway.gateway.weigher import Weigher
-from headway.model import Value, WorkerInfo
+from headway.model import Value, WorkerInfo, WorkerStatus
 
 
 class ModelRules:
@@ -56,12 +57,27 @@ class RuleTable(dict[str, ModelRules]):
         super().__init__()
         of_each: Mapping[str, Settings] = settings.served
         alone = not settings.models
+        self._settings: Mapping[str, Settings] = of_each
         self.unserved = ModelRules("", settings, alone=alone)
         for model in models:
             self[model] = ModelRules(model, of_each.get(model, settings), alone=alone)
 
+    def serve(self, served: Mapping[str, Settings]) -> None:
+        """Go by these settings from now on, and know no other models."""
+        for gone in self.keys() - served.keys():
+            del self[gone]
+        for model, settings in served.items():
+            if model not in self or self._settings.get(model) is not settings:
+                self[model] = ModelRules(model, settings, alone=False)
+        self._settings = served
+
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
-        """Take note of what workers report of weights."""
-        listed = list(workers)
-        for rules in self.values():
+        """Take note of what workers report of weights and versions."""
+        listed, versions = list(workers), defaultdict[str, set[str]](set)
+        for worker in listed:
+            if worker.status is WorkerStatus.HEALTHY and worker.runs.version:
+                versions[worker.model].add(worker.runs.version)
+        for model, rules in self.items():
             rules.weigher.learn(listed)
+            if model in versions:  # Of two at once an answer may come from either; so neither's outcomes are taken.
+                rules.version = ",".join(sorted(versions[model]))

@@ -46,7 +46,8 @@ class ScreenedGateway(Gateway):
         several: SeveralInputs | None = None,
     ) -> bool:
         """Take a request in, if the input policy lets it; see Gateway."""
-        if principal.models and model not in principal.models:  # It is refused for that, and the policy is not shown.
+        if model not in self.kinds or (principal.models and model not in principal.models):
+            # It is refused for that, and the policy is not shown.
             return super().submit(sink, principal, id, options, model, input, parameters, several)
         tier = max(principal.tier, options.tier)
         limits = self.counted(principal.limits)

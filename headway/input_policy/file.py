@@ -86,7 +86,7 @@ def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> Poli
     Arguments:
         path: the file.
         tiers: names of all tiers.
-        models: names of the models that are served.
+        models: names of the models that are served; empty where others may come, so that a rule may name any.
 
     Raises:
         SettingError: the file cannot be read, or a line of it is wrong; names the key, its value, why, and how to mend it.
@@ -157,7 +157,7 @@ def _rule(where: str, row: Mapping[str, object], known: Mapping[str, tuple[str, 
     _check_kind(where, rule, kinds[0])
     for key, names in known.items():
         for name in getattr(rule, key):
-            if name not in names:
+            if names and name not in names:
                 near = difflib.get_close_matches(name, names, 1)
                 raise SettingError(f"{where}.{key}", name, "is not there", f"Use {' or '.join(near or names)}.")
         if key in row and not row[key]:

@@ -21,6 +21,7 @@ from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerIn
 from headway.model.identity import ApiKey, Limit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
+from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
 from headway.model.value import WARM_UP, Signature, Value, ValueKind, WeightLine
 
@@ -56,6 +57,7 @@ __all__ = [
     "Value",
     "WARM_UP",
     "WeightLine",
+    "ModelReport",
     "NoWork",
     "WorkerInfo",
     "WorkerStatus",

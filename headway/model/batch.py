@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.model.entry import Entry
+from headway.model.report import ModelReport
 from headway.model.value import Value
 
 
@@ -19,14 +20,14 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         model: name of the model that it serves.
         max_batch: most entries in a batch.
         max_weight: most weight of a batch; 0 where entries are not weighed.
-        version: version of the model that it runs.
+        runs: report on the model that it runs.
     """
 
     worker: str
     model: str
     max_batch: int
     max_weight: int = 0
-    version: str = ""
+    runs: ModelReport = ModelReport()
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from headway.model.report import ModelReport
 from headway.model.value import WeightLine
 
 
@@ -84,7 +85,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         warm_up: sizes and run times in seconds of the batches that its start has run.
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
         weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
-        version: version of the model that it runs.
+        runs: report on the model that it runs.
     """
 
     worker_id: str
@@ -103,7 +104,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     takes: str = ""
     gives: str = ""
     weight: WeightLine | None = None
-    version: str = ""
+    runs: ModelReport = ModelReport()
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -462,7 +462,7 @@ class Batcher:
             takes=signature.takes.value if signature is not None else "",
             gives=signature.gives.value if signature is not None else "",
             weight=signature.weight if signature is not None else None,
-            version=self.slot.version,
+            runs=self.slot.runs,
         )
         try:
             await self._broker.heartbeat(beat)

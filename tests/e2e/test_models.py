@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.client import wait_until
 from tests.e2e.server import Server
 from tests.identity.writing import entry, key_of
+from tests.servers.redis import RedisServer
 
 TARGETS = """
 import time
@@ -121,3 +124,41 @@ def test_a_letter_of_one_model_is_replayed_to_that_model(tmp_path: Path) -> None
         server.check_end()
     finally:
         server.kill()
+
+
+def test_a_gateway_serves_the_models_that_workers_of_the_fleet_bring_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(TARGETS)
+    with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
+
+        def up(role: str, target: str = "", *flags: str) -> Server:
+            server = Server(tmp_path, target, ["--broker", redis.url, *flags], role=role)
+            stack.callback(server.kill)
+            server.ready()
+            return server
+
+        up("worker", "upper=both.py:slow", "--max-batch-size", "4")
+        gateway = up("gateway")
+        client = Client(gateway, "none")
+
+        def listed() -> list[str]:
+            return [model["id"] for model in client.ask("GET", "/v1/models")[1]["data"]]
+
+        assert listed() == ["upper"]
+        assert client.native("a", None)["output"] == "A", "it is the only model"
+        late = up("worker", "marked=both.py:Marked('+')", "--model-version", "3")
+        wait_until(lambda: listed() == ["marked", "upper"])
+        answered = client.native("b", "marked")
+        assert (answered["output"], answered["metadata"]["model_version"]) == ("+b", "3")
+        assert client.native("a", None)["status"] == 400
+        workers = {worker["model"]: worker["version"] for worker in gateway.workers()}
+        assert workers == {"upper": "1", "marked": "3"}
+        other = up("worker", "marked=both.py:slow", "--model-version", "3", "--name", "other")
+        found = gateway.logged("workers run different targets under one model and version")
+        assert (found["model"], found["version"], len(found["workers"].split(", "))) == ("marked", "3", 2)
+        for worker in (late, other):
+            worker.signal()
+            worker.check_end()
+        assert client.native("a", "upper")["output"] == "A"
+        gateway.expected = {"workers run different targets under one model and version"}
+        gateway.signal()
+        gateway.check_end()

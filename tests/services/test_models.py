@@ -17,7 +17,7 @@ from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.model import Failure, Principal, Reply, RequestOptions, Slot
+from headway.model import Failure, ModelReport, Principal, Reply, RequestOptions, Slot
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -56,7 +56,7 @@ class TwoModels:
     def _batcher(self, name: str) -> Batcher:
         own = self.settings.served[name]
         return Batcher(
-            Slot(f"{name}/gpu-0", name, own.max_batch_size, 0, own.model_version),
+            Slot(f"{name}/gpu-0", name, own.max_batch_size, 0, ModelReport(own.model_version)),
             lambda: self.backends[name],
             self.broker,
             policies.build(own.policy, 0.0),

@@ -11,16 +11,14 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
-from headway.brokers.memory.outcomes import lateness_of, letter_of, reply_to, run_of
+from headway.brokers.memory.outcomes import Running, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
-from headway.core.batch import Departure
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
@@ -64,13 +62,6 @@ ROOM_WAIT = 1.0
 """Seconds that a client is told to wait for room."""
 
 
-@dataclass(slots=True)
-class _Running:
-    lease: Lease
-    departure: Departure
-    expires_at: float
-
-
 class MemoryBroker:
     """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
 
@@ -101,7 +92,7 @@ class MemoryBroker:
         self._book = Book()
         self._room = Room(queue_bytes)
         self._dedup = Dedup(kept)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._fences = itertools.count(1)
         self._dead = dead
@@ -175,7 +166,7 @@ class MemoryBroker:
             expires_at=now + LEASE_SECONDS,
             time_left=min(member.due for member in departure.members) - now,
         )
-        self._running[lease.fence] = _Running(lease, departure, lease.expires_at)
+        self._running[lease.fence] = Running(lease, departure, lease.expires_at)
         self._wake_idle(slot.model, now)
         return lease
 
@@ -317,6 +308,11 @@ class MemoryBroker:
         now = self._clock()
         return {model: queue.load(now) for model, queue in self._queues.items()}
 
+    def know(self, models: Mapping[str, QueueLimits]) -> None:
+        """See Broker. The bounds of a queue that is there stay, as its workers are of this process."""
+        for model in models.keys() - self._queues.keys():
+            self._queues[model], self._wakeups[model] = ModelQueue(models[model]), Wakeups()
+
     async def reap(self) -> float:
         """See Broker."""
         now = self._clock()
@@ -429,7 +425,7 @@ class MemoryBroker:
     def _state(self, queued: QueuedEntry) -> EntryState:
         return EntryState.PROCESSING if self._dedup.original_of(queued).state == RUNNING else EntryState.QUEUED
 
-    async def _fail(self, running: _Running, failure: BatchFailure, now: float) -> None:
+    async def _fail(self, running: Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.model]
         left_at = running.departure.left_at
         after = queue.fail(running.departure, failure.cause, now, self._rng)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from headway.core import failures
 from headway.core.batch import Departure
 from headway.core.fair_queue import QueuedEntry
 from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, Value
+
+
+@dataclass(slots=True)
+class Running:
+    """Batch that runs, until instant `expires_at` unless its lease is extended."""
+
+    lease: Lease
+    departure: Departure
+    expires_at: float
 
 
 def reply_to(
@@ -34,4 +44,4 @@ def letter_of(member: QueuedEntry, error: str, cause: str, worker: str) -> DeadL
 def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
     """Run of a batch that ended at instant `now` on `worker`."""
     left_at = departure.left_at
-    return BatchRun(worker, len(departure.members), now - left_at, left_at, lease.slot.version)
+    return BatchRun(worker, len(departure.members), now - left_at, left_at, lease.slot.runs.version)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -101,19 +101,16 @@ class RedisBroker:
         self._kept = kept
         self._kept_found: tuple[tuple[int, int], KeptLimits] | None = None
         self._connection.process = connection.process or str(uuid_utils.uuid7())
-        self._queues = {
-            model: [
-                Queue(connection, model, shard, limits, lease_seconds, self._kept_by_queue) for shard in range(shards)
-            ]
-            for model, limits in models.items()
-        }
-        self._every = [queue for queues in self._queues.values() for queue in queues]
-        self._registry = Registry(connection)
-        self._router = ShardRouter(self._queues, models, self._registry, rng)
         self._counters = counters
         self._rng = rng
-        self._shards = shards
+        self._shards, self._lease_seconds = shards, lease_seconds
         self._mailboxes: dict[str, Mailbox] = {}
+        self._queues: dict[str, list[Queue]] = {}
+        self._limits: dict[str, QueueLimits] = {}
+        self._every: list[Queue] = []
+        self._registry = Registry(connection)
+        self._router = ShardRouter(self._queues, self._limits, self._every, shards, self._registry, rng)
+        self.know(models)
         self._numbers = itertools.count()
         self._doubts: dict[Slot, _Doubt] = {}
         self._idle_at: dict[Slot, Queue] = {}
@@ -155,6 +152,26 @@ class RedisBroker:
         kept = kept.split(parts)
         self._kept_found = found, kept
         return kept
+
+    @property
+    def models(self) -> Collection[str]:
+        """Names of the models that have queues, as they are at any time."""
+        return self._queues.keys()
+
+    def know(self, models: Mapping[str, QueueLimits]) -> None:
+        """See Broker."""
+        for model, limits in models.items():
+            if model in self._queues:
+                for queue in self._queues[model]:
+                    queue.limits = limits
+            else:
+                lease, kept = self._lease_seconds, self._kept_by_queue
+                added = [Queue(self._connection, model, shard, limits, lease, kept) for shard in range(self._shards)]
+                self._queues[model] = added
+                self._every += added
+                for box in self._mailboxes.values():
+                    box.add(added)
+            self._limits[model] = limits
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""

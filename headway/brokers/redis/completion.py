@@ -79,14 +79,14 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
     runs: dict[str, list[wire.WireReply]] = {}
     worths: dict[int, tuple[int, int]] = {}
     bad: list[tuple[int, bytes]] = []
-    worker = lease.slot.worker
+    worker, version = lease.slot.worker, lease.slot.runs.version
     for position in positions:
         entry, item, failure = lease.entries[position], items[position], None
         if item.output is None:
             failure = failures.item_failure(item)
             bad.append((position, wire.encode(wire.WireFailure("item", item.error or "", worker))))
         reply = wire.WireReply(
-            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, lease.slot.version
+            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version
         )
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
@@ -22,19 +22,27 @@ class RedisDeadLetters:
 
     Arguments:
         connection: connection to the server.
-        models: names of the models.
+        models: names of the models, to which others may be added.
         shards: queues that each model is split into.
     """
 
-    def __init__(self, connection: RedisConnection, models: Iterable[str], shards: int = 1) -> None:
+    def __init__(self, connection: RedisConnection, models: Collection[str], shards: int = 1) -> None:
         self._connection = connection
-        self._keys = [f"{connection.prefix}:{{{model}:{shard}}}:" for model in models for shard in range(shards)]
+        self._models = models
+        self._shards = shards
+
+    @property
+    def _keys(self) -> list[str]:
+        """Prefix of the keys of each queue."""
+        prefix, shards = self._connection.prefix, range(self._shards)
+        return [f"{prefix}:{{{model}:{shard}}}:" for model in self._models for shard in shards]
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
         failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
         model = f"{{{letter.entry.model}:"
-        key = next((key for key in self._keys if model in key), self._keys[0])
+        keys = self._keys
+        key = next((key for key in keys if model in key), keys[0])
         packed = wire.pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(letter.entry))
         await self._connection.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
 

@@ -6,7 +6,7 @@ It reads each queue's stream on from the last id, and keeps replies until the ga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -72,6 +72,15 @@ class Mailbox:
             await self._arrival.wait()
         replies = [reply for read in self._reads for reply in read.replies]
         return replies, self._acknowledged + len(replies)
+
+    def add(self, queues: Iterable[Queue]) -> None:
+        """Read out of these queues too, at once if somebody waits for replies."""
+        added = [_Stream(queue) for queue in queues]
+        reads = any(stream.task is not None and not stream.task.done() for stream in self._streams)
+        self._streams += added
+        if reads:
+            for stream in added:
+                stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
 
     async def close(self) -> None:
         """Stop reading."""

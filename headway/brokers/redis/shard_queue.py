@@ -93,6 +93,7 @@ class Queue:
         losses: number of times that it was lost.
         headway: seconds between departures, below 0 when the policy does not space them.
         in_use: shards that the model's load is spread over now.
+        limits: bounds of the queue.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ class Queue:
         self.headway = -1.0
         self._key = f"{connection.prefix}:{{{model}:{shard}}}:"
         self.in_use = 1
-        self._limits = limits
+        self.limits = limits
         self._lease_seconds = lease_seconds
         self._kept_limits = kept
-        self._settings: tuple[tuple[int, KeptLimits] | None, str] = None, ""
+        self._settings: tuple[tuple[int, KeptLimits, QueueLimits] | None, str] = None, ""
         self._counts_key = f"{self._key}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._rate_limit_cache = RateLimitCache()
         self._offset = 0.0
@@ -350,14 +351,13 @@ class Queue:
                 self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     def _head(self) -> tuple[object, ...]:
-        key = self.in_use, self._kept_limits()
+        key = self.in_use, self._kept_limits(), self.limits
         if self._settings[0] != key:
             self._settings = key, self._packed_settings(*key)
         return self.connection.clock_text(), self._settings[1]
 
-    def _packed_settings(self, in_use: int, kept: KeptLimits) -> str:
+    def _packed_settings(self, in_use: int, kept: KeptLimits, limits: QueueLimits) -> str:
         """Settings of the queue, as the functions take them."""
-        limits = self._limits
         last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
         settings = QueueSettings(
             tiers=limits.tiers,

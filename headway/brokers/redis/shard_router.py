@@ -33,6 +33,8 @@ class ShardRouter:
     Arguments:
         queues: queues of each model, one for each shard.
         limits: bounds of the queues.
+        every: all queues.
+        shards: queues of each model.
         registry: worker registry.
         rng: uniform in [0, 1).
     """
@@ -41,14 +43,16 @@ class ShardRouter:
         self,
         queues: Mapping[str, Sequence[Queue]],
         limits: Mapping[str, QueueLimits],
+        every: Sequence[Queue],
+        shards: int,
         registry: Registry,
         rng: Callable[[], float],
     ) -> None:
         self._queues = queues
         self._limits = limits
         self._registry = registry
-        self._shards = max(len(of) for of in queues.values())
-        self._every = [queue for of in queues.values() for queue in of]
+        self._shards = shards
+        self._every = every
         self._census: dict[str, list[str]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None

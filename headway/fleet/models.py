@@ -1,0 +1,93 @@
+"""Models of a fleet, as its workers report them: they come and go while its processes run.
+
+A model that a process has settings for is served as these say, whether it has a worker or not. Any other is served from
+the moment at which a worker reports it, on the terms that this one reports, until the registry has forgotten the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from headway.config import FIELDS, Settings, on_terms
+from headway.model import ModelReport, WorkerInfo, WorkerStatus
+
+log = structlog.get_logger(__name__)
+
+Serve = Callable[[Mapping[str, Settings]], None]
+"""Function that has a process serve these models, and no others."""
+
+
+class FleetModels:
+    """Models of the fleet, as one process knows them.
+
+    Arguments:
+        settings: settings of the process.
+        serve: called with the settings of all models whenever there are others, or other terms.
+    """
+
+    def __init__(self, settings: Settings, serve: Serve) -> None:
+        self._settings = settings
+        self._own = settings.served
+        self._presumed = settings.model if _is_presumed(settings) else ""
+        """Model that is served only as long as nothing is known of the fleet, as nobody has named it."""
+        self._serve = serve
+        self._terms: dict[str, ModelReport] = {}
+        self._served: Mapping[str, Settings] = self._own
+        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of the models that workers report."""
+        reports = _reports(workers)
+        self._warn_of_namesakes(workers)
+        served = dict(self._own)
+        for model, report in reports.items():
+            if model not in self._own:
+                known = self._served.get(model)
+                told_again = known is not None and self._terms.get(model) == report
+                served[model] = known if known and told_again else on_terms(self._settings, model, report.terms)
+        if self._presumed and len(served) > 1 and self._presumed not in reports:
+            del served[self._presumed]
+        self._terms = reports
+        if served.keys() != self._served.keys() or any(served[name] is not self._served[name] for name in served):
+            self._tell(served)
+            self._served = served
+            self._serve(served)
+
+    def _tell(self, served: Mapping[str, Settings]) -> None:
+        for model in served.keys() - self._served.keys():
+            log.info("a model is served", model=model, max_batch_size=served[model].max_batch_size)
+        for model in self._served.keys() - served.keys():
+            log.info("a model is no longer served, as it has no worker", model=model)
+
+    def _warn_of_namesakes(self, workers: Iterable[WorkerInfo]) -> None:
+        """Log that workers run different targets under one name and version: answers come from either."""
+        targets: dict[tuple[str, str], dict[str, str]] = {}
+        for worker in workers:
+            if worker.status is WorkerStatus.HEALTHY and worker.runs.target:
+                of_one = targets.setdefault((worker.model, worker.runs.version), {})
+                of_one.setdefault(worker.runs.target, worker.worker_id)
+        for (model, version), found in targets.items():
+            key = model, version, tuple(sorted(found))
+            if len(found) > 1 and key not in self._told:
+                self._told.add(key)
+                hint = "Give each target a version of its own (--model-version), or serve one of them."
+                log.warning(
+                    "workers run different targets under one model and version",
+                    model=model, version=version, workers=", ".join(sorted(found.values())), hint=hint,
+                )  # fmt: skip
+
+
+def _is_presumed(settings: Settings) -> bool:
+    return not settings.models and settings.model == FIELDS["model"].default
+
+
+def _reports(workers: Iterable[WorkerInfo]) -> dict[str, ModelReport]:
+    """Report on each model: that of its first healthy worker or, where there is none, of its first."""
+    found: dict[str, tuple[bool, str, ModelReport]] = {}
+    for worker in workers:
+        this = worker.status is not WorkerStatus.HEALTHY, worker.worker_id, worker.runs
+        if worker.model not in found or this[:2] < found[worker.model][:2]:
+            found[worker.model] = this
+    return {model: report for model, (_, _, report) in found.items()}

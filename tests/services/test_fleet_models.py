@@ -1,0 +1,124 @@
+"""Models of a fleet, as a gateway learns them from the reports of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.config import Settings, on_terms, terms_of
+from headway.config.models import ModelSettings
+from headway.fleet.models import FleetModels
+from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_rules import RuleTable
+from headway.model import ModelReport, WorkerInfo, WorkerStatus
+
+
+def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY, **own: object) -> WorkerInfo:
+    target = str(own.pop("target", ""))
+    settings = Settings(**own)  # type: ignore[arg-type]
+    report = ModelReport(settings.model_version, target, terms_of(settings))
+    return WorkerInfo(worker_id=id or f"{model}/gpu-0", model=model, status=status, runs=report)
+
+
+class Known:
+    """What a process was last told to serve."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = Settings(**settings)  # type: ignore[arg-type]
+        self.kinds = ModelKinds([*self.settings.served], self.settings)
+        self.rules = RuleTable(self.settings, self.settings.served)
+        self.told = 0
+        self.models = FleetModels(self.settings, self._serve)
+
+    def _serve(self, served: Mapping[str, Settings]) -> None:
+        self.told += 1
+        self.rules.serve(served)
+        self.kinds.serve(served)
+
+    def learn(self, *workers: WorkerInfo) -> list[str]:
+        self.models.learn(workers)
+        self.kinds.learn(workers)
+        self.rules.learn(workers)
+        return self.kinds.models
+
+
+def test_models_come_and_go_with_their_workers() -> None:
+    known = Known()
+    assert known.learn() == ["default"]
+    assert known.learn(worker("a"), worker("b")) == ["a", "b"], "nobody has named the model default"
+    assert known.learn(worker("a")) == ["a"]
+    assert known.learn(worker("a", status=WorkerStatus.OFFLINE)) == ["a"], "it may come back"
+    assert known.learn() == ["default"]
+
+
+def test_nothing_is_told_while_nothing_changes() -> None:
+    known = Known()
+    for _ in range(3):
+        known.learn(worker("a"), worker("b"))
+    assert known.told == 1
+
+
+def test_a_learned_model_is_served_on_the_terms_of_its_workers() -> None:
+    known = Known(queue_timeout_ms=1500.0)
+    known.learn(
+        worker("a", max_batch_size=100, cache=True), worker("b", request_timeout_ms=1000.0, queue_timeout_ms=500.0)
+    )
+    a, b = known.rules["a"], known.rules["b"]
+    assert (a.settings.max_batch_size, a.sharing, a.queue_timeout) == (100, True, 1.5)
+    assert (b.sharing, b.queue_timeout, b.longest) == (False, 0.5, 1.0)
+    known.learn(worker("a", max_batch_size=50))
+    assert known.rules["a"].settings.max_batch_size == 50
+
+
+def test_what_the_process_itself_says_of_a_model_holds() -> None:
+    own = (ModelSettings("a", values=(("max_batch_size", 7),)),)
+    known = Known(models=own)
+    assert known.learn(worker("a", max_batch_size=100), worker("b")) == ["a", "b"]
+    assert known.rules["a"].settings.max_batch_size == 7
+    assert known.learn() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "default"),
+    [
+        ({}, ["a"], "a"),
+        ({}, ["a", "b"], ""),
+        ({"default_model": "b"}, ["a", "b"], "b"),
+        ({"default_model": "b"}, ["a", "c"], ""),
+        ({"model": "b"}, ["a", "b"], "b"),
+        ({}, ["a", "default"], "default"),
+    ],
+)
+def test_an_unnamed_request_means(settings: dict[str, object], workers: list[str], default: str) -> None:
+    known = Known(**settings)
+    known.learn(*map(worker, workers))
+    assert known.kinds.default == default
+
+
+def test_dedup_keys_go_by_the_versions_that_workers_run() -> None:
+    known = Known(model="a")
+    known.learn(worker("a", model_version="3"))
+    assert (known.rules["a"].version, known.kinds.versions("a")) == ("3", ("3",))
+    known.learn(worker("a", "x", model_version="3"), worker("a", "y", model_version="4"))
+    assert (known.rules["a"].version, known.kinds.versions("a")) == ("3,4", ("3", "4"))
+
+
+def test_two_targets_under_one_name_and_version_are_warned_of_once() -> None:
+    known = Known(model="a")
+    with capture_logs() as logs:
+        for _ in range(2):
+            known.learn(worker("a", "x", target="1"), worker("a", "y", target="2"))
+        known.learn(worker("a", "x", target="1"), worker("a", "y", target="2", model_version="2"))
+    [warning] = [line for line in logs if line["log_level"] == "warning"]
+    assert (warning["model"], warning["version"], warning["workers"]) == ("a", "1", "x, y")
+
+
+def test_terms_that_do_not_fit_are_left_out() -> None:
+    here = Settings(request_timeout_ms=1000.0, queue_timeout_ms=1000.0)
+    assert on_terms(here, "a", terms_of(Settings(queue_timeout_ms=3000.0))).queue_timeout_ms == 1000.0
+    odd = (("max_batch_size", 8), ("max_queue", -1), ("cache", 3), ("of a later release", "x"), ("port", 1))
+    found = on_terms(here, "a", odd)
+    assert (found.model, found.max_batch_size, found.max_queue, found.cache) == ("a", 8, here.max_queue, False)
+    assert found.port == here.port

@@ -185,6 +185,8 @@ def test_workers_are_listed() -> None:
             "utilisation": 0.0,
             "items_per_second": 0.0,
             "estimated": True,
+            "version": "",
+            "target": "",
             "in_flight": 0,
             "restarts": 0,
             "takes": "text",

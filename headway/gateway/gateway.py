@@ -168,7 +168,7 @@ class Gateway:
             several: request with several inputs of which this is one.
         """
         tier = principal.tier if principal.tier > options.tier else options.tier
-        rules = self.rules.get(model) or self.rules.unserved
+        rules = self.rules[model]
         timeout, longest = options.timeout, rules.longest_task if options.task else rules.longest
         if timeout > longest:
             timeout = longest

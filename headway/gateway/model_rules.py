@@ -43,7 +43,7 @@ class ModelRules:
 
 
 class RuleTable(dict[str, ModelRules]):
-    """Rules by model.
+    """Rules by model; those of a model that is not served are `unserved`.
 
     Arguments:
         settings: settings of the process.
@@ -61,6 +61,9 @@ class RuleTable(dict[str, ModelRules]):
         self.unserved = ModelRules("", settings, alone=alone)
         for model in models:
             self[model] = ModelRules(model, of_each.get(model, settings), alone=alone)
+
+    def __missing__(self, model: str) -> ModelRules:
+        return self.unserved
 
     def serve(self, served: Mapping[str, Settings]) -> None:
         """Go by these settings from now on, and know no other models."""

@@ -113,7 +113,7 @@ async def _claim_on(broker: RedisBroker, worker: str, done: Done) -> None:
             continue
         done.grants.append((claimed.granted_at, len(claimed.entries), worker))
         await asyncio.sleep(BATCH_SECONDS)
-        items = [ItemResult(entry.input.upper()) for entry in claimed.entries]
+        items = [ItemResult(str(entry.input).upper()) for entry in claimed.entries]
         await _surely(done, partial(broker.complete, claimed, items))
 
 

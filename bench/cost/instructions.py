@@ -163,7 +163,7 @@ class Caller:
         return lease
 
     async def complete(self, lease: Lease) -> None:
-        await self.broker.complete(lease, [ItemResult(entry.input.upper()) for entry in lease.entries])
+        await self.broker.complete(lease, [ItemResult(str(entry.input).upper()) for entry in lease.entries])
         _, self._read = await self.broker.replies(GATEWAY, self._read)
 
     async def serve(self, enqueues: int, each: int = 1, tenants: int = 1, task: bool = False) -> None:

@@ -7,8 +7,8 @@ Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a n
 `POST /v1/predict` as octets: in one process with the arena, in one process with frames, and in a fleet over Redis. Where
 `make triton` was run, Triton gets the same octets by its own protocol, in its binary form.
 
-Copies are those of one request: the most memory that each process takes while one large request after the other is in
-hand, less what it took before, in multiples of the payload. Small requests come 20 times a second, alone and beside four large
+Copies are those of one request, with one GPU: the most memory that each process takes while one large request after the
+other is in hand, less what it took before, in multiples of the payload. Small requests come 20 times a second, alone and beside four large
 ones in hand.
 """
 
@@ -68,7 +68,7 @@ class Way:
 
 
 def main() -> int:
-    ways: dict[str, Callable[[str], contextlib.AbstractContextManager[Way]]] = {
+    ways: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Way]]] = {
         "arena": partial(_serve, ()), "frames": partial(_serve, ("--arena-mb", "0")), "redis": _redis,
     }  # fmt: skip
     if triton_server.is_installed():
@@ -83,15 +83,18 @@ def main() -> int:
     rows: list[dict[str, object]] = []
     for name in options.ways:
         for direction in ("in",) if name == "triton" else ("in", "out"):
-            with ways[name](direction) as way:
-                rows.append(_measure(findings, name, direction, way, options.seconds))
+            with ways[name](direction, 1) as way:
+                copies = _copies(way)
+            with ways[name](direction, 2) as way:
+                rows.append(_measure(findings, name, direction, way, copies, options.seconds))
     findings.table(f"{SIZE / 1e6:g} MB, 2 GPUs of 100 ms", rows)
     return findings.close()
 
 
-def _measure(findings: Findings, name: str, direction: str, way: Way, seconds: float) -> dict[str, object]:
+def _measure(
+    findings: Findings, name: str, direction: str, way: Way, copies: dict[str, float], seconds: float
+) -> dict[str, object]:
     """Measure one way in one direction."""
-    copies = _copies(way)
     start, done = way.usage(), [0]
     calm = _small_beside(way, seconds, contextlib.nullcontext)
     middle = way.usage()
@@ -225,15 +228,15 @@ def _asked(direction: str) -> tuple[str, bytes, bytes]:
 
 
 @contextlib.contextmanager
-def _serve(flags: tuple[str, ...], direction: str) -> Iterator[Way]:
+def _serve(flags: tuple[str, ...], direction: str, workers: int) -> Iterator[Way]:
     name, large, small = _asked(direction)
     target = f"bench/stand/large_targets.py:{name}"
-    with stand.headway(target, "--workers", "2", *FLAGS, *DEADLINES, *flags, name="payload") as server:
+    with stand.headway(target, "--workers", str(workers), *FLAGS, *DEADLINES, *flags, name="payload") as server:
         yield Way(server.url, large, small, _pids(server), server.usage)
 
 
 @contextlib.contextmanager
-def _redis(direction: str) -> Iterator[Way]:
+def _redis(direction: str, workers: int) -> Iterator[Way]:
     name, large, small = _asked(direction)
     with fleet.fleet(
         f"bench/stand/large_targets.py:{name}",
@@ -241,15 +244,16 @@ def _redis(direction: str) -> Iterator[Way]:
         "8",
         name="payload",
         gateway_flags=("--max-body-bytes", str(BODY_LIMIT), *DEADLINES),
-        worker_flags=("--workers", "2"),
+        worker_flags=("--workers", str(workers)),
     ) as made:
         pids = {pid: role for server in made.every() for pid, role in _pids(server).items()}
         pids[made.redis.server.pid] = "redis"
+        made.gateways[0].wait_for(lambda: _takes(made.url, small))
         yield Way(made.url, large, small, pids, made.usage)
 
 
 @contextlib.contextmanager
-def _triton(direction: str) -> Iterator[Way]:
+def _triton(direction: str, workers: int) -> Iterator[Way]:
     with triton_server.upper(batch_ms=100.0) as server:
         large, small = (_tensor(os.urandom(size)) for size in (SIZE, SMALL))
         yield Way(server.url, large, small, _pids(server), server.usage)
@@ -262,6 +266,16 @@ def _tensor(octets: bytes) -> bytes:
     head = json.dumps({"inputs": [tensor]}).encode()
     body = head + len(octets).to_bytes(4, "little") + octets
     return _post("/v2/models/measure/infer", body, f"Inference-Header-Content-Length: {len(head)}")
+
+
+def _takes(url: str, request: bytes) -> bool:
+    """Whether a gateway has heard by now what its workers take."""
+    with contextlib.closing(_Client(url)) as client:
+        try:
+            client.ask(request)
+        except Broken:
+            return False
+    return True
 
 
 def _pids(server: Server) -> dict[int, str]:

@@ -25,6 +25,7 @@ from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
+from headway.runtime.memory_reuse import reuse_large_blocks
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +54,7 @@ async def run(
         TargetError: the target cannot be loaded or breaks the rules.
         BrokerUnavailable: the broker does not answer.
     """
+    reuse_large_blocks()
     process = build(settings, role, target)
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []
     watched = {str(target): files for target in targets if (files := _files_of(target)) is not None}

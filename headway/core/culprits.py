@@ -50,7 +50,7 @@ def digest(entry: Entry) -> bytes:
     """Digest of an input, within its model's queue, under which its failure is remembered."""
     hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
     hashed.update(entry.parameters)
-    hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + entry.input)
+    hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + octets(entry.input))
     return hashed.digest()
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from headway.model import Value
+from headway.model import Octets, Value
 
 Form = Literal["NFC", "NFKC"]
 """Form of normalisation."""
@@ -144,9 +144,11 @@ class Screen:
         """Value as the model gets it, and the name of the rule that refuses it; empty where none does.
 
         Of a JSON value each text is looked at, decoded, names of members among them, also of those that another of the same
-        name hides.
+        name hides. Octets are looked at if they are UTF-8.
         """
-        return self.text(value, noted) if isinstance(value, str) else self._json(value, noted)
+        if isinstance(value, str):
+            return self.text(value, noted)
+        return self._json(value, noted) if isinstance(value, bytes) else self._octets(value, noted)
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
         """Text as the model gets it, and the name of the rule that refuses it; empty where none does."""
@@ -167,6 +169,13 @@ class Screen:
                 return text, name
         return text, ""
 
+    def _octets(self, value: Octets, noted: Noted) -> tuple[Octets, str]:
+        text = text_of(value)
+        if text is None:
+            return value, ""
+        changed, refusing = self.text(text, noted)
+        return (value if changed == text else Octets(changed.encode())), refusing
+
     def _json(self, value: bytes, noted: Noted) -> tuple[bytes, str]:
         strings = set(_STRING.findall(value))
         if len(strings) > MOST_TEXTS and _refused(TOO_MANY, not self._enforced, noted):
@@ -185,10 +194,20 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Texts in a value, in order: a text itself, or each text in a JSON value once."""
+    """Texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value once."""
     if isinstance(value, str):
         return [value]
+    if isinstance(value, Octets):
+        return [found] if (found := text_of(value)) else []
     return [_read_text(string) for string in dict.fromkeys(_STRING.findall(value))]
+
+
+def text_of(octets: Octets) -> str | None:
+    """Text that octets are in UTF-8; None where they are none."""
+    try:
+        return octets.content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def normalise(text: str, form: Form) -> str | None:

@@ -71,24 +71,26 @@ def read(text: bytes) -> Value:
 
 
 def build(value: Value) -> object:
-    """Python's own form of a value.
+    """Python's own form of a value; of octets, their text in base64.
 
     Raises:
         msgspec.MsgspecError: a number in it is out of range.
     """
-    return value if isinstance(value, str) else parameters.decode(value)
+    return parameters.decode(value) if isinstance(value, bytes) else shown(value)
 
 
 def name_of(value: Value) -> str:
     """Name of a value's type, as messages have it."""
-    if isinstance(value, str):
-        return "str"
-    return _NAMES.get(chr(value[0]), "number")
+    if isinstance(value, bytes):
+        return _NAMES.get(chr(value[0]), "number")
+    return "str" if isinstance(value, str) else "octets"
 
 
 def as_json(value: Value) -> bytes:
-    """JSON text of a value. Raises UnicodeEncodeError for a text with a lone surrogate."""
-    return msgspec.json.encode(value) if isinstance(value, str) else value
+    """JSON text of a value; octets become a text in base64. Raises UnicodeEncodeError for a text with a lone surrogate."""
+    if isinstance(value, bytes):
+        return value
+    return msgspec.json.encode(value if isinstance(value, str) else value.content)
 
 
 def of_json(text: bytes) -> Value:
@@ -101,26 +103,33 @@ def of_json(text: bytes) -> Value:
 
 def embedded(value: Value) -> str | msgspec.Raw:
     """A value as an encoder of JSON takes it."""
-    return value if isinstance(value, str) else msgspec.Raw(value)
+    if isinstance(value, str):
+        return value
+    return msgspec.Raw(value if isinstance(value, bytes) else as_json(value))
 
 
 def shown(value: Value) -> str:
-    """Text of a value, for people to read: a text as it is, any other value as JSON."""
-    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+    """Text of a value, for people to read: a text as it is, octets in base64, any other value as JSON."""
+    if isinstance(value, str):
+        return value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else as_json(value)[1:-1].decode()
 
 
 def octets(value: Value) -> bytes:
     """Bytes of a value."""
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) else value.content
 
 
 def canonical(value: Value) -> bytes:
     """Bytes that are equal for values that mean the same, and differ for others.
 
-    A JSON text stays as it is if it is long, or if it holds a number out of range.
+    A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
+    base64.
     """
-    if isinstance(value, str):
-        return octets(value)
+    if not isinstance(value, bytes):
+        return octets(shown(value))
     try:
         return b"\0" + parameters.canonical(value)
     except msgspec.MsgspecError:
@@ -129,7 +138,7 @@ def canonical(value: Value) -> bytes:
 
 def room(value: Value) -> int:
     """Most bytes that a value takes in memory: four for each character of a text beyond ASCII."""
-    return len(value) if isinstance(value, bytes) or value.isascii() else 4 * len(value)
+    return 4 * len(value) if isinstance(value, str) and not value.isascii() else len(value)
 
 
 def _proper(string: bytes) -> str:

@@ -27,9 +27,9 @@ UNKNOWN = WeightLine(0.0, 1.0)
 
 def octets(value: Value) -> int:
     """Length of a value in octets of UTF-8."""
-    if isinstance(value, bytes) or value.isascii():
-        return len(value)
-    return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, str) and not value.isascii():
+        return len(value.encode("utf-8", "surrogatepass"))
+    return len(value)
 
 
 def estimated(line: WeightLine, value: Value) -> int:

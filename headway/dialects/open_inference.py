@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from headway.core.excerpt import excerpt
+from headway.core.values import octets
 from headway.dialects import json_lists
 from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, raw_members
 from headway.model import ItemResult, Signature, Value, ValueKind
@@ -108,7 +109,7 @@ class TensorDialect(Dialect, frozen=True):
 
 def packed(inputs: Sequence[Value]) -> bytes:
     """Inputs as the elements of a tensor, in the binary form."""
-    return pack([value.encode() if isinstance(value, str) else value for value in inputs])
+    return pack([value.encode() if isinstance(value, str) else octets(value) for value in inputs])
 
 
 def sent_parameters(parameters: Sequence[bytes]) -> dict[str, Any]:

@@ -374,6 +374,7 @@ class BrokerSession:
             if replies is not None:
                 self._found()
                 self._on_event(self, Replied(replies))
+            replies = None  # Else the last outputs would be there until the next ones come.
 
     async def _read(self) -> Sequence[Reply] | None:
         """Read the next replies; None when a new epoch began meanwhile."""

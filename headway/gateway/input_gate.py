@@ -21,12 +21,12 @@ from functools import partial
 import msgspec
 
 from headway.core import failures
-from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, texts_of
+from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, text_of, texts_of
 from headway.gateway.judge import CallerId, Judge, Question, Verdict
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import PendingRequest
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Failure, Value, ValueKind
+from headway.model import Failure, Octets, Value, ValueKind
 from headway.runtime.counters import Counters
 
 
@@ -284,7 +284,7 @@ def _of_several(failure: Failure, position: int, count: int) -> Failure:
 
 def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:
     """Value as the model gets it, and the rule that refuses it. Octets are looked at if they are UTF-8."""
-    if not octets:
+    if not octets or isinstance(value, Octets):
         return screen.value(value, noted)
     text = _decoded(value)
     if text is None:
@@ -294,7 +294,9 @@ def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple
 
 
 def _decoded(value: Value) -> str | None:
-    """Text that octets in base64 stand for; None where they are no text."""
+    """Text that octets, or octets in base64, stand for; None where they are no text."""
+    if isinstance(value, Octets):
+        return text_of(value)
     try:
         return base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):

@@ -15,7 +15,7 @@ from headway import errors
 from headway.config import Settings
 from headway.core import failures
 from headway.core.values import name_of
-from headway.model import Failure, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -116,7 +116,7 @@ class ModelKinds:
         if model not in self._models:
             there = self.visible(only)
             return failures.no_model(model, there) if model else failures.no_default(there)
-        if self.takes(model) is not ValueKind.BYTES:
+        if self.takes(model) is not ValueKind.BYTES or isinstance(input, Octets):
             return None
         try:
             if isinstance(input, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 
 from headway.config import Settings
@@ -12,7 +12,7 @@ from headway.grpc import messages
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.exchange import Exchange, Written
-from headway.model import RequestOptions, Value, ValueKind
+from headway.model import Octets, RequestOptions, Value, ValueKind
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
@@ -31,7 +31,7 @@ def predict_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
         asked = messages.read(_REQUEST, body)
         model = asked.model_id or kinds.default
         octets = kinds.takes(model) is ValueKind.BYTES
-        input: Value = b64encode(asked.input_data).decode() if octets else text(asked.input_data)
+        input: Value = Octets(asked.input_data) if octets else text(asked.input_data)
 
         def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
             output = octets_of(outputs[0], kinds.gives(model) is ValueKind.BYTES)
@@ -49,6 +49,8 @@ def octets_of(output: Value, encoded: bool) -> bytes:
     Raises:
         UnicodeEncodeError: the output holds a lone surrogate.
     """
+    if isinstance(output, Octets):
+        return output.content
     if isinstance(output, str):
         return b64decode(output) if encoded else output.encode()
     return values.as_json(output)

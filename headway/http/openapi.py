@@ -140,6 +140,9 @@ def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
         if kinds[0] is not ValueKind.BYTES
         else {"description": "The input itself."}
     }
+    operation["responses"]["200"]["content"]["application/octet-stream"] = {
+        "schema": {"description": "The output itself, where `Accept` asks for it, or where the body and it are octets."}
+    }
     return item
 
 

@@ -26,6 +26,7 @@ from headway.http.authentication import Authentication
 from headway.http.error_responses import refusal
 from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
+from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import EntryState, Failure, Principal, Reply
@@ -103,7 +104,8 @@ class _Tasks:
             raise NotFound(failures.no_task().message)
         if isinstance(known, EntryState):
             return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
-        response = _outcome(known, id)
+        raw = read_accept(request.headers.raw, Form.JSON) is Form.OCTETS
+        response = _outcome(known, id, raw)
         if not gateway.broker.kept.keeps(
             known
         ):  # It came to who waited for it; who asks next hears that it was too large.
@@ -145,10 +147,13 @@ def _wait(request: Request) -> float:
     return min(float(values[0]), LONGEST_WAIT)
 
 
-def _outcome(reply: Reply, id: str) -> Response:
+def _outcome(reply: Reply, id: str, raw: bool) -> Response:
+    """Answer with an outcome; with `raw` an output is the body."""
     shown = SHOWN + id
     if reply.output is not None:
         try:
+            if raw:
+                return Response(octets_of(reply.output), media_type=OCTETS.decode())
             return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output)))
         except UnicodeEncodeError:
             failure = no_text()

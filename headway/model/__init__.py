@@ -23,7 +23,7 @@ from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
-from headway.model.value import WARM_UP, Signature, Value, ValueKind, WeightLine
+from headway.model.value import WARM_UP, Octets, Signature, Value, ValueKind, WeightLine
 
 __all__ = [
     "BatchFailure",
@@ -46,6 +46,7 @@ __all__ = [
     "Completion",
     "DedupKey",
     "DedupKind",
+    "Octets",
     "Signature",
     "Slot",
     "EntryState",

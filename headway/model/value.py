@@ -6,9 +6,20 @@ import enum
 
 import msgspec
 
-Value = str | bytes
-"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8. So a value needs no
-label: whoever holds one can show it."""
+
+class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Octets as a value: bytes that stand for themselves, and for no JSON."""
+
+    content: bytes
+
+    def __len__(self) -> int:
+        """Return the number of octets."""
+        return len(self.content)
+
+
+Value = str | bytes | Octets
+"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8; octets are Octets. So a value
+needs no label: whoever holds one can show it."""
 
 
 class ValueKind(enum.Enum):
@@ -19,7 +30,7 @@ class ValueKind(enum.Enum):
     JSON = "json"
     """Any JSON values, texts among them."""
     BYTES = "bytes"
-    """Octets; on their way they are texts, in base64."""
+    """Octets; as a text they are in base64."""
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
     kind    an element of the input, and of the output
     text    the text, in UTF-8
-    bytes   the octets themselves; on their way they are a text in base64
+    bytes   the octets themselves
     json    the JSON text of the value, in UTF-8
 
 While the kind is not known, as no worker has been seen yet, an element is a text.
@@ -11,13 +11,13 @@ While the kind is not known, as no worker has been seen yet, an element is a tex
 from __future__ import annotations
 
 import binascii
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 
 import msgspec
 
 from headway.core import values
-from headway.model import Value, ValueKind
+from headway.model import Octets, Value, ValueKind
 from headway.oip.tensors import Malformed
 
 Element = str | bytes
@@ -45,6 +45,8 @@ def element_of(output: Value, gives: ValueKind | None) -> bytes:
     Raises:
         UnicodeEncodeError: the output holds a lone surrogate.
     """
+    if isinstance(output, Octets):
+        return output.content
     if gives is ValueKind.JSON:
         return values.as_json(output)
     if gives is ValueKind.BYTES and isinstance(output, str):
@@ -57,7 +59,7 @@ def element_of(output: Value, gives: ValueKind | None) -> bytes:
 
 def _value_of(element: Element, takes: ValueKind | None) -> Value:
     if takes is ValueKind.BYTES:
-        return b64encode(element.encode() if isinstance(element, str) else element).decode()
+        return Octets(element.encode() if isinstance(element, str) else element)
     if takes is ValueKind.JSON:
         return _json_value(element.encode() if isinstance(element, str) else element)
     if isinstance(element, bytes):

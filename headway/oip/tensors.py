@@ -73,7 +73,7 @@ def wrong_number(count: int) -> Malformed:
     )
 
 
-def unpack(name: str, octets: bytes, count: int) -> list[bytes]:
+def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     """Elements of an input in its binary form; `count` of them.
 
     Raises:
@@ -94,7 +94,7 @@ def unpack(name: str, octets: bytes, count: int) -> list[bytes]:
                 f"element {position} of input {_quoted(name)} says that it has {length} bytes, and {end - body} are left; expected a "
                 f"length of {_HEAD} bytes, little-endian, before each element"
             )
-        elements.append(octets[body:begin])
+        elements.append(bytes(octets[body:begin]))
     if begin != end:
         raise Malformed(
             f"{end - begin} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"

@@ -8,5 +8,6 @@ request_id     ids that sort by time
 counters       plain counters of what happened
 log            log lines that never block
 file_watcher   changes of files
+memory_reuse   large blocks stay with the process
 folder_lock    turns at files that processes share
 """

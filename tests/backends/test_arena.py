@@ -18,7 +18,7 @@ from headway.backends.process.arena import LARGE
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import ModuleTarget
 from headway.errors import WorkerCrashed
-from headway.model import ItemResult
+from headway.model import ItemResult, Octets
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 from tests.backends.worker_process import LONG, build, descriptors
@@ -50,7 +50,7 @@ def started(name: str, act: Act, arena_bytes: int = 4 * MB) -> Counter[tuple[str
 
     async def main() -> None:
         backend = build(
-            ModuleTarget("tests.targets.large", name),
+            ModuleTarget("tests.targets.large", *name.strip(")").split("(")),
             Recorder(),
             arena_bytes=arena_bytes,
             count=lambda direction, by_arena: counted.update([(direction, by_arena)]),
@@ -84,6 +84,50 @@ def test_large_values_that_are_no_texts_go_by_the_arena_too() -> None:
         assert await backend.run(batch(value, '"' * LARGE), LONG) == [ItemResult(value), ItemResult('"' * LARGE)]
 
     assert started("echo_values", act) == {("in", True): 2, ("out", True): 2}
+
+
+def test_octets_go_and_come_as_they_are_by_the_arena_and_in_the_frame() -> None:
+    values = [Octets(os.urandom(size)) for size in (0, 3, LARGE, 700_000)]
+
+    async def act(backend: ProcessBackend) -> None:
+        items = await backend.run(batch(*values, "YWI="), LONG)
+        assert items == [ItemResult(Octets(one.content[::-1])) for one in [*values, Octets(b"ab")]]
+
+    assert started("reverse", act) == {("in", True): 2, ("out", True): 2}
+
+
+def test_octets_come_in_the_type_that_the_target_asks_for() -> None:
+    large = Octets(b"ab" * LARGE)
+
+    async def grown(backend: ProcessBackend) -> None:
+        assert await backend.run(batch(Octets(b"a"), large), LONG) == [
+            ItemResult(Octets(b"a\0")),
+            ItemResult(Octets(large.content + b"\0")),
+        ]
+
+    async def viewed(backend: ProcessBackend) -> None:
+        told = ["1 True 61", f"{2 * LARGE} True 6162"]
+        assert await backend.run(batch(Octets(b"a"), large), LONG) == [ItemResult(one) for one in told]
+
+    started("growing", grown)
+    started("sizes", viewed)
+
+
+def test_a_view_that_is_kept_ends_with_its_batch() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        for letter, seen in ((b"a", b"aaa"), (b"b", b"released")):
+            assert await backend.run(batch(Octets(letter * LARGE)), LONG) == [ItemResult(Octets(seen))]
+
+    assert started("Keeps(False)", act) == {("in", True): 2}
+
+
+def test_what_is_made_of_a_view_and_kept_stays_as_it_was_and_the_arena_is_given_up() -> None:
+    async def act(backend: ProcessBackend) -> None:
+        for letter in (b"a", b"b", b"c"):
+            assert await backend.run(batch(Octets(letter * LARGE)), LONG) == [ItemResult(Octets(b"aaa"))]
+        assert arenas() == 0
+
+    assert started("Keeps(True)", act) == {("in", True): 1}
 
 
 def test_values_for_which_the_arena_has_no_room_go_in_the_frame() -> None:

@@ -11,6 +11,7 @@ from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.frames import Answer, NoFrame, Run, ValuesAnswer
 from headway.backends.process.placing import place_inputs, place_outputs, take_inputs, take_outputs
 from headway.core.arena import Place
+from headway.model import Octets
 
 SIZE = 1 << 20
 
@@ -31,25 +32,42 @@ def asked(arena: Arena, *inputs: Any, number: int = 7) -> Run:
 
 
 def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
-    values = ["small", "x" * LARGE, "é" * LARGE, b"[" + b"1," * LARGE + b"1]", ""]
+    values = ["small", "x" * LARGE, "é" * LARGE, b"[" + b"1," * LARGE + b"1]", "", Octets(b"\xff" * LARGE)]
     run = asked(arena, *values)
-    assert run.inputs == ["small", None, None, None, ""]
-    take_inputs(arena, run)
+    assert run.inputs == ["small", None, None, None, "", None]
+    take_inputs(arena, run, lend=False)
     assert run.inputs == values
-    word = Answer(7, [one if isinstance(one, str) else None for one in values], {3: ("no", False)})
+    word = Answer(7, [one if isinstance(one, str) else None for one in values], {3: ("no", False), 5: ("no", False)})
     place_outputs(arena, run, word)
-    assert [one is None for one in word.outputs] == [False, True, True, True, False]
+    assert [one is None for one in word.outputs] == [False, True, True, True, False, True]
     take_outputs(arena, run, word, count)
-    assert word.outputs == ["small", "x" * LARGE, "é" * LARGE, None, ""]
+    assert word.outputs == ["small", "x" * LARGE, "é" * LARGE, None, "", None]
 
 
 def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
     run = asked(arena, "x" * LARGE)
     place_outputs(arena, run, word := ValuesAnswer(7, [b"y" * LARGE], {}))
-    take_inputs(arena, run)
+    take_inputs(arena, run, lend=False)
     assert run.inputs == ["x" * LARGE]
     take_outputs(arena, run, word, count)
     assert word.outputs == [b"y" * LARGE]
+
+
+def test_octets_are_lent_until_they_are_taken_back(arena: Arena) -> None:
+    run = asked(arena, Octets(b"ab" * LARGE))
+    take_inputs(arena, run, lend=True)
+    [lent] = run.inputs
+    assert isinstance(lent, Octets)
+    view = memoryview(lent.content)
+    assert (view.readonly, bytes(view[:4])) == (True, b"abab")
+    assert not arena.take_back(), "something that was made of it is there"
+    view.release()
+    take_inputs(arena, run := asked(arena, Octets(b"cd" * LARGE)), lend=True)
+    [lent] = run.inputs
+    assert isinstance(lent, Octets)
+    assert arena.take_back()
+    with pytest.raises(ValueError, match="released"):
+        len(lent)
 
 
 def test_the_next_batch_takes_the_same_memory(arena: Arena) -> None:

@@ -54,7 +54,7 @@ def test_a_child_leaves_signals_to_its_parent() -> None:
 def test_what_a_child_has_started_ends_with_it() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         [item] = await backend.run(batch("a"), LONG)
-        left = int(item.output or 0)
+        left = int(str(item.output or 0))
         pidfd = os.pidfd_open(left)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, ended.set)

@@ -35,7 +35,7 @@ class Touchy(FakeBackend):
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         items = await super().run(entries, timeout)
         return [
-            ItemResult(None, "cannot digest \x1b[31mthis") if "poison" in entry.input and not self.cured else item
+            ItemResult(None, "cannot digest \x1b[31mthis") if "poison" in str(entry.input) and not self.cured else item
             for entry, item in zip(entries, items, strict=True)
         ]
 

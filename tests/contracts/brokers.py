@@ -36,6 +36,7 @@ from headway.model import (
     Lease,
     Limit,
     NoWork,
+    Octets,
     Reply,
     Slot,
     Subscription,
@@ -299,6 +300,8 @@ async def leave(broker: Broker, *entries: Entry | Subscription) -> None:
 
 def output(input: Value) -> Value:
     """Output of the black box for an input."""
+    if isinstance(input, Octets):
+        return Octets(b"[" + input.content + b"]")
     return f"<{input}>" if isinstance(input, str) else b"[" + input + b"]"
 
 

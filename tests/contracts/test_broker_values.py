@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.brokers.redis import wire
-from headway.model import DedupKind, Entry, Reply, Value
+from headway.model import DedupKind, Entry, Octets, Reply, Value
 from tests.contracts.brokers import Harness, ask, drained, failed, output, story
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, task
 from tests.core.test_values import TREES
 
+OCTETS = Octets(bytes(range(256)))
 ASKED = '{"a":[1,"é",null]}'.encode()
 
 
 @story
 async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harness) -> None:
-    inputs: list[Value] = [ASKED, b"null", b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000]
+    inputs: list[Value] = [ASKED, b"null", b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000, OCTETS]
     entries = [ask(value, id=f"id-{place}") for place, value in enumerate(inputs)]
     assert list(await harness.broker.enqueue(entries)) == [None] * len(entries)
     lease = await harness.claim()
@@ -58,6 +59,31 @@ async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness:
     again = [ask(ASKED, caller="ada"), ask(ASKED.decode(), caller="ada"), ask(b"[]", caller="ada")]
     known = await harness.broker.enqueue(again)
     assert [failure is not None for failure in known] == [True, False, False]
+
+
+@story
+async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Harness) -> None:
+    first = ask(OCTETS, id="first", dedup_keys=(task("first"), key()))
+    await admit(harness, first, ask(OCTETS, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
+    await harness.answer(await harness.claim())
+    replies = await drained(harness)
+    assert {id: replies[id].output for id in ("first", "follower", "poll")} == dict.fromkeys(replies, output(OCTETS))
+    kept = await harness.broker.outcome("t", "first")
+    assert isinstance(kept, Reply)
+    assert kept.output == output(OCTETS)
+    await harness.broker.enqueue([ask(OCTETS, id="bad", caller="ada")])
+    for _ in range(2):
+        await harness.broker.release(await harness.claim(), failed())
+        await harness.advance(1.0)
+    [letter] = await harness.dead.find("bad")
+    assert letter.entry.input == OCTETS
+    assert [failure is not None for failure in await harness.broker.enqueue([ask(OCTETS, caller="ada")])] == [True]
+
+
+@given(st.binary())
+def test_octets_are_packed_for_redis_and_read_as_they_were(octets: bytes) -> None:
+    entry = Entry("id", "m", Octets(octets), 0, "t", "g", 1.0, 1.0)
+    assert wire.read_entry(wire.pack_entry(entry)) == entry
 
 
 @given(TREES, st.booleans())

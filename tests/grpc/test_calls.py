@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from headway.errors import CODES, RequestError
 from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
-from headway.model import DedupKind, Failure, WorkerInfo, WorkerStatus
+from headway.model import DedupKind, Failure, Octets, WorkerInfo, WorkerStatus
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -184,9 +183,9 @@ def test_a_model_that_takes_octets_gets_them_and_gives_them() -> None:
         port.gateway.kinds.learn(
             [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
         )
-        port.gateway.output = base64.b64encode(b"\xfe\x00").decode()
+        port.gateway.output = Octets(b"\xfe\x00")
         assert predicted(await port.client().ask(PREDICT, predict(b"\xff\x00"))).output == b"\xfe\x00"
-        assert port.gateway.asked[0].input == base64.b64encode(b"\xff\x00").decode()
+        assert port.gateway.asked[0].input == Octets(b"\xff\x00")
 
     served(main)
 

@@ -135,7 +135,7 @@ class EchoGateway:
         self.kept = False
         self.detached: list[tuple[str, str]] = []
         self.failure: Failure | None = None
-        self.output: str | None = None
+        self.output: Value | None = None
         self.asked: list[Asked] = []
         self.abandoned: list[tuple[str, str]] = []
         self.waiting: list[Asked] = []

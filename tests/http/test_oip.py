@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from tests.http.stand import Answer, Stand, post, served
 
@@ -136,11 +136,11 @@ def test_a_length_of_0_means_that_the_body_is_one_element() -> None:
 
 def test_octets_and_json_texts_are_elements_for_models_that_take_them() -> None:
     async def main(stand: Stand) -> None:
-        stand.gateway.output = "/wA="
+        stand.gateway.output = Octets(b"\xff\x00")
         learn(stand, "bytes", "bytes")
         asked = binary(pack([b"\xff\x00"]), parameters={"binary_data_output": True})
         assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
-        assert [one.input for one in stand.gateway.asked] == ["/wA="]
+        assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
         answer = await stand.ask(binary(pack([b"a"])))
         assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
         stand.gateway.output = None

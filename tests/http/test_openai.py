@@ -140,13 +140,13 @@ def test_a_stream_has_a_chunk_for_each_choice_and_an_end() -> None:
 def test_a_target_may_tell_usage_and_why_it_finished() -> None:
     async def main(stand: Stand) -> None:
         told = {"text": "é", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
-        stand.gateway.output = json.dumps(told).encode()  # type: ignore[assignment]
+        stand.gateway.output = json.dumps(told).encode()
         answer = await stand.ask(asked(COMPLETIONS, n=2))
         assert [(one["text"], one["finish_reason"]) for one in answer.json["choices"]] == [("é", "length")] * 2
         assert answer.json["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
         *_, last = events(await stand.ask(asked(CHAT, stream=True, stream_options={"include_usage": True})))
         assert last["usage"]["total_tokens"] == 5
-        stand.gateway.output = b'{"text": 3}'  # type: ignore[assignment]
+        stand.gateway.output = b'{"text": 3}'
         answer = await stand.ask(asked(COMPLETIONS))
         assert (answer.json["choices"][0]["text"], answer.json["usage"]["total_tokens"]) == ('{"text": 3}', 0)
         assert "usage" not in (await stand.ask(asked(CHAT))).json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -92,17 +91,6 @@ def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
     assert short.read_value('{"input": ["é"]}'.encode())[1] == '["é"]'.encode()
     with pytest.raises(Exception, match="has 6 characters; at most 5"):
         short.read_value(b'{"input": ["ab"]}')
-
-
-def test_octets_are_asked_for_and_answered_in_base64() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.kinds.learn(workers("bytes"))
-        octets = bytes(range(256))
-        raw = post(octets, "/v1/predict?model_id=default", "Content-Type: application/octet-stream")
-        assert (await stand.ask(raw)).status == 200
-        assert base64.b64decode(str(stand.gateway.asked[0].input)) == octets
-
-    served(main)
 
 
 def test_octets_that_are_no_base64_are_refused_and_counted() -> None:

@@ -49,7 +49,7 @@ def test_everybody_gets_their_own_answer_whatever_they_are_called(harness: Stand
             lease = await harness.claim()
             ran += lease.entries
             await harness.answer(lease)
-        assert sorted(rider.input for rider in ran) == sorted(entry.input for entry in others)
+        assert sorted(str(rider.input) for rider in ran) == sorted(str(entry.input) for entry in others)
         if others:
             replies, cursor = await harness.broker.replies(gateway, 0)
             told = {(reply.tenant, reply.id): reply.output for reply in replies}

@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 def poison(entries: Sequence[Entry]) -> BackendError | None:
-    if any("poison" in entry.input for entry in entries):
+    if any("poison" in str(entry.input) for entry in entries):
         return BatchRaised("ValueError: poison")
     return None
 

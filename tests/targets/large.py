@@ -86,3 +86,37 @@ def dies(inputs: list[str]) -> list[str]:
     if inputs[0].startswith("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     return inputs
+
+
+def reverse(inputs: list[bytes]) -> list[bytes]:
+    return [octets[::-1] for octets in inputs]
+
+
+def growing(inputs: list[bytearray]) -> list[bytearray]:
+    for octets in inputs:
+        octets.append(0)
+    return inputs
+
+
+def sizes(inputs: list[memoryview]) -> list[str]:
+    return [f"{view.nbytes} {view.readonly} {bytes(view[:2]).hex()}" for view in inputs]
+
+
+class Keeps:
+    """Answers with what it sees in what it has kept of its first input: the view itself, or what it made of that."""
+
+    def __init__(self, made: bool) -> None:
+        self.made = made
+        self.kept: memoryview | None = None
+
+    def __call__(self, inputs: list[memoryview]) -> list[bytes]:
+        if self.kept is None:
+            self.kept = inputs[0][:3] if self.made else inputs[0]
+        return [_look(self.kept) for _ in inputs]
+
+
+def _look(view: memoryview) -> bytes:
+    try:
+        return bytes(view[:3])
+    except ValueError:
+        return b"released"

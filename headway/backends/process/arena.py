@@ -9,10 +9,13 @@ Where a value lies: `core.arena`. Elsewhere than on Linux there is no arena, and
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import mmap
 import os
 import sys
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from headway.core.arena import Place
 
@@ -42,6 +45,8 @@ class Arena:
     def __init__(self, memory: mmap.mmap) -> None:
         self.size = len(memory)
         self._memory = memory
+        self._views: list[memoryview] = []
+        self._lent: list[weakref.ref[Any]] = []
 
     def write(self, place: Place, value: str | bytes) -> None:
         """Write a value to its place; a text is ASCII."""
@@ -62,6 +67,32 @@ class Arena:
         """Text that lies at a place, where the other side is trusted to leave it as it is."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
+
+    def lend(self, place: Place) -> memoryview:
+        """View of what lies at a place, which user code may only read, and only until `take_back`."""
+        import ctypes  # `not_outlive` has loaded it.
+
+        lent = (ctypes.c_char * place.length).from_buffer(self._memory, place.offset)
+        self._lent.append(weakref.ref(lent))
+        view = memoryview(lent).cast("B").toreadonly()
+        self._views.append(view)
+        return view
+
+    def take_back(self) -> bool:
+        """End all views that were lent. False when something that was made of one is still there."""
+        for view in self._views:
+            with contextlib.suppress(BufferError):
+                view.release()
+        self._views.clear()
+        kept = self._kept()
+        if kept:
+            gc.collect()
+            kept = self._kept()
+        self._lent.clear()
+        return not kept
+
+    def _kept(self) -> bool:
+        return any(lent() is not None for lent in self._lent)
 
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:

@@ -27,10 +27,11 @@ from headway.backends.process.frames import (
     Build,
     Failed,
     NoFrame,
+    OctetsAnswer,
+    Outputs,
     Ready,
     Run,
     TargetRefused,
-    ValuesAnswer,
 )
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.placing import Count, place_inputs, take_outputs
@@ -48,7 +49,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import Entry, ItemResult, Signature, Value
+from headway.model import Entry, ItemResult, Octets, Signature, Value
 
 STOP_GRACE = 5.0
 """Seconds an idle child has to end by itself after its pipe was closed."""
@@ -326,10 +327,12 @@ class ProcessBackend:
 
     def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
         """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
+        if isinstance(word, Failed | Outputs) and word.keeps:
+            self._leave_arena(child)
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
         try:
-            if not isinstance(word, Answer | ValuesAnswer) or word.number != batch.number:
+            if not isinstance(word, Outputs) or word.number != batch.number:
                 raise NoFrame("a word about something else")
             if len(word.outputs) != len(batch.inputs):
                 raise NoFrame("another number of outputs")
@@ -341,15 +344,28 @@ class ProcessBackend:
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         if isinstance(word, Answer):
             items = [ItemResult(output) for output in word.outputs]
+        elif isinstance(word, OctetsAnswer):
+            items = [ItemResult(None if one is None else Octets(one)) for one in word.outputs]
         else:
             items = [ItemResult(None if text is None else values.of_json(text)) for text in word.outputs]
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
         return items
 
+    def _leave_arena(self, child: Child) -> None:
+        """Use a child's arena no more: its user code still looks at what lies there."""
+        if child.arena is not None:
+            child.arena = None
+            self._log.warning(
+                "the target keeps views of its inputs; large values go through the pipe until its process is replaced. "
+                "Copy what is to outlive a batch, or annotate the inputs list[bytes]",
+                worker=self._worker,
+                pid=child.pid,
+            )
+
     def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Word) -> None:
         """Learn from what the inputs of a batch weighed."""
-        found = word.weights if isinstance(word, Answer | ValuesAnswer) else []
+        found = word.weights if isinstance(word, Outputs) else []
         known = [(octets(value), weight) for value, weight in zip(inputs, found, strict=False) if weight]
         if known:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
@@ -357,7 +373,7 @@ class ProcessBackend:
     def _pack(self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None) -> tuple[Run, bytes]:
         """Batch, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
-        batch = Run(self._number, inputs, parameters)
+        batch = Run(self._number, [*inputs], parameters)
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:
                 place_inputs(arena, batch, self._count)

@@ -32,13 +32,24 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, receive
-from headway.backends.process.frames import Answer, Build, Failed, Ready, Run, TargetRefused, ValuesAnswer
+from headway.backends.process.frames import (
+    Answer,
+    Build,
+    Failed,
+    OctetsAnswer,
+    Outputs,
+    Ready,
+    Run,
+    TargetRefused,
+    ValuesAnswer,
+)
 from headway.backends.process.placing import place_outputs, take_inputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
-from headway.model import Value, ValueKind
+from headway.model import Octets, Value, ValueKind
+from headway.runtime.memory_reuse import reuse_large_blocks
 
 if __name__ == "__main__":
     sys.path.remove(_home)
@@ -47,6 +58,12 @@ _Why = tuple[str, bool]
 """Reason for which an input has no output, and whether the target is at fault."""
 
 _READ = 1 << 16
+
+_ANSWERS: Mapping[ValueKind, Callable[[int, list[Any], dict[int, _Why]], Outputs]] = {
+    ValueKind.TEXT: Answer,
+    ValueKind.JSON: ValuesAnswer,
+    ValueKind.BYTES: OctetsAnswer,
+}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_run = msgspec.msgpack.Decoder(Run).decode
@@ -104,7 +121,7 @@ class Pipe:
                 have += got
         return whole
 
-    def send(self, word: Ready | TargetRefused | Answer | ValuesAnswer | Failed) -> None:
+    def send(self, word: Ready | TargetRefused | Outputs | Failed) -> None:
         """Write one frame, all of it."""
         content = _encode(word)
         rest = frames.unsent(content, os.writev(self.fd, [frames.header(content), content]))
@@ -112,7 +129,7 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
-def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Answer | ValuesAnswer | Failed:
+def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Outputs | Failed:
     """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
 
     With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs.
@@ -126,7 +143,7 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Answer 
         if refused and parameters is not None:
             parameters = [one for place, one in enumerate(parameters) if place not in refused]
         if refused and not inputs:
-            word: Answer | ValuesAnswer | Failed = _answer(number, [], {}, gives)
+            word: Outputs | Failed = _answer(number, [], {}, gives)
         elif weighing is None:
             word = judge(number, len(inputs), target.run(inputs, parameters), gives)
         else:
@@ -158,7 +175,7 @@ def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expe
 
 def _run_in_parts(
     target: Target, number: int, inputs: list[Any], parameters: list[bytes] | None, parts: Iterable[slice]
-) -> Answer | ValuesAnswer | Failed:
+) -> Outputs | Failed:
     """Have user code run the parts of a batch one after the other; one that fails fails the batch."""
     gives = target.signature.gives
     outputs: list[Any] = []
@@ -170,11 +187,11 @@ def _run_in_parts(
             return word
         errors |= {len(outputs) + place: error for place, error in word.errors.items()}
         outputs += word.outputs
-    kind = ValuesAnswer if gives is ValueKind.JSON else Answer
-    return _too_large(number, sum(len(one or "") for one in outputs)) or kind(number, outputs, errors)
+    too_large = _too_large(number, sum(len(one or "") for one in outputs))
+    return too_large or _ANSWERS[gives](number, outputs, errors)
 
 
-def _whole(word: Answer | ValuesAnswer, refused: Mapping[int, _Why], expected: int) -> Answer | ValuesAnswer:
+def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs:
     """Answer to a whole batch from that to the inputs which ran."""
     places = [place for place in range(expected) if place not in refused]
     outputs: list[Any] = [None] * expected
@@ -184,9 +201,7 @@ def _whole(word: Answer | ValuesAnswer, refused: Mapping[int, _Why], expected: i
     return type(word)(word.number, outputs, errors)
 
 
-def judge(
-    number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT
-) -> Answer | ValuesAnswer | Failed:
+def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT) -> Outputs | Failed:
     """Answer that `result` makes.
 
     Arguments:
@@ -225,13 +240,13 @@ def _too_large(number: int, size: int) -> Failed | None:
     return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
 
 
-def _answer(
-    number: int, outputs: list[Any], errors: dict[int, tuple[str, bool]], gives: ValueKind
-) -> Answer | ValuesAnswer:
+def _answer(number: int, outputs: list[Any], errors: dict[int, tuple[str, bool]], gives: ValueKind) -> Outputs:
     """Word with these outputs, values or None."""
-    if gives is not ValueKind.JSON:
-        return Answer(number, outputs, errors)
-    return ValuesAnswer(number, [None if one is None else as_json(one) for one in outputs], errors)
+    if gives is ValueKind.JSON:
+        outputs = [None if one is None else as_json(one) for one in outputs]
+    elif gives is ValueKind.BYTES:
+        outputs = [one.content if isinstance(one, Octets) else None for one in outputs]
+    return _ANSWERS[gives](number, outputs, errors)
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
@@ -282,11 +297,14 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
         content = pipe.receive()
         if content is None:
             return
-        batch = _decode_run(content)
-        take_inputs(pipe.arena, batch)
+        batch, arena = _decode_run(content), pipe.arena
+        take_inputs(arena, batch, target.takes_views)
         word = run(target, batch, weighing)
-        if pipe.arena is not None and not isinstance(word, Failed):
-            place_outputs(pipe.arena, batch, word)
+        if arena is not None:
+            if not isinstance(word, Failed):
+                place_outputs(arena, batch, word)
+            if not arena.take_back():  # What the next batch leaves there must not be seen by what was kept.
+                word.keeps, pipe.arena = True, None
         pipe.send(word)
         del content, batch, word  # Else they would be there until the next batch has come.
 
@@ -326,7 +344,10 @@ def main(arguments: list[str]) -> None:
     def find(build: Build, loop: UserLoop) -> Target:
         return load(kind, place, attribute, loop, build.arguments, build.folder)
 
-    attend(Pipe(int(fd), receive(int(fd))), UserLoop(), f"{place}:{attribute}", find)
+    arena = receive(int(fd))
+    if arena is not None:
+        reuse_large_blocks()
+    attend(Pipe(int(fd), arena), UserLoop(), f"{place}:{attribute}", find)
 
 
 if __name__ == "__main__":

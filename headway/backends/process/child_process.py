@@ -26,12 +26,12 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, hand_over
-from headway.backends.process.frames import Answer, Failed, NoFrame, Ready, TargetRefused, ValuesAnswer
+from headway.backends.process.frames import Failed, NoFrame, Outputs, Ready, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
 from headway.runtime.log import OUTPUT
 
-Word = Ready | TargetRefused | Answer | ValuesAnswer | Failed
+Word = Ready | TargetRefused | Outputs | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16

@@ -41,17 +41,17 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):
-    """Input that lies in the arena: its position in the batch, whether it is a text, and where it lies."""
+    """Input that lies in the arena: its position in the batch, its kind as it lies there, and where it lies."""
 
     position: int
-    is_text: bool
+    kind: ValueKind
     place: Place
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
     """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
 
-    Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
+    Octets are a list of their bytes alone. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
     """
 
     number: int
@@ -85,7 +85,8 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
 
     `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
-    lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room.
+    lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room. `keeps` says that user code has
+    kept a view of an input, so that the arena is the child's own from now on.
     """
 
     number: int
@@ -94,6 +95,7 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     weights: list[int] = []
     placed: dict[int, Place] = {}
     unplaced: int = 0
+    keeps: bool = False
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
@@ -105,18 +107,36 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
     weights: list[int] = []
     placed: dict[int, Place] = {}
     unplaced: int = 0
+    keeps: bool = False
+
+
+class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
+    """Word of the child, in place of Answer where its target gives octets."""
+
+    number: int
+    outputs: list[bytes | None]
+    errors: dict[int, tuple[str, bool]]
+    weights: list[int] = []
+    placed: dict[int, Place] = {}
+    unplaced: int = 0
+    keeps: bool = False
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
 
-    `trace` is the traceback of what user code raised.
+    `trace` is the traceback of what user code raised; `keeps` is as in Answer.
     """
 
     number: int
     bad_output: bool
     message: str
     trace: str = ""
+    keeps: bool = False
+
+
+Outputs = Answer | ValuesAnswer | OctetsAnswer
+"""Answer to a batch that has run, one output for each input."""
 
 
 class NoFrame(Exception):

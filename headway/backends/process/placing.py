@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.backends.process.arena import LARGE, Arena
-from headway.backends.process.frames import Answer, NoFrame, PlacedInput, Run, ValuesAnswer
+from headway.backends.process.frames import Answer, NoFrame, Outputs, PlacedInput, Run
 from headway.core.arena import Allocator, sound
+from headway.model import Octets, ValueKind
 
-Outputs = Answer | ValuesAnswer
 Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
 
@@ -21,25 +21,34 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> None:
         UnicodeEncodeError: a text holds a lone surrogate.
     """
     allocator = Allocator(arena.size, run.number)
-    inputs = run.inputs = list(run.inputs)
+    inputs = run.inputs
     for position, value in enumerate(inputs):
-        if len(value) < LARGE:
+        if value is None or len(value) < LARGE:
             continue
-        content = value if isinstance(value, bytes) or value.isascii() else value.encode()
+        content, kind = _content(value)
         place = allocator.take(len(content))
         count("in", place is not None)
         if place is not None:
             arena.write(place, content)
-            run.placed.append(PlacedInput(position, isinstance(value, str), place))
+            run.placed.append(PlacedInput(position, kind, place))
             inputs[position] = None
     run.used = allocator.used
 
 
-def take_inputs(arena: Arena | None, run: Run) -> None:
-    """Put the inputs that lie in the arena back among those of the batch."""
-    if arena is not None:
-        for one in run.placed:
-            run.inputs[one.position] = arena.text(one.place) if one.is_text else arena.copy(one.place)
+def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
+    """Make values of the inputs of a batch, also of those that lie in the arena; octets as views, with `lend`."""
+    inputs = run.inputs
+    if list in map(type, inputs):
+        inputs[:] = [Octets(one[0]) if type(one) is list else one for one in inputs]
+    if arena is None:
+        return
+    for one in run.placed:
+        if one.kind is ValueKind.TEXT:
+            inputs[one.position] = arena.text(one.place)
+        elif one.kind is ValueKind.JSON:
+            inputs[one.position] = arena.copy(one.place)
+        else:
+            inputs[one.position] = Octets(arena.lend(one.place) if lend else arena.copy(one.place))  # type: ignore[arg-type]
 
 
 def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
@@ -49,7 +58,7 @@ def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
     for position, value in enumerate(outputs):
         if value is None or len(value) < LARGE:
             continue
-        content = value if isinstance(value, bytes) or value.isascii() else value.encode()
+        content, _ = _content(value)
         place = allocator.take(len(content))
         if place is None:
             word.unplaced += 1
@@ -82,3 +91,10 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         count("out", True)
     for _ in range(min(word.unplaced, len(outputs))):
         count("out", False)
+
+
+def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
+    """Value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(), ValueKind.TEXT
+    return (value, ValueKind.JSON) if isinstance(value, bytes) else (value.content, ValueKind.BYTES)

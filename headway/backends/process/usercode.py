@@ -31,6 +31,7 @@ from headway.backends.process.values import (
     encoder,
     kind_of,
     kinds_of,
+    octets_type,
     single_input,
 )
 from headway.core import arguments as class_arguments
@@ -145,6 +146,7 @@ class Target:
         module: module that the user named it in; None for none.
         signature: kinds of its inputs and outputs, and its example.
         takes_parameters: whether it gets the parameters of each input.
+        takes_views: whether it gets octets as views, which end with its batch.
 
     Raises:
         Refusal: `call` cannot be called with a list of inputs, or its example is none.
@@ -163,11 +165,13 @@ class Target:
             )
         takes, gives = kinds_of(hints, first)
         self.signature = Signature(takes, gives, _example(call, takes, name))
-        self._decode = decoder(takes)
+        octets = octets_type(hints.get(first))
+        self.takes_views = takes is ValueKind.BYTES and octets is memoryview
+        self._decode = decoder(takes, octets)
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
         """Inputs as user code gets them, and by place the reasons for which others cannot be given to it."""
-        if self.signature.takes is ValueKind.TEXT and bytes not in map(type, inputs):
+        if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
         for place, value in enumerate(inputs):

@@ -12,13 +12,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from headway.backends.process import frames
 from headway.core import values
-from headway.model import Value, ValueKind
+from headway.model import Octets, Value, ValueKind
 
 Encode = Callable[[object], Value]
 """Function that makes what travels of an output; raises NoOutput."""
@@ -79,9 +80,22 @@ def kinds_of(hints: Mapping[str, Any], first: str) -> tuple[ValueKind, ValueKind
     return takes, gives
 
 
-def decoder(takes: ValueKind) -> Callable[[Value], object]:
-    """Make the function that turns an input into what user code gets; it raises ValueError with the reason."""
-    return {ValueKind.TEXT: _text_in, ValueKind.JSON: _json_in, ValueKind.BYTES: _octets_in}[takes]
+def octets_type(annotation: Any) -> type:
+    """Type in which a target gets octets, by the annotation of its inputs: bytes, bytearray or memoryview."""
+    found = typing.get_args(annotation)[:1]
+    return found[0] if found and found[0] in _OCTETS else bytes
+
+
+def decoder(takes: ValueKind, octets: type = bytes) -> Callable[[Value], object]:
+    """Make the function that turns an input into what user code gets; it raises ValueError with the reason.
+
+    Arguments:
+        takes: kind of the inputs.
+        octets: type in which user code gets octets.
+    """
+    if takes is ValueKind.BYTES:
+        return partial(_octets_in, octets)
+    return _text_in if takes is ValueKind.TEXT else _json_in
 
 
 def encoder(gives: ValueKind) -> Encode:
@@ -148,10 +162,11 @@ def _json_in(value: Value) -> object:
             gc.enable()
 
 
-def _octets_in(value: Value) -> object:
+def _octets_in(octets: type, value: Value) -> object:
     try:
-        if isinstance(value, str):
-            return base64.b64decode(value, validate=True)
+        if isinstance(value, Octets | str):
+            found = value.content if isinstance(value, Octets) else base64.b64decode(value, validate=True)
+            return found if isinstance(found, octets) else octets(found)
     except (binascii.Error, ValueError):
         pass
     raise ValueError("this model takes octets, and the input is no text in base64")
@@ -170,8 +185,7 @@ def _text_out(output: object) -> Value:
 def _octets_out(output: object) -> Value:
     if not isinstance(output, _OCTETS):
         raise NoOutput(f"{kind_of(output)} for this input, expected bytes")
-    text = base64.b64encode(output).decode()
-    return _bounded(text, len(text))
+    return _bounded(Octets(bytes(output)), memoryview(output).nbytes)
 
 
 def _json_out(output: object) -> Value:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
-from headway.brokers.memory.outcomes import Running, lateness_of, letter_of, reply_to, run_of
+from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
@@ -259,14 +259,8 @@ class MemoryBroker:
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
-        box, entries = self._mailboxes[gateway], self._entries
-        for reply in box.acknowledge(after):
-            key = reply.tenant, reply.id
-            answered = entries.get(key)
-            if answered is not None and answered.state == GONE:
-                entry = answered.entry
-                if entry.nonce == reply.nonce and entry.gateway == gateway:  # Else it has been asked anew.
-                    del entries[key]
+        box = self._mailboxes[gateway]
+        forget_read(self._entries, gateway, box.acknowledge(after))
         while not box.replies:
             box.arrival.clear()
             await box.arrival.wait()

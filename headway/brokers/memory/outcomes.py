@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.core import failures
 from headway.core.batch import Departure
-from headway.core.fair_queue import QueuedEntry
+from headway.core.fair_queue import GONE, QueuedEntry
 from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, Value
 
 
@@ -45,3 +46,14 @@ def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> Batch
     """Run of a batch that ended at instant `now` on `worker`."""
     left_at = departure.left_at
     return BatchRun(worker, len(departure.members), now - left_at, left_at, lease.slot.runs.version)
+
+
+def forget_read(entries: dict[tuple[str, str], QueuedEntry], gateway: str, read: Iterable[Reply]) -> None:
+    """Remove the entries whose replies a gateway has read, unless they were asked anew since."""
+    for reply in read:
+        key = reply.tenant, reply.id
+        answered = entries.get(key)
+        if answered is not None and answered.state == GONE:
+            entry = answered.entry
+            if entry.nonce == reply.nonce and entry.gateway == gateway:
+                del entries[key]

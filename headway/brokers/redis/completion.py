@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from headway.brokers.redis import wire
 from headway.core import failures
 from headway.core.retention import weight
 from headway.core.values import octets
-from headway.model import Entry, ItemResult, Lease, Value
+from headway.model import Entry, ItemResult, Lease, Octets, Value
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +89,8 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
         reply = wire.WireReply(
             position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version
         )
+        if isinstance(item.output, Octets):
+            reply = replace(reply, output=item.output.content, octets=True)
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:
             worths[position] = wire.worth(failure), weight(item.output)
@@ -119,4 +122,4 @@ def parts(items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Seque
 
 
 def _bytes(output: Value | None) -> int:
-    return 0 if output is None else len(output) if output.isascii() else len(octets(output))
+    return len(octets(output)) if isinstance(output, str) and not output.isascii() else len(output or b"")

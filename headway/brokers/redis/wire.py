@@ -31,6 +31,7 @@ from headway.model import (
     Entry,
     Failure,
     Limit,
+    Octets,
     ProcessInfo,
     Reply,
     WorkerInfo,
@@ -77,7 +78,7 @@ class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry; `input` is a Value."""
+    """An entry; `input` is a Value, of which octets travel as their bytes: `octets` tells them from JSON."""
 
     schema: int
     id: str
@@ -93,11 +94,12 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nonce: int = 0
     caller: str = ""
     weight: int = 1
+    octets: bool = False
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
-    seconds it waited, `version` that of the model that ran it."""
+    seconds it waited, `version` that of the model that ran it. `octets` tells octets, which are bytes, from JSON."""
 
     position: int
     id: str
@@ -107,6 +109,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queued: float
     nonce: int = 0
     version: str = ""
+    octets: bool = False
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -193,7 +196,7 @@ def pack_entry(entry: Entry) -> bytes:
             SCHEMA,
             entry.id,
             entry.model,
-            entry.input,
+            entry.input.content if (raw := isinstance(entry.input, Octets)) else entry.input,
             entry.tier,
             entry.tenant,
             entry.gateway,
@@ -206,6 +209,7 @@ def pack_entry(entry: Entry) -> bytes:
             entry.nonce,
             entry.caller,
             entry.weight,
+            raw,
         )
     )
 
@@ -222,7 +226,7 @@ def read_entry(payload: bytes) -> Entry:
     return Entry(
         found.id,
         found.model,
-        found.input if type(found.input) is str else _value(found.input),
+        found.input if type(found.input) is str else _value(found.input, found.octets),
         found.tier,
         found.tenant,
         found.gateway,
@@ -346,13 +350,9 @@ def read_letter(packed: bytes) -> DeadLetter:
     start = LETTER.size
     failure = read_failure(packed[start : start + length])
     return DeadLetter(
-        entry=read_entry(packed[start + length :]),
-        error=failure.message,
-        cause=failure.cause,
-        attempts=int(attempts),
-        worker=failure.worker,
-        died_at=died_at,
-    )
+        entry=read_entry(packed[start + length :]), error=failure.message, cause=failure.cause, attempts=int(attempts),
+        worker=failure.worker, died_at=died_at,
+    )  # fmt: skip
 
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
@@ -421,7 +421,7 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
             Reply(
                 one.id,
                 one.tenant,
-                one.output if type(one.output) is str else _value(one.output, or_none=True),
+                one.output if type(one.output) is str else _value(one.output, one.octets, or_none=True),
                 one.failure and _known(one.failure),
                 ran,
                 one.queued,
@@ -436,10 +436,10 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
     return _failed(fields, left_at, ended_at, size)
 
 
-def _value(found: object, or_none: bool = False) -> Any:
-    """Check that what was read is a value."""
+def _value(found: object, octets: bool, or_none: bool = False) -> Any:
+    """Check that what was read is a value, and make octets of it if it is."""
     if isinstance(found, str | bytes) or (or_none and found is None):
-        return found
+        return Octets(found) if octets and isinstance(found, bytes) else found
     raise ValueError(f"{type(found).__name__} in the place of a value")
 
 

@@ -17,7 +17,7 @@ from headway.core import values
 from headway.core.parameters import decode as decode_parameters
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.model import Value
+from headway.model import Octets, Value
 
 
 class OtherInput(BadRequest):
@@ -185,6 +185,8 @@ def value_checker(settings: Settings) -> Callable[[Value], Value]:
             return value
         if isinstance(value, str):
             return check(value)
+        if isinstance(value, Octets):
+            return value
         if most and (length := len(value.decode())) > most:
             raise PayloadTooLarge(f"the input has {length} characters; at most {most} are taken (max_input_chars)")
         if keeps:

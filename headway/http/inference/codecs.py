@@ -18,13 +18,14 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.errors import BACKEND_ERROR
-from headway.http.inference.bodies import ABSENT, Asked, body_reader, text_reader, value_reader
-from headway.http.inference.exchange import JSON, OpenHead, Written
+from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
+from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, Written
 from headway.http.inference.octets import open_octets
+from headway.http.inference.other_inputs import read_other
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
-from headway.model import Failure, Limit, Value
+from headway.model import Failure, Limit, RequestOptions, Value
 
 WriteText = Callable[[str, str | msgspec.Raw, float, str], bytes]
 """(shown id, output, milliseconds, model version) to the body of an answer. An output that is no text comes as Raw.
@@ -184,7 +185,14 @@ def plain(settings: Settings) -> Codec:
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
     texts = Codec(body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
-    return replace(texts, open=open_octets(text_reader(settings), texts.write_one))
+
+    def read_json(body: bytes, options: RequestOptions, context: CodecContext) -> Exchange:
+        try:
+            return Exchange(*texts.read(body), options, texts.write_one)
+        except OtherInput as exc:
+            return read_other(texts, body, exc, options, context)
+
+    return replace(texts, open=open_octets(text_reader(settings), read_json, texts.write_one))
 
 
 def no_text() -> Failure:

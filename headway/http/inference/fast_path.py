@@ -24,6 +24,7 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.bodies import OtherInput
+from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.exchange import Exchange, RequestTarget
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
@@ -74,7 +75,7 @@ class FastPathConnection(Connection):
         self.handoff: AsyncHandoff | None = None
         self.fan_out: FanOut | None = None
         self.begun = 0.0
-        self.pieces: list[bytes] = []
+        self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
         self.before = b""
         self.after = b""
@@ -189,9 +190,9 @@ class FastPathConnection(Connection):
                     if shared:
                         ending += shared
                     self.principal = _NOBODY
-                    self.transport.write(
-                        b"%b%b\r\n%bcontent-length: %d\r\n\r\n%b" % (opening, shown.encode(), ending, len(body), body)
-                    )
+                    head = b"%b%b\r\n%bcontent-length: %d\r\n\r\n" % (opening, shown.encode(), ending, len(body))
+                    for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
+                        self.transport.write(part)
             self._rest_from(now)
         except Exception as exc:
             self.fault(exc)
@@ -229,8 +230,7 @@ class FastPathConnection(Connection):
         if request is None:
             super().complete()
             return
-        body = b"".join(self.pieces)
-        self.pieces.clear()
+        body = self.pieces.take()
         if len(body) < LARGE:
             self._begin(request, body)
             return
@@ -327,6 +327,8 @@ class FastPathConnection(Connection):
             self._ask(request, buffer[:length])
             return
         self.phase = BODY
+        if length >= LARGE:
+            self.pieces.expect(length)
         self.expect_body(head)
         if request.expects and not buffer:
             self.transport.write(_CONTINUE)

@@ -1,37 +1,125 @@
-"""Bodies that are the input itself: `application/octet-stream`, with the model in the query."""
+"""Octets on the wire as they are: bodies that are the input itself, with the model in the query, and answers that are the output.
+
+An answer is the output itself where `Accept` asks for `application/octet-stream`, and, unless it asks for JSON, where the body
+came as octets and the output is octets, too.
+"""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs
 
+from headway.core import values
 from headway.errors import BadRequest
-from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget, WriteOutputs
+from headway.http.inference.exchange import (
+    CodecContext,
+    Exchange,
+    OpenHead,
+    ReadExchange,
+    RequestTarget,
+    WriteOutputs,
+    Written,
+)
 from headway.http.server.head import Head
-from headway.model import RequestOptions, Value, ValueKind
+from headway.model import Octets, RequestOptions, Value, ValueKind
+
+OCTETS = b"application/octet-stream"
+_CONTENT_TYPE = b"content-type: %b\r\n" % OCTETS
+_RANGES = {
+    OCTETS: (b"*/*", b"application/*", OCTETS),
+    b"application/json": (b"*/*", b"application/*", b"application/json"),
+}
+"""Media ranges of `Accept` that take a type, the least precise first."""
 
 
-def open_octets(text: Callable[[bytes], str], write: WriteOutputs) -> OpenHead:
-    """Make what opens the heads of a route that also takes octets.
+class Form(enum.Enum):
+    """Forms of an answer that a client may ask for."""
+
+    JSON = "json"
+    OCTETS = "octets"
+    AS_OUTPUT = "as output"
+    """Octets where the output is octets, else JSON."""
+
+
+def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
+    """Form that the fields of a header ask for; `otherwise` where both forms will do.
+
+    Arguments:
+        fields: fields of a header, names in lower case.
+        otherwise: form of an answer of which nothing is said.
+    """
+    said = b",".join(value for name, value in fields if name == b"accept")
+    if not said:
+        return otherwise
+    ranges: dict[bytes, float] = {}
+    for part in said.lower().split(b","):
+        kind, *parameters = (word.strip() for word in part.split(b";"))
+        ranges[kind] = next((_quality(word) for word in parameters if word.startswith(b"q=")), 1.0)
+    if OCTETS not in ranges and b"application/json" not in ranges:
+        return otherwise
+    quality = {
+        kind: next((ranges[one] for one in reversed(those) if one in ranges), 0.0) for kind, those in _RANGES.items()
+    }
+    if quality[OCTETS] == quality[b"application/json"]:
+        return otherwise
+    return Form.OCTETS if quality[OCTETS] > quality[b"application/json"] else Form.JSON
+
+
+def _quality(word: bytes) -> float:
+    try:
+        return float(word[2:])
+    except ValueError:
+        return 1.0
+
+
+def octets_of(output: Value) -> bytes:
+    """Output as octets: a text in UTF-8, any other JSON value as its text. Raises UnicodeEncodeError for a lone surrogate."""
+    return output.encode() if isinstance(output, str) else values.octets(output)
+
+
+def open_octets(
+    text: Callable[[bytes], str],
+    read_json: Callable[[bytes, RequestOptions, CodecContext], Exchange],
+    write: WriteOutputs,
+) -> OpenHead:
+    """Make what opens the heads of a route that also takes octets, and answers with them.
 
     Arguments:
         text: body to the input, where the model takes no octets.
-        write: writer of the answer.
+        read_json: reader of bodies in JSON.
+        write: writer of an answer in JSON.
     """
+
+    def write_octets(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        return _CONTENT_TYPE, octets_of(outputs[0])
+
+    def write_as_output(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        writer = write_octets if isinstance(outputs[0], Octets) else write
+        return writer(shown, outputs, milliseconds, version)
+
+    writers = {Form.JSON: write, Form.OCTETS: write_octets, Form.AS_OUTPUT: write_as_output}
 
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
     ) -> ReadExchange | None:
         kind = head.single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-        if kind != b"application/octet-stream":
-            return None
-        model = _model(target.query)
+        if kind != OCTETS:
+            if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
+                return None
+
+            def read_any(body: bytes) -> Exchange:
+                exchange = read_json(body, options, context)
+                exchange.write = write_octets
+                return exchange
+
+            return read_any
+        model, writer = _model(target.query), writers[read_accept(head.fields, Form.AS_OUTPUT)]
 
         def read(body: bytes) -> Exchange:
             octets = context.kinds.takes(model) is ValueKind.BYTES
-            input: Value = b64encode(body).decode() if octets else text(body)
-            return Exchange(model, input, b"", options, write)
+            input: Value = Octets(body) if octets else text(body)
+            return Exchange(model, input, b"", options, writer)
 
         return read
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.values import name_of
 from headway.errors import BadRequest
 from headway.http.inference.bodies import OtherInput
-from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Exchange
 from headway.model import RequestOptions, ValueKind
+
+if TYPE_CHECKING:
+    from headway.http.inference.codecs import Codec
 
 
 def read_other(

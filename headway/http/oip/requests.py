@@ -131,12 +131,13 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferReq
 
     def read(body: bytes, length: int | None) -> InferRequest:
         if length == 0:
-            return InferRequest(None, (1,), [body], Wishes(binary=True), b"")
+            return InferRequest(None, (1,), [bytes(body)], Wishes(binary=True), b"")
         binary = None
         if length is not None:
             if length > len(body):
                 raise BadRequest(f"{LENGTH_FIELD} is {length}, and the body has {len(body)} bytes")
-            body, binary = body[:length], body[length:]
+            binary = memoryview(body)[length:]
+            body = bytes(body[:length])
         try:
             if not body.isascii():
                 body.decode()
@@ -178,7 +179,7 @@ def _shape(tensor: _Input) -> tuple[int, ...]:
         raise Malformed(_placed(exc, "shape")) from None
 
 
-def _elements(tensor: _Input, count: int, binary: bytes | None) -> list[Element]:
+def _elements(tensor: _Input, count: int, binary: memoryview | None) -> list[Element]:
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is None:
         if tensor.data is ABSENT:

@@ -8,8 +8,13 @@ FRAME_HEADER = 9
 PREFACE = 24
 """Bytes that a client sends before its first frame."""
 
-_DATA, _HEADERS, _RESET = 0, 1, 3
+PING = bytes.fromhex("000008 06 00 00000000") + b"headway."
+"""PING frame of the relay. A client that has answered it has read all that was sent before."""
+
+_DATA, _HEADERS, _RESET, _PING = 0, 1, 3, 6
 """Types of frames."""
+_PONG = PING[:4] + b"\1" + PING[5:]
+"""Answer to the PING."""
 _NOTED = frozenset((_HEADERS, _RESET))
 _END = 1
 """Flag of the last frame that one side sends on a stream."""
@@ -24,17 +29,19 @@ class FrameTracker:
 
     Attributes:
         whole: whether at least one frame has passed, and the last one as a whole.
+        last: number of the last stream that has begun.
+        answered: whether the answer to the relay's PING has passed.
     """
 
-    __slots__ = ("_begins", "_last", "_left", "_part", "_streams", "whole")
+    __slots__ = ("_begins", "_left", "_part", "_streams", "answered", "last", "whole")
 
     def __init__(self, streams: set[int], begins: bool) -> None:
         self._streams = streams
         self._begins = begins
-        self._last = 0
+        self.last = 0
         self._left = PREFACE if begins else 0
         self._part = b""
-        self.whole = False
+        self.whole = self.answered = False
 
     def pass_on(self, data: bytes) -> None:
         """Note the next bytes."""
@@ -47,6 +54,10 @@ class FrameTracker:
             kind = data[at + 3]
             if kind in _NOTED or (kind == _DATA and data[at + 4] & _END):
                 self._note(kind, data[at + 4] & _END, int.from_bytes(data[at + 5 : at + 9], "big"))
+            elif kind == _PING:
+                if at + len(_PONG) > length:
+                    break  # Its payload tells whose it is.
+                self.answered = self.answered or data.startswith(_PONG, at)
             at += FRAME_HEADER + (data[at] << 16 | data[at + 1] << 8 | data[at + 2])
         if at < length:
             self._part = data[at:]
@@ -62,6 +73,6 @@ class FrameTracker:
         elif not self._begins:
             if end:
                 self._streams.discard(stream)
-        elif kind == _HEADERS and stream > self._last:
-            self._last = stream
+        elif kind == _HEADERS and stream > self.last:
+            self.last = stream
             self._streams.add(stream)

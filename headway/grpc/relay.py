@@ -7,7 +7,8 @@ gRPC's server tells a client to leave (GOAWAY) only while it stops, and then it 
 it. So it never stops before the last connection has gone. The relay passes bytes on, follows where a frame of HTTP/2 ends, and
 puts in the GOAWAY: when a connection has reached its age, so that new gateways get their part of the traffic, and when the
 process drains. A client that has read it opens another connection for further calls, elsewhere or here. All those that it
-has sent before are answered.
+has sent before are answered: behind the GOAWAY goes a PING, and the connection ends only when the client has answered that and
+no call is left. Another GOAWAY then names the last call that came, so that a client can tell which one it may send again.
 
 The relay is also where connections are counted for their owners, as on the HTTP port, and where a client that takes no
 answers is cut off. The server side of a connection has a name of its own, by which a call finds its connection.
@@ -30,7 +31,7 @@ from typing import cast
 
 import structlog
 
-from headway.grpc.frame_tracker import FrameTracker
+from headway.grpc.frame_tracker import PING, FrameTracker
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.quotas import Quotas
 from headway.runtime import protocol_hints
@@ -38,9 +39,10 @@ from headway.runtime.protocol_hints import ProtocolHints
 
 log = structlog.get_logger(__name__)
 
-GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")
-"""GOAWAY frame without an error. Its number of the last stream is the highest: all that were begun before it arrived are
-answered."""
+_GOAWAY = "000008 07 00 00000000 {:08x} 00000000"
+"""GOAWAY frame without an error, in hexadecimal, but for the number of the last stream that is answered."""
+GOAWAY = bytes.fromhex(_GOAWAY.format((1 << 31) - 1))
+"""GOAWAY frame that tells a client to leave. All streams that were begun before it arrived are answered."""
 
 _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
@@ -57,8 +59,8 @@ _NOT_HTTP1 = (
 JITTER = 0.1
 """Most by which an age is longer or shorter, as a share of it, so that clients that came together leave one by one."""
 
-QUIET = 1.0
-"""Seconds for which a connection that was told to leave, and has no call, must have been silent to be closed."""
+SILENCE = 10.0
+"""Seconds of silence after which a connection without calls is closed, though its client has not said that it will leave."""
 
 
 class _Side(asyncio.Protocol):
@@ -228,7 +230,9 @@ class ClientConnection(_Side):
             return
         if self._heard or self.streams:
             self._heard, self._quiet = False, now
-        if now - max(self._quiet, self.leaving) > QUIET:
+        if (self._frames.answered and not self.streams) or now - max(self._quiet, self.leaving) > SILENCE:
+            if self._server is not None:
+                self._server.part(self._frames.last)
             self.close()
         elif not draining and now - self.leaving > relay.grace:
             self.shutdown()
@@ -269,14 +273,19 @@ class ServerSide(_Side):
         self._client.close()
 
     def retire(self) -> None:
-        """Put in a GOAWAY, now or behind the frame that is passing."""
+        """Put in a GOAWAY and a PING, now or behind the frame that is passing."""
         self._wanted = True
         self._tell()
+
+    def part(self, last: int) -> None:
+        """Put in the number of the last stream that was answered, unless the client was never told to leave."""
+        if self._told and self._frames.whole:
+            self._client.write(bytes.fromhex(_GOAWAY.format(last)))
 
     def _tell(self) -> None:
         if self._frames.whole and not self._told:
             self._told = True
-            self._client.write(GOAWAY)
+            self._client.write(GOAWAY + PING)
 
 
 class Relay:

@@ -182,4 +182,4 @@ async def _serve(
             await client.channel.close()
         await listener.close()
         await supervisor.stop()
-    assert unseen == []
+    assert unseen == [], unseen

@@ -166,7 +166,8 @@ def test_a_drain_under_load_cuts_no_call() -> None:
     async def main(port: Port) -> None:
         counts: dict[str, int] = {}
         over = asyncio.Event()
-        clients = [port.client() for _ in range(4)]
+        # A call that its client has not begun to send when it learns of the GOAWAY is for the client to send elsewhere.
+        clients = [port.client(**{"grpc.enable_retries": 1}) for _ in range(4)]
         asking = [asyncio.ensure_future(talking(client, counts, over)) for client in clients for _ in range(8)]
         await port.gateway.until(lambda: len(port.gateway.asked) > 200)
         await port.listener.drain()

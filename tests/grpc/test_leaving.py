@@ -1,0 +1,121 @@
+"""How a client is told to leave: frame by frame, with a client that writes them itself, and one of gRPC's own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from bench.load import http2
+from headway.grpc.frame_tracker import FRAME_HEADER, PING
+from headway.grpc.relay import GOAWAY, SILENCE, Relay
+from tests.grpc.stand import PREDICT, Port, predict, predicted, served
+
+_GOAWAY, _PING, _ACK = 7, 6, 1
+
+
+@dataclass
+class Raw:
+    """A client that reads and writes frames only when the test says so."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def ask(self, number: int) -> None:
+        """Send a call."""
+        self.writer.write(http2.headers(number, PREDICT) + http2.message(number, predict("a")))
+
+    async def answered(self, number: int) -> None:
+        """Read until a call has ended."""
+        kind = flags = stream = 0
+        while (kind, flags & http2.END_STREAM, stream) != (http2.HEADERS, 1, http2.stream_of(number)):
+            kind, flags, stream, _ = await self.frame()
+
+    async def frame(self) -> tuple[int, int, int, bytes]:
+        """The next frame: type, flags, stream and payload."""
+        head = await self.reader.readexactly(FRAME_HEADER)
+        return (
+            head[3],
+            head[4],
+            int.from_bytes(head[5:], "big"),
+            await self.reader.readexactly(int.from_bytes(head[:3], "big")),
+        )
+
+    async def next(self, wanted: int) -> bytes:
+        """Payload of the next frame of a type that no answer to this client has."""
+        while True:
+            kind, flags, _, payload = await self.frame()
+            if kind == wanted and not flags:
+                return payload
+
+
+async def raw(port: Port) -> tuple[Raw, Relay]:
+    """A client, of which one call is answered, and the relay."""
+    client = Raw(*await asyncio.open_connection("127.0.0.1", port.listener.port))
+    client.writer.write(http2.hello())
+    client.ask(0)
+    await client.answered(0)
+    assert port.listener._relay is not None
+    return client, port.listener._relay
+
+
+def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave() -> None:
+    now = [1000.0]
+
+    async def main(port: Port) -> None:
+        client, relay = await raw(port)
+        draining = asyncio.ensure_future(port.listener.drain())
+        assert await client.next(_GOAWAY) == GOAWAY[FRAME_HEADER:]
+        assert await client.next(_PING) == PING[FRAME_HEADER:]
+        for number in (1, 2, 3):
+            now[0] += 0.4 * SILENCE
+            relay.sweep(now[0], True)
+            client.ask(number)
+            await client.answered(number)
+        client.writer.write(PING[:4] + bytes([_ACK]) + PING[5:])
+        assert await client.next(_GOAWAY) == http2.stream_of(3).to_bytes(4, "big") + bytes(4)
+        assert await client.reader.read() == b""
+        await draining
+        client.writer.close()
+
+    served(main, now=lambda: now[0])
+
+
+def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> None:
+    now = [1000.0]
+
+    async def main(port: Port) -> None:
+        client, relay = await raw(port)
+        port.listener.retire()
+        await client.next(_PING)
+        for _ in range(2):
+            relay.sweep(now[0], False)
+            now[0] += SILENCE - 1.0
+        client.ask(1)
+        await client.answered(1)
+        relay.sweep(now[0], False)
+        relay.sweep(now[0] + SILENCE + 1.0, False)
+        assert await client.next(_GOAWAY) == http2.stream_of(1).to_bytes(4, "big") + bytes(4)
+        assert await client.reader.read() == b""
+        client.writer.close()
+
+    served(main, now=lambda: now[0])
+
+
+def test_a_call_that_its_client_has_kept_back_goes_by_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.grpc.listener.STREAMS", 1)
+
+    async def main(port: Port) -> None:
+        client = port.client(**{"grpc.enable_retries": 1})
+        await client.ask(PREDICT, predict("first"))
+        port.gateway.hold = True
+        calls = [client.call(PREDICT, predict("held"))]
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+        calls.append(client.call(PREDICT, predict("kept")))
+        port.listener.retire()
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
+        port.gateway.release()
+        assert [predicted(await call).output for call in calls] == [b"HELD", b"KEPT"]
+
+    served(main)

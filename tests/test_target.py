@@ -68,7 +68,7 @@ def test_an_error_repeats_neither_query_nor_password(text: str) -> None:
         ("my-app:predict", "is neither a module nor a .py file"),
         ("missing/app.py:predict", "there is no file missing/app.py"),
         ("missing/app:predict", "is not a .py file"),
-        ("ftp://host/x", "Use http:// or https://"),
+        ("ftp://host/x", "Use http://, grpc://, grpcs:// or https://"),
         ("http:///batch", "names no host"),
         ("http://host:99999/", "is not a valid URL"),
         ("http://[::1/", "is not a valid URL"),

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, Target
 
 
 def target_digest(target: Target) -> str:
@@ -23,7 +23,7 @@ def target_digest(target: Target) -> str:
             parts = f"{target.module}:{target.attribute}", target.arguments, source
         case RemoteTarget():
             parts = target.url, "", b""
-        case ObservedTarget():
+        case _:  # Of one that is only observed nothing is known here.
             return ""
     hashed = hashlib.sha256()
     for part in parts:

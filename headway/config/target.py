@@ -222,7 +222,8 @@ def _remote(text: str) -> Target:
     except ValueError:  # Its text may quote what stands where the port should.
         raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
     if parts.scheme not in SCHEMES:
-        hint = f"Use {' or '.join(f'{scheme}://' for scheme in SCHEMES)}."
+        *others, last = (f"{scheme}://" for scheme in SCHEMES)
+        hint = f"Use {', '.join(others)} or {last}."
         raise _error(text, f"the scheme {parts.scheme!r} is not supported", hint)
     if parts.username is not None or parts.password is not None:
         raise _error(

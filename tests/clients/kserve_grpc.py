@@ -59,7 +59,7 @@ async def main() -> dict[str, Any]:
                 "fault": await refusal(infer(client, "fault")),
                 "rate": await refusal(twice(client)),
                 "too large": await refusal(infer(client, "x" * 2_000_000)),
-                "too late": await refusal(infer(client, "a", timeout=0.0001)),
+                "too late": await refusal(infer(client, "slow", timeout=0.05)),
             },
         }
 

@@ -85,7 +85,7 @@ json.dump(
             "too large": status(lambda: infer("a" * 3_000_000)),
             "element": status(lambda: infer("good", "bad")),
             "fault": status(lambda: infer("fault")),
-            "too late": status(lambda: infer("a", client_timeout=0.0001)),
+            "too late": status(lambda: infer("slow", client_timeout=0.05)),
             "load": status(lambda: client.load_model("default", headers=HEADERS)),
             "traces": status(lambda: client.get_trace_settings(headers=HEADERS)),
         },

@@ -106,8 +106,8 @@ ROWS: list[Row] = [
     ("README.md", r"headway worker ", Start((("--workers 8", "--workers 2 --admin-port 9001"),))),
     (
         "docs/operations.md",
-        r"headway .* --(tls-cert|ca) ",
-        Parse("it takes certificates; tests/cli/test_tls.py makes some"),
+        r"headway .* --(tls-cert|ca|remote-ca) ",
+        Parse("it takes certificates; tests/cli/test_tls.py and tests/e2e/test_remote_tls.py make some"),
     ),
     ("*", r"grpcurl ", Run(optional=True)),
     (

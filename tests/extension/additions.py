@@ -419,15 +419,15 @@ ROLE = Addition(
 
 from __future__ import annotations
 
-from headway.cli.role import TargetText, run, with_settings_of
+from headway.cli.role import TargetTexts, run_targets, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
 @with_settings_of(Role.BUTLER)
-def butler(target: TargetText, settings: Settings) -> None:
+def butler(settings: Settings, targets: TargetTexts = None) -> None:
     """Run TARGET and look after the workers."""
-    run(settings, Role.BUTLER, target)
+    run_targets(settings, Role.BUTLER, targets)
 '''
     },
     [

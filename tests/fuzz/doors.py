@@ -218,6 +218,8 @@ def check_answer(data: bytes) -> None:
 
 
 MESSAGES: list[Message] = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
+MOST_QUOTING = 8
+"""Times that a fuzzed template may ask for JSON."""
 TEMPLATES = (
     (
         b"{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim }}{% endfor %}"
@@ -264,7 +266,12 @@ class Files:
         self._template, self._policy = folder / "template.jinja", folder / "policy.toml"
 
     def check_template(self, data: bytes) -> None:
-        """A template is loaded or named as a wrong setting; it makes a text of messages, or refuses them."""
+        """A template is loaded or named as a wrong setting; it makes a text of messages, or refuses them.
+
+        Each `tojson` doubles the escapes of the one before: with thirty a text fills all memory, which is the operator's own doing.
+        """
+        if data.count(b"tojson") > MOST_QUOTING:
+            return
         self._template.write_bytes(data[:LARGEST_FILE])
         try:
             render = load_template(str(self._template))

@@ -53,6 +53,8 @@ def load_template(chosen: str) -> Render:
         template = environment.from_string(source)
     except jinja2.TemplateError as exc:
         raise _unusable(chosen, f"is no Jinja template: {exc}", "Mend the file.") from exc
+    except RecursionError:
+        raise _unusable(chosen, "nests too deep for a Jinja template", "Mend the file.") from None
 
     def render(messages: Sequence[Message]) -> str:
         try:

@@ -7,9 +7,10 @@
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
-Clients of two tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
+Clients of three tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
 and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
-deletions, inputs that the model rejects, departures at every point, by each API over HTTP. Meanwhile processes of every role are killed (SIGKILL),
+deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP and by calls over gRPC; a third tenant is
+limited. Meanwhile processes of every role are killed (SIGKILL),
 told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
 random pause. One gateway and one worker host are always left in peace.
 
@@ -36,10 +37,10 @@ from bench.stand import fleet, lone, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Fleet
 from tests.identity.writing import entry, key_of
-from tests.promises.checker import Violation, check
+from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
-from tests.promises.operation import History, Kind
+from tests.promises.operation import History, Kind, Violation
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
 RATE = 300.0
@@ -51,7 +52,9 @@ SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
-TENANTS = "acme", "globex"
+TENANTS = "acme", "globex", "capped"
+CAPPED = 4.0, 40.0
+"""Requests a second and burst of the last tenant."""
 
 
 def main() -> int:
@@ -66,7 +69,9 @@ def main() -> int:
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
     with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:
         folder = Path(name)
-        (folder / "keys.toml").write_text("".join(entry(tenant, tenant=tenant) for tenant in TENANTS))
+        limit = f"rate = {CAPPED[0] * 60}\nburst = {CAPPED[1]}\n"
+        keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
+        (folder / "keys.toml").write_text("".join(keys))
         with (
             _fleet(folder, options.keep) as made,
             asyncio.Runner(loop_factory=loop_factory) as runner,
@@ -95,7 +100,7 @@ def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
     return fleet.fleet(
         TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=HOSTS,
         controllers=CONTROLLERS, keep=keep, gateway_flags=(*patience, *shared), worker_flags=("--workers", "1"),
-        environment={"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")},
+        environment={"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")}, grpc=True,
     )  # fmt: skip
 
 
@@ -103,6 +108,7 @@ async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Troub
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison)
+    crowd.history.limits[TENANTS[-1]] = CAPPED
     trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
     load = asyncio.create_task(crowd.run(options.seconds))
     try:

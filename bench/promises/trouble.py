@@ -227,7 +227,7 @@ class Trouble:
                 return
 
     def _enlist(self, role: str, server: Server) -> None:
-        door = Door(server.name, urlsplit(server.url).port or 80) if role == "gateway" else None
+        door = Door(server.name, urlsplit(server.url).port or 80, grpc=server.grpc_port) if role == "gateway" else None
         if door is not None:
             self._doors.append(door)
         self._units.append(Unit(role, server, door))

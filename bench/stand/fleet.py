@@ -190,6 +190,7 @@ class Fleet:
         flags: of every role.
         gateway_flags, worker_flags: of those roles alone.
         environment: variables of its workers.
+        grpc: whether gateways have a port for gRPC, too.
         gateways, workers, controllers: that run, or ran until somebody ended them.
     """
 
@@ -200,6 +201,7 @@ class Fleet:
     gateway_flags: Sequence[str] = ()
     worker_flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    grpc: bool = False
     gateways: list[Server] = field(default_factory=list)
     workers: list[Server] = field(default_factory=list)
     controllers: list[Server] = field(default_factory=list)
@@ -231,7 +233,11 @@ class Fleet:
         command += [*self.flags, *(["--port", "0", *self.gateway_flags] if role == "gateway" else [])]
         command += self.worker_flags if role == "worker" else []
         environment = self.environment if role == "worker" else {}
-        return Server(f"{self.name}-{role}-{self._started}", command, _role_of(role), environment)
+        port = stand.free_port() if self.grpc and role == "gateway" else 0
+        command += ["--grpc-port", str(port)] if port else []
+        server = Server(f"{self.name}-{role}-{self._started}", command, _role_of(role), environment)
+        server.grpc_port = port
+        return server
 
     def usage(self) -> dict[str, float]:
         """CPU seconds so far by role: `gateway`, `worker`, `gpu`, `controller` and `redis`."""
@@ -278,6 +284,7 @@ def fleet(
     gateway_flags: Sequence[str] = (),
     worker_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    grpc: bool = False,
 ) -> Iterator[Fleet]:
     """A whole fleet, up and ready, until the context ends.
 
@@ -292,12 +299,13 @@ def fleet(
         gateway_flags: of gateways alone.
         worker_flags: of worker hosts alone.
         environment: variables of its workers.
+        grpc: whether gateways have a port for gRPC, too.
 
     Raises:
         Broken: something does not come up.
     """
     with Redis(f"{name}-redis", keep) as server:
-        made = Fleet(server, target, name, flags, gateway_flags, worker_flags, environment or {})
+        made = Fleet(server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc)
         try:
             made.controllers += [made.start("controller") for _ in range(controllers)]
             made.workers += [made.start("worker") for _ in range(workers)]

@@ -109,6 +109,7 @@ class Server:
     Attributes:
         url: of its public port.
         admin: URL of its admin port, empty when it has none.
+        grpc_port: its port for gRPC, as whoever started it says; 0 for none.
         exit_code: once it is stopped.
     """
 
@@ -122,6 +123,7 @@ class Server:
         _claim_logs()
         self.name = name
         self.url = self.admin = ""
+        self.grpc_port = 0
         self.exit_code: int | None = None
         self._role = role
         self._log = OUT / f"{name}.log"

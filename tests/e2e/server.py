@@ -64,6 +64,7 @@ memory.
 
 _PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
+_GRPC = re.compile(r"grpc +127\.0\.0\.1:(\d+)")
 _LAST = re.compile(r"^(Try it:|Ready\.)$", re.MULTILINE)
 
 
@@ -107,6 +108,7 @@ class Server:
     Attributes:
         expected: events that the log may hold as warnings or errors.
         port, admin_port: once it is `ready`; a worker and a controller have no public port.
+        grpc_port: likewise; 0 without one.
         asked: all requests sent by `ask`.
     """
 
@@ -131,7 +133,7 @@ class Server:
         self.asked: list[Asked] = []
         self._connections: list[Connection] = []
         self.expected: set[str] = set()
-        self.port = self.admin_port = 0
+        self.port = self.admin_port = self.grpc_port = 0
         self._files = folder / f"out-{self.mark}", folder / f"log-{self.mark}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
         own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark, **GPUS, **_patient(flags)}
@@ -183,6 +185,8 @@ class Server:
         assert bool(public) is (self.role in TAKE)
         assert admin
         self.port, self.admin_port = int(public[1]) if public else 0, int(admin[1])
+        grpc = _GRPC.search(self.banner())
+        self.grpc_port = int(grpc[1]) if grpc else 0
         self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:

@@ -7,6 +7,7 @@ HEADWAY_TEST_PROMISES_FAULTS the faults, by their names in `tests.promises.fault
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from tests.e2e.troubles import Troubles
 from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.client import Door
-from tests.promises.crowd import Crowd
+from tests.promises.crowd import WAYS, Crowd
 from tests.promises.journal import runs_in
 from tests.promises.operation import History
+from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
@@ -34,7 +36,9 @@ FAULTS = os.environ.get(
 )
 RATE, POISON = 120.0, 0.01
 TARGET = "tests.targets.marked:Marked"
-TENANTS = "acme", "globex"
+TENANTS = "acme", "globex", "capped"
+CAPPED = 4.0, 40.0
+"""Requests a second and burst of the last tenant."""
 SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--result-ttl-s", "3600"
 PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--task-timeout-ms", "30000"
 UNHAPPY = AWAY | {"batch failed", "worker process ended", "worker output dropped", "probe failed"}
@@ -46,6 +50,7 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
 
     async def drive() -> History:
         crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON)
+        crowd.history.limits[TENANTS[-1]] = CAPPED
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
         await crowd.audit()
@@ -62,17 +67,26 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A working directory with the tenants' keys."""
-    (tmp_path / "keys.toml").write_text("".join(entry(tenant, tenant=tenant) for tenant in TENANTS))
+    limit = f"rate = {CAPPED[0] * 60}\nburst = {CAPPED[1]}\n"
+    keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
+    (tmp_path / "keys.toml").write_text("".join(keys))
     return tmp_path
 
 
 def test_one_process_keeps_its_promises(folder: Path) -> None:
     flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
-    with serving(folder, *flags, target=TARGET, lawful=False) as server:
+    with (
+        contextlib.closing(Port()) as port,
+        serving(folder, *flags, "--grpc-port", str(port.number), target=TARGET, lawful=False) as server,
+    ):
         server.expected |= {"batch failed"}
-        history = promised(folder, [Door("serve", server.port)])
+        history = promised(folder, [Door("serve", server.port, grpc=port.number)])
         outcomes = Counter(one.status for one in history.operations if not one.lost)
-        assert min(outcomes[status] for status in (200, 202, 404, 422)) > 0  # The rest is chance.
+        assert min(outcomes[status] for status in (200, 202, 404, 422, 429)) > 0  # The rest is chance.
+        assert {one.way for one in history.operations if one.output is not None} >= set(WAYS)
+        assert {one.way for one in history.operations if one.inputs} == {
+            way.name for way in WAYS.values() if way.most > 1
+        }
 
 
 def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
@@ -81,13 +95,17 @@ def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
         RedisServer("valkey", folder / "redis", allow_sleep, durable=True) as redis,
         ChaosProxy(redis.port) as proxy,
         fleet(
-            folder, redis, gateways=2, workers=2, controllers=1, url=f"redis://127.0.0.1:{proxy.port}/0",
+            folder, redis, gateways=0, workers=2, controllers=1, url=f"redis://127.0.0.1:{proxy.port}/0",
             gateway_flags=(*SHARED, *PATIENT), worker_flags=("--max-batch-size", "8"), target=TARGET, lawful=False,
             patience=3.0,
         ) as it,
     ):  # fmt: skip
         it.expected |= UNHAPPY
-        doors = [Door(f"gateway-{server.port}", server.port) for server in it.gateways]
+        doors = []
+        for _ in range(2):
+            with contextlib.closing(Port()) as port:
+                server = it.start("gateway", "--grpc-port", str(port.number))
+                doors.append(Door(f"gateway-{server.port}", server.port, grpc=server.grpc_port))
         names = [name.replace("\0", ",").strip() for name in FAULTS.replace("\\,", "\0").split(",") if name]
 
         def trouble(history: History) -> None:

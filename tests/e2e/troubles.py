@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from tests.e2e.server import Server
 from tests.promises.client import Door, Standing
 from tests.promises.faults import Fault
 from tests.promises.operation import History
+from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
@@ -110,9 +112,10 @@ class Troubles:
         if door is not None:
             door.standing = Standing.KILLED if what == "killed" else Standing.ENDING
         acts[what](server)
-        made = it.start(role)
+        with contextlib.closing(Port()) as port:
+            made = it.start(role, *(("--grpc-port", str(port.number)) if door is not None and door.grpc else ()))
         if door is not None:
-            self._doors.append(Door(f"gateway-{made.port}", made.port))
+            self._doors.append(Door(f"gateway-{made.port}", made.port, grpc=made.grpc_port))
 
 
 def _signal_child(server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from tests.promises.ways_in import Sent, Told, WayIn, read_streamed, status_of_code
+from tests.promises.ways_in import Sent, Told, WayIn, place_of_message, read_streamed, status_of_code
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 STACK = {
@@ -16,17 +16,34 @@ STACK = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (413, "PAYLOAD_TOO_LARGE"),
 }
 """Statuses of calls that gRPC's own stack ends, as HTTP statuses and codes."""
+FITTING = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, 422),
+    grpc.StatusCode.UNAUTHENTICATED: (401,),
+    grpc.StatusCode.PERMISSION_DENIED: (403,),
+    grpc.StatusCode.NOT_FOUND: (404,),
+    grpc.StatusCode.ABORTED: (409,),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (413, 429),
+    grpc.StatusCode.INTERNAL: (500, 502),
+    grpc.StatusCode.UNAVAILABLE: (503,),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504,),
+}
+"""Statuses of calls, and the HTTP statuses of the errors that they stand for."""
+NOBODY = "failed to connect to all addresses"
+"""What gRPC says when it could not connect."""
 
 Metadata = Sequence[tuple[str, str]]
 
 
 class Answered(NamedTuple):
-    """Answer to a call. A status of 0 means that there was none: the connection has failed, as `code` tells."""
+    """Answer to a call. A status of 0 means that there was none: the connection has failed, as `code` tells. `blamed` is the place
+    of the input that an error names.
+    """
 
     status: int
     code: str
     fields: dict[str, str]
     told: Told
+    blamed: int = -1
 
 
 def channel(port: int) -> Any:
@@ -48,7 +65,10 @@ def _failed(error: grpc.aio.AioRpcError) -> Answered:
     fields = {key: str(value) for key, value in error.trailing_metadata() or ()}
     code = fields.get("x-headway-error", "")
     if code:
-        return Answered(status_of_code(code, error.code() is grpc.StatusCode.ABORTED), code, fields, Told([], code))
+        status = status_of_code(code, error.code() is grpc.StatusCode.ABORTED)
+        if status not in FITTING.get(error.code(), ()):
+            status, code = 500, f"{code} told as {error.code().name}"
+        return Answered(status, code, fields, Told([], code), place_of_message(error.details() or ""))
     status, code = STACK.get(error.code(), (0, f"{error.code().name}: {error.details()}"))
     return Answered(status, code, fields, Told([], code))
 

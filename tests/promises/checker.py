@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from tests.promises.charges import charges
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
-from tests.promises.operation import BAD, History, Kind, Operation, Run
+from tests.promises.operation import BAD, History, Kind, Operation, Run, Violation
 from tests.promises.search import Search, TooComplex
 
 GRACE = 10.0
@@ -28,20 +28,12 @@ ASKS = (Kind.ASK, Kind.TASK)
 ALLOWED = "not allowed by its history"
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A promise that was broken: which, and the operations that show it."""
-
-    promise: str
-    story: str
-
-    def __str__(self) -> str:
-        return f"{self.promise}: {self.story}"
-
-
 def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
-    return [*_answers(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history)]
+    return [
+        *_answers(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
+        *charges(history),
+    ]  # fmt: skip
 
 
 # Single answers.
@@ -49,9 +41,11 @@ def check(history: History) -> list[Violation]:
 
 def _answers(history: History) -> Iterator[Violation]:
     for one in history.operations:
-        told = one.output is not None and one.kind in ASKS
-        if told and text_of(one.output or "") != one.text.upper():
-            yield Violation("answer to another request", str(one))
+        told, due = list(map(text_of, one.answers)), [text.upper() for text in one.texts]
+        if told and one.kind in ASKS and told != due:
+            yield Violation(
+                "answers in another order" if sorted(told) == sorted(due) else "answer to another request", str(one)
+            )
         if one.status == 500:
             yield Violation("error of the service itself", str(one))
         if one.lost in ("cut", "silent", "unreachable"):
@@ -65,10 +59,12 @@ def _verdicts(history: History) -> Iterator[Violation]:
     texts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in history.operations:
         if one.kind in ASKS:
-            texts[one.tenant, one.id].add(one.text)
+            texts[one.tenant, one.id].update(one.texts)
     for one in history.operations:
-        asked = {one.text} if one.kind in ASKS else texts[one.tenant, one.id]
-        if one.output is not None and text_of(one.output).lower().startswith(BAD):
+        asked = set(one.texts) if one.kind in ASKS else texts[one.tenant, one.id]
+        if one.blamed >= 0:
+            asked = {one.texts[one.blamed]} if one.blamed < len(one.texts) else {"none that was asked"}
+        if any(text_of(output).lower().startswith(BAD) for output in one.answers):
             yield Violation("output of an input that the model rejects", str(one))
         if one.code == "REJECTED_BY_MODEL" and not any(text.startswith(BAD) for text in asked):
             yield Violation("a good input is rejected", str(one))
@@ -188,41 +184,44 @@ class _Runs:
                 self._marks[mark] = run, text
                 self._of[text].append(run)
         self._groups = _Groups(history)
+        self._owners: dict[str, tuple[Operation, int]] = {}
+        """First operation that was told an output, and the place there, by mark."""
         self._forgets = [one for one in history.operations if one.kind is Kind.FORGET and one.lost != "torn"]
 
     def judge(self) -> Iterator[Violation]:
-        yield from self._outputs()
+        for one in self._history.operations:
+            if one.returned is not None:
+                for place, output in enumerate(one.answers):
+                    yield from self._output(one, place, output)
         yield from self._rejections()
         yield from self._keys()
+        yield from self._once()
         yield from self._departed()
 
-    def _outputs(self) -> Iterator[Violation]:
+    def _output(self, one: Operation, place: int, output: str) -> Iterator[Violation]:
         """Each output is of a run that can have answered, and of one for those alone who may share it."""
-        owners: dict[str, Operation] = {}
-        for one in self._history.operations:
-            if one.output is None or one.returned is None:
-                continue
-            mark = mark_of(one.output)
-            run, text = self._marks.get(mark, (None, ""))
-            if run is None or text.upper() != text_of(one.output):
-                yield Violation("output of no run", str(one))
-                continue
-            if one.kind is Kind.POLL and not self._groups.knows(one):
-                continue  # A task of another tenant, which its history tells.
-            if run.began > one.returned or run.began < self._groups.first_call(one):
-                yield Violation("output of a run at another time", f"{one}, run {run.began:.3f}–{run.ended}")
-            owner = owners.setdefault(mark, one)
-            if owner.tenant != one.tenant:
-                yield Violation("answer of another tenant", f"{one}\n    {owner}")
-            elif not self._groups.together(owner, one):
-                yield Violation("answer to another request", f"{one}\n    {owner}")
+        mark = mark_of(output)
+        run, text = self._marks.get(mark, (None, ""))
+        if run is None or text.upper() != text_of(output):
+            yield Violation("output of no run", str(one))
+            return
+        if one.kind is Kind.POLL and not self._groups.knows(one):
+            return  # A task of another tenant, which its history tells.
+        if run.began > (one.returned or 0.0) or run.began < self._groups.first_call(one, place):
+            yield Violation("output of a run at another time", f"{one}, run {run.began:.3f}–{run.ended}")
+        owner, its_place = self._owners.setdefault(mark, (one, place))
+        if owner.tenant != one.tenant:
+            yield Violation("answer of another tenant", f"{one}\n    {owner}")
+        elif not self._groups.together((owner, its_place), (one, place)):
+            yield Violation("answer to another request", f"{one}\n    {owner}")
 
     def _rejections(self) -> Iterator[Violation]:
         """Inputs that are answered as rejected and never ran."""
         for one in self._history.operations:
             if one.kind not in ASKS or one.code != "REJECTED_BY_MODEL" or one.returned is None:
                 continue
-            if not any(run.began <= one.returned for run in self._of.get(one.text, [])):
+            texts = one.texts[one.blamed :][:1] if one.blamed >= 0 else one.texts
+            if not any(run.began <= one.returned for text in texts for run in self._of.get(text, [])):
                 yield Violation("rejected without any run", str(one))
 
     def _keys(self) -> Iterator[Violation]:
@@ -231,13 +230,14 @@ class _Runs:
         users: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for one in self._history.operations:
             if one.kind in ASKS:
-                users[one.text].add((one.tenant, one.key))
                 under[one.tenant, one.key].append(one)
+                for text in one.texts:
+                    users[text].add((one.tenant, one.key))
         for (tenant, key), asked in under.items():
             if not key:
                 continue
-            for text in {one.text for one in asked}:
-                asking = [one for one in asked if one.text == text]
+            for text in {text for one in asked for text in one.texts}:
+                asking = [one for one in asked if text in one.texts]
                 ended = [run for run in self._of[text] if run.ended is not None]
                 if len(ended) < 2 or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
                     continue
@@ -246,6 +246,17 @@ class _Runs:
                     story = _story([*asking, *deleted], asking[-1])
                     runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)
                     yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")
+
+    def _once(self) -> Iterator[Violation]:
+        """A text that is asked once runs once, unless its batch failed."""
+        asked = Counter(text for one in self._history.operations if one.kind in ASKS for text in one.texts)
+        for one in self._history.operations:
+            for text in one.texts if one.kind is Kind.ASK else ():
+                ended = [run for run in self._of.get(text, []) if run.ended is not None]
+                if asked[text] > 1 or len(ended) < 2 or self._excused(one.called, ended[-1].ended or 0.0):
+                    continue
+                runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)
+                yield Violation("second run of a request", f"{one}: {text!r} runs {runs}")
 
     def _deleted(self, asking: Sequence[Operation], before: float) -> list[Operation]:
         """Operations that may have deleted tasks of these. While a task is under way, its key is forgotten with it."""
@@ -256,13 +267,14 @@ class _Runs:
 
     def _departed(self) -> Iterator[Violation]:
         """Runs of requests that were not sent whole, or that were deleted in time."""
-        texts = Counter(one.text for one in self._history.operations if one.kind in ASKS)
+        texts = Counter(text for one in self._history.operations if one.kind in ASKS for text in one.texts)
         deleted: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         for one in self._history.operations:
             if one.kind is Kind.FORGET and one.status == 204:
                 deleted[one.tenant, one.id].append(one)
         for one in self._history.operations:
-            runs = self._of.get(one.text, []) if one.kind in ASKS and texts[one.text] == 1 else []
+            alone = [text for text in one.texts if one.kind in ASKS and texts[text] == 1]
+            runs = [run for text in alone for run in self._of.get(text, [])]
             if not runs:
                 continue
             if one.lost == "torn":
@@ -287,23 +299,24 @@ class _Groups:
         for one in history.operations:
             if one.kind not in ASKS:
                 continue
-            names: list[object] = [("one", one.number)]
-            names += [("id", one.tenant, one.id)] if one.id else []
-            names += [("key", one.tenant, one.key)] if one.key else []
-            names += [("same", one.tenant, one.text)] if history.shares and not one.fresh else []
-            for name in names:
-                self._join(names[0], name, one.called)
+            for place, text in enumerate(one.texts):
+                names = [_name(one, place)]
+                names += [("id", one.tenant, one.id)] if one.id and not place else []
+                names += [("key", one.tenant, one.key, place)] if one.key else []
+                names += [("same", one.tenant, text)] if history.shares and not one.fresh else []
+                for name in names:
+                    self._join(names[0], name, one.called)
 
-    def together(self, one: Operation, other: Operation) -> bool:
-        return self._root(_name(one)) == self._root(_name(other))
+    def together(self, one: tuple[Operation, int], other: tuple[Operation, int]) -> bool:
+        return self._root(_name(*one)) == self._root(_name(*other))
 
     def knows(self, one: Operation) -> bool:
         """Whether it is about something that somebody of its tenant asked."""
         return _name(one) in self._parents
 
-    def first_call(self, one: Operation) -> float:
-        """Instant of the first request that may share the answer of `one`."""
-        return self._first[self._root(_name(one))]
+    def first_call(self, one: Operation, place: int = 0) -> float:
+        """Instant of the first request that may share this answer of `one`."""
+        return self._first[self._root(_name(one, place))]
 
     def _join(self, one: object, other: object, called: float) -> None:
         mine, yours = self._root(one), self._root(other)
@@ -318,8 +331,8 @@ class _Groups:
         return name
 
 
-def _name(one: Operation) -> object:
-    return ("one", one.number) if one.kind in ASKS else ("id", one.tenant, one.id)
+def _name(one: Operation, place: int = 0) -> object:
+    return ("one", one.number, place) if one.kind in ASKS else ("id", one.tenant, one.id)
 
 
 # Ends.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 PATIENCE = 45.0
 """Seconds after which an answer counts as never given; longer than any deadline."""
@@ -30,13 +32,26 @@ class Door:
 
     Attributes:
         name: of its process.
+        grpc: its port for gRPC; 0: it has none.
         standing: see Standing; whoever kills it or tells it to end says so here first.
+        shut: instant from which it was not open any more.
+        channel: connection for gRPC calls of all who do not close theirs; None: not made yet.
     """
 
-    def __init__(self, name: str, port: int, host: str = "127.0.0.1") -> None:
-        self.name, self.host, self.port = name, host, port
-        self.standing = Standing.OPEN
+    def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0) -> None:
+        self.name, self.host, self.port, self.grpc = name, host, port, grpc
+        self._standing = Standing.OPEN
+        self.shut = math.inf
         self.free: list[Connection] = []
+        self.channel: Any = None
+
+    @property
+    def standing(self) -> Standing:
+        return self._standing
+
+    @standing.setter
+    def standing(self, standing: Standing) -> None:
+        self._standing, self.shut = standing, min(self.shut, time.monotonic())
 
     def is_open(self) -> bool:
         """Whether it takes new requests."""

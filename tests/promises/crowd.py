@@ -6,9 +6,9 @@
     violations = check(crowd.history)
 
 Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
-a text of their own or one that others of the tenant and of other tenants ask, too, by any way over HTTP; ids and keys are used again, at any
-gateway, while the first is under way and later, with the same text and with another. Some texts the model rejects: alone, or
-with all that ride with them. Clients leave at every point.
+a text of their own or one that others of the tenant and of other tenants ask, too, or with several texts, by any way over
+HTTP and by calls over gRPC. Ids and keys are used again, at any gateway, while the first is under way and later, with the same
+texts and with others. Some texts the model rejects: alone, or with all that ride with them. Clients leave at every point.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.failures import CULPRIT
+from tests.promises.calls import NOBODY, Answered, answered, channel
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
 from tests.promises.operation import BAD, History, Kind, Operation
-from tests.promises.ways_in import WAYS_IN
+from tests.promises.ways_in import SEVERAL as LIST
+from tests.promises.ways_in import VECTOR, WAYS_IN, WayIn, place_of_message, text_of_numbers
 
 WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
@@ -36,8 +38,10 @@ WEIGHTS = {
 """Weights of the clients' operations, relative to each other."""
 LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
 DEPARTURES = ("close", "reset", "half")
-WAYS = {way.name: way for way in WAYS_IN if way.wire == "http" and not way.numbers and "inputs" not in way.name}
-"""Ways in by name that take one text and answer with one."""
+WAYS = {way.name: way for way in WAYS_IN if way.wire != "stream"}
+"""Ways in by name."""
+SEVERAL, MOST = 0.25, 6
+"""Share of the synchronous requests of new texts that have several, and most of them."""
 RECENT = 60
 """Most ids and keys of each tenant that may be used again."""
 MOST_USES = 7
@@ -46,6 +50,8 @@ KEYED_POISON = 8.0
 """Texts under keys are so many times as often poisonous: their verdicts are asked for again."""
 COMMON_SECONDS = 2.0
 """Time for which identical texts are asked, until others are."""
+UNSENT_SECONDS = 0.25
+"""Seconds before a gateway is told to end at which a call may not have been sent yet."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
 """Longest time that the service gives a task, and another request."""
 
@@ -55,7 +61,7 @@ class Known:
     """An id or a key that may be used again."""
 
     name: str
-    text: str
+    words: tuple[str, ...]
     key: str = ""
     uses: int = 1
 
@@ -107,7 +113,7 @@ class Crowd:
         finally:
             for task in self._under_way:
                 task.cancel()
-            self._close()
+            await self._close()
 
     async def audit(self, most: int = 20_000) -> None:
         """Ask for what the service must still know: tasks, and what is kept under keys; at most so many of each."""
@@ -133,7 +139,7 @@ class Crowd:
         try:
             await asyncio.gather(*looks)
         finally:
-            self._close()
+            await self._close()
 
     # What a client does.
 
@@ -159,58 +165,81 @@ class Crowd:
             case "reuse" if ids:
                 known = _use(rng.choice(ids), ids)
                 same = rng.random() < 0.5
-                text, key = (known.text, known.key) if same else (self._text(), "")
-                await self._submit(tenant, text, key, known.name)
+                words, key = (known.words, known.key) if same else (self._words(), "")
+                await self._submit(tenant, words, key, known.name)
             case "again" if keys:
                 known = _use(rng.choice(keys), keys)
-                await self._submit(tenant, known.text if rng.random() < 0.85 else self._text(), known.name)
+                await self._submit(tenant, known.words if rng.random() < 0.85 else self._words(), known.name)
             case "keyed" | "again":
-                keys.append(
-                    Known(
-                        f"key-{self._seed:x}-{len(self.history.operations)}",
-                        self._text(slow=0.2, poison=KEYED_POISON * self._poison),
-                    )
-                )
-                await self._submit(tenant, keys[-1].text, keys[-1].name)
+                words = self._words(slow=0.2, poison=KEYED_POISON * self._poison)
+                keys.append(Known(f"key-{self._seed:x}-{len(self.history.operations)}", words))
+                await self._submit(tenant, words, keys[-1].name)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
                 number = rng.randrange(4 if self._poison else 3)
-                await self._submit(tenant, f"{'common' if number < 3 else BAD[1]} {self._seed:x}-{epoch}-{number}")
+                text = f"{'common' if number < 3 else BAD[1]} {self._seed:x}-{epoch}-{number}"
+                await self._submit(tenant, (text, *(self._words() if rng.random() < SEVERAL else ())))
+            case "task":
+                await self._submit(tenant, (self._text(),), kind=Kind.TASK)
             case _:
-                kind = Kind.TASK if what == "task" else Kind.ASK
-                await self._submit(tenant, self._text(), kind=kind)
+                await self._submit(tenant, self._words(), kind=Kind.ASK)
 
-    async def _submit(self, tenant: str, text: str, key: str = "", id: str = "", kind: Kind | None = None) -> None:
+    async def _submit(
+        self, tenant: str, words: tuple[str, ...], key: str = "", id: str = "", kind: Kind | None = None
+    ) -> None:
         rng = self._rng
-        kind = kind or rng.choice((Kind.ASK, Kind.TASK))
+        kind = Kind.ASK if len(words) > 1 else kind or rng.choice((Kind.ASK, Kind.TASK))
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
-        way = rng.choice([way for way in WAYS.values() if way.tasks or kind is Kind.ASK])
+        ways = [way for way in WAYS.values() if self._fits(way, words, kind)]
+        [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
+        texts = tuple(map(way.input_of, words))
         asked = self._note(
             kind,
             tenant,
             id=chosen,
             chosen=bool(chosen),
-            text=way.input_of(text),
-            words=text,
+            text="\n".join(texts),
+            inputs=texts if len(texts) > 1 else (),
+            words=words,
             way=way.name,
             key=key,
             fresh=rng.random() < 0.2,
             timeout=timeout,
         )
         if chosen and not id:
-            self._ids[tenant].append(Known(chosen, text, key))
+            self._ids[tenant].append(Known(chosen, words, key))
         await self._perform(asked, self._departure(), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
         if kind is Kind.TASK and asked.status == 202 and not chosen:
-            self._ids[tenant].append(Known(asked.id, text, key))
+            self._ids[tenant].append(Known(asked.id, words, key))
 
-    def _text(self, slow: float = 0.04, poison: float | None = None) -> str:
+    def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind) -> bool:
+        """Whether a request can come by this way."""
+        if way is LIST and len(words) == 1:
+            return False  # Under a key, a list of one is another request than its input alone.
+        if len(words) > way.most or (kind is Kind.TASK and not way.tasks):
+            return False
+        if way.wire == "call" and not any(door.grpc for door in self.doors):
+            return False
+        return not way.numbers or all(text.startswith((VECTOR, *BAD)) for text in words)
+
+    def _words(self, slow: float = 0.04, poison: float | None = None) -> tuple[str, ...]:
+        """Texts of one request."""
+        rng = self._rng
+        count = rng.randint(2, MOST) if rng.random() < SEVERAL else 1
+        begin = VECTOR if rng.random() < 0.1 else "caller"
+        poison = (self._poison if poison is None else poison) / count
+        words = [self._text(slow / count, poison, place, begin) for place in range(count)]
+        return tuple(words[:-1] + words[:1] if count > 2 and rng.random() < 0.1 else words)
+
+    def _text(self, slow: float = 0.04, poison: float | None = None, place: int = 0, begin: str = "caller") -> str:
         poison = self._poison if poison is None else poison
-        luck, number = self._rng.random(), f"{self._seed:x}-{len(self.history.operations)}"
+        luck, number = self._rng.random(), f"{self._seed:x}-{len(self.history.operations)}-{place}"
         if luck < poison:
             return f"{BAD[1]} {number}"
-        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else 'caller'} {number} s'il vous plait"
+        slow = slow if begin == "caller" else 0.0
+        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else begin} {number} s'il vous plait"
 
     def _departure(self) -> Departure:
         rng = self._rng
@@ -235,6 +264,9 @@ class Crowd:
 
     async def _perform(self, operation: Operation, departure: Departure, wait: float = 0.0) -> None:
         operation.lost = "never sent"
+        if operation.kind is Kind.ASK and WAYS[operation.way].wire == "call":
+            await self._call(operation, departure)
+            return
         while (door := self._door()) is not None:
             operation.gateway = door.name
             try:
@@ -262,6 +294,58 @@ class Crowd:
             operation.lost = "reset" if door.standing is Standing.KILLED else "cut"
         else:
             self._put_back(door, connection, operation)
+
+    async def _call(self, operation: Operation, departure: Departure) -> None:
+        """One call over gRPC. Whoever leaves cancels it, or closes the connection."""
+        door = self._door()
+        if door is None:
+            operation.lost = "torn"
+            return
+        operation.gateway = door.name
+        way, leaves = WAYS[operation.way], departure.point in (Point.HEAD, Point.BODY, Point.WAIT)
+        closes = leaves and departure.way == "close"
+        if door.channel is None:
+            door.channel = channel(door.grpc)
+        own = channel(door.grpc) if closes else door.channel
+        sent = way.write(operation.words)
+        fields = [field.partition(": ") for field in self._fields(operation)]
+        within = operation.timeout if operation.timeout < 1.0 and operation.number % 2 else PATIENCE
+        operation.called = time.monotonic()
+        operation.lost = ""
+        call = own.unary_unary(sent.path)(
+            sent.body, metadata=[(name.lower(), value) for name, _, value in fields], timeout=within
+        )
+        answer = asyncio.ensure_future(answered(way, call))
+        try:
+            if leaves:
+                await asyncio.wait([answer], timeout=departure.after)
+                if not answer.done():
+                    operation.lost = "left"
+                    if not closes:
+                        call.cancel()
+                    return
+            self._take_call(operation, await answer, door, within)
+        finally:
+            if closes:
+                await own.close()
+            await asyncio.gather(answer, return_exceptions=True)
+
+    def _take_call(self, operation: Operation, answer: Answered, door: Door, within: float) -> None:
+        """Note what came of a call."""
+        now = time.monotonic()
+        if answer.status == 504 and not answer.fields and within == PATIENCE:
+            operation.lost = "silent"
+        elif not answer.status and NOBODY in answer.code:
+            operation.lost = "unreachable" if door.is_open() else "torn"
+        elif not answer.status and door.standing is Standing.KILLED:
+            operation.lost = "reset"
+        elif not answer.status:
+            operation.lost = "left" if operation.called > door.shut - UNSENT_SECONDS else "cut"
+            operation.code = answer.code
+        else:
+            operation.returned, operation.status, operation.code = now, answer.status, answer.code
+            operation.id = operation.id or answer.fields.get("x-request-id", "").removeprefix("req_")
+            self._note_outputs(operation, answer.told.outputs, answer.blamed, answer.fields)
 
     async def _exchange(
         self, operation: Operation, departure: Departure, connection: Connection, request: bytes
@@ -305,35 +389,49 @@ class Crowd:
             operation.id = operation.id or head.fields["x-request-id"].removeprefix("req_")
         if operation.kind is Kind.ASK:
             outputs, operation.code = WAYS[operation.way].read(head.status, head.fields, body)
-            operation.output = outputs[0] if outputs else None
+            blamed = -1 if outputs else place_of_message(body.decode())
         else:
             told = json.loads(body) if body else {}
-            operation.output = told.get("output")
+            outputs, blamed = [text_of_numbers(told["output"])] if "output" in told else [], -1
             error = told.get("error", "")
             operation.code = error["error"] if isinstance(error, dict) else error
-        known = head.fields.get("x-headway-dropped-reason") == CULPRIT
-        operation.turned_down = known and "idempotency-replayed" not in head.fields
+        self._note_outputs(operation, outputs, blamed, head.fields)
+
+    def _note_outputs(self, operation: Operation, outputs: list[str], blamed: int, fields: Mapping[str, str]) -> None:
+        operation.output = "\n".join(outputs) if outputs else None
+        operation.outputs = tuple(outputs) if operation.inputs else ()
+        operation.blamed = blamed
+        known = fields.get("x-headway-dropped-reason") == CULPRIT
+        operation.turned_down = known and "idempotency-replayed" not in fields
         if operation.kind is Kind.ASK and operation.output is not None:
-            self.latencies.append(operation.returned - operation.called)
+            self.latencies.append(time.monotonic() - operation.called)
 
     def _request(self, operation: Operation, wait: float) -> bytes:
-        fields = [f"Authorization: {credential}"] if (credential := self._tenants[operation.tenant]) else []
+        fields = self._fields(operation)
         if operation.kind in (Kind.POLL, Kind.FORGET):
             method = "GET" if operation.kind is Kind.POLL else "DELETE"
             query = f"?wait={wait:.2f}" if wait else ""
             line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
         else:
-            path, own, body = WAYS[operation.way].write([operation.words])
+            path, own, body = WAYS[operation.way].write(operation.words)
             line = f"POST {path} HTTP/1.1"
             fields += own
             fields.append(f"Content-Length: {len(body)}")
-            fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
-            fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
-            fields += ["Cache-Control: no-cache"] if operation.fresh else []
-            fields += [f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}"] if operation.timeout < 1.0 else []
             if operation.kind is Kind.TASK:
                 fields.append(f"Prefer: respond-async, wait={wait:.0f}" if wait else "Prefer: respond-async")
         return "\r\n".join([line, "Host: promises", *fields, "", ""]).encode() + body
+
+    def _fields(self, operation: Operation) -> list[str]:
+        """Header fields of every way."""
+        fields = [f"Authorization: {credential}"] if (credential := self._tenants[operation.tenant]) else []
+        if operation.kind in (Kind.ASK, Kind.TASK):
+            fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
+            fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
+            fields += ["Cache-Control: no-cache"] if operation.fresh else []
+            by_deadline = WAYS[operation.way].wire == "call" and operation.number % 2
+            if operation.timeout < 1.0 and not by_deadline:
+                fields.append(f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}")
+        return fields
 
     def _put_back(self, door: Door, connection: Connection, operation: Operation) -> None:
         if operation.lost:
@@ -347,15 +445,18 @@ class Crowd:
         open_ = [door for door in self.doors if door.is_open()]
         return self._rng.choice(open_) if open_ else None
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         for door in self.doors:
             while door.free:
                 door.free.pop().leave("close")
+            if door.channel is not None:
+                await door.channel.close()
+                door.channel = None
 
 
-def _said(one: Operation) -> dict[str, str]:
+def _said(one: Operation) -> dict[str, Any]:
     """What an operation said, for another one that says the same."""
-    return {"text": one.text, "words": one.words, "way": one.way}
+    return {"text": one.text, "inputs": one.inputs, "words": one.words, "way": one.way}
 
 
 def _use(known: Known, among: deque[Known]) -> Known:

@@ -15,6 +15,7 @@ CONFLICT: dict[str, Any] = {"status": 409, "code": "IDEMPOTENCY_CONFLICT"}
 MISUSE: dict[str, Any] = {"status": 422, "code": "IDEMPOTENCY_CONFLICT"}
 REJECTED: dict[str, Any] = {"status": 422, "code": "REJECTED_BY_MODEL"}
 KNOWN: dict[str, Any] = {**REJECTED, "turned_down": True}
+LIMITED: dict[str, Any] = {"status": 429, "code": "RATE_LIMITED"}
 LATE: dict[str, Any] = {"status": 504, "code": "DEADLINE_EXCEEDED"}
 FORGOTTEN: dict[str, Any] = {"status": 204}
 FAILED: dict[str, Any] = {"status": 200, "code": "DEADLINE_EXCEEDED"}

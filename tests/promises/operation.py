@@ -44,7 +44,8 @@ class Operation:
         called: when its first byte was sent.
         id: UUID text of the request or of the task it is about; empty as long as it is not known.
         chosen: the client chose the id.
-        text: the input.
+        text: the input; those of a request with several, one after the other.
+        inputs: of a request with several inputs; empty for others.
         way: name of the way in that it took.
         words: what was sent, of which the way may make another input.
         key: its idempotency key.
@@ -52,7 +53,9 @@ class Operation:
         timeout: seconds that the request may take at most.
         returned: when its answer was there; None if there was none.
         status, code: of the answer; the code is that of an error, of a task that failed its own.
-        output: of the model, also that of a task.
+        output: of the model, also that of a task; those of a request with several inputs, one after the other.
+        outputs: of a request with several inputs, as they were answered.
+        blamed: place of the input that the error names; -1: it names none.
         turned_down: refused without a run, as the same input has failed alone.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
@@ -76,12 +79,29 @@ class Operation:
     turned_down: bool = False
     lost: str = ""
     way: str = "native"
-    words: str = ""
+    words: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    blamed: int = -1
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Inputs of the request."""
+        return self.inputs or (self.text,)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Outputs that it was told; empty for none."""
+        return self.outputs or (() if self.output is None else (self.output,))
 
     @property
     def ends(self) -> float | None:
-        """Instant by which its effect is sure to have come, or not to come; None: never."""
-        return None if self.status in INDEFINITE else self.returned
+        """Instant by which its effect is sure to have come, or not to come; None: never.
+
+        When one of several inputs fails, the others are let go of after the answer.
+        """
+        open_ = self.status != 200 and len(self.inputs) > 1 and (self.code != "IDEMPOTENCY_CONFLICT" or self.blamed > 0)
+        return None if open_ or self.status in INDEFINITE else self.returned
 
     @property
     def outcome(self) -> str:
@@ -124,6 +144,7 @@ class History:
         operations: operations of all clients.
         runs: runs of the model function.
         faults: faults of the service.
+        limits: requests a second and burst of the tenants that are limited.
         shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
         unasked: bytes that came when no answer was due, in words.
     """
@@ -132,4 +153,16 @@ class History:
     runs: list[Run] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     shares: bool = True
+    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     unasked: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: which, and the operations that show it."""
+
+    promise: str
+    story: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.story}"

@@ -117,6 +117,12 @@ def code_of_message(message: str) -> str:
     return next((code for pattern, code in _SAID if re.search(pattern, message)), "REJECTED_BY_MODEL")
 
 
+def place_of_message(message: str) -> int:
+    """Place of the input that an error of a request with several names; -1: it names none."""
+    found = re.search(r"input (\d+) of \d+, counted from 0", message)
+    return int(found[1]) if found else -1
+
+
 # Errors, by API.
 
 

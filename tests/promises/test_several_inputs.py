@@ -1,0 +1,155 @@
+"""The checker on requests with several inputs and on limits: what is allowed, and one history of each kind that is not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.promises.calls import answered
+from tests.promises.checker import check
+from tests.promises.histories import KNOWN, LEFT, LIMITED, REJECTED, Scribe
+from tests.promises.ways_in import CALL
+
+
+def asked(
+    it: Scribe, at: tuple[float, float | None], *texts: str, outputs: list[str] | None = None, **told: Any
+) -> None:
+    """A request with several inputs."""
+    if outputs is not None:
+        told |= {"outputs": tuple(outputs), "output": "\n".join(outputs)}
+    it.ask(at, "\n".join(texts), inputs=texts, **told)
+
+
+def promises(it: Scribe) -> set[str]:
+    """Promises that a history breaks."""
+    return {violation.promise for violation in check(it.history)}
+
+
+def test_several_inputs_are_answered_each_for_itself_whatever_run_it_was_in() -> None:
+    it = Scribe()
+    [a], [b, c] = it.run("a", at=(1.0, 2.0)), it.run("b", "c", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", "c", outputs=[a, b, c])
+    assert not promises(it)
+
+
+def test_outputs_in_another_order_than_the_inputs_are_found_out() -> None:
+    it = Scribe()
+    a, b = it.run("a", "b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[b, a])
+    assert promises(it) == {"answers in another order"}
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_an_output_too_few_or_of_another_request_is_found_out(few: bool) -> None:
+    it = Scribe()
+    a, _, c = it.run("a", "b", "c", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a] if few else [a, c])
+    it.ask((0.0, 3.0), "c", output=c)
+    assert "answer to another request" in promises(it)
+
+
+def test_the_output_of_a_neighbour_with_the_same_text_is_found_out() -> None:
+    it = Scribe()
+    [a], [b], _ = it.run("a", at=(1.0, 2.0)), it.run("b", at=(1.0, 2.0)), it.run("a", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a, b])
+    it.ask((0.0, 3.0), "a", output=a)
+    assert promises(it) == {"answer to another request"}
+
+
+def test_the_first_failure_is_that_of_the_request_and_the_rest_may_have_run_or_not() -> None:
+    it = Scribe()
+    it.run("a", "reject b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "reject b", "c", blamed=1, **REJECTED)
+    asked(it, (4.0, 5.0), "d", "reject b", **KNOWN)
+    asked(it, (4.0, None), "e", "f", **LEFT)
+    assert not promises(it)
+
+
+def test_a_failure_that_names_a_good_input_is_found_out() -> None:
+    it = Scribe()
+    it.run("a", "reject b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "reject b", blamed=0, **REJECTED)
+    assert promises(it) == {"a good input is rejected"}
+
+
+def test_outputs_in_spite_of_an_input_that_fails_are_found_out() -> None:
+    it = Scribe()
+    a, b = it.run("a", "reject b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "reject b", outputs=[a, b])
+    assert promises(it) == {"output of an input that the model rejects"}
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_an_input_that_runs_twice_is_found_out_unless_a_fault_explains_it(excused: bool) -> None:
+    it = Scribe()
+    a, b = it.run("a", "b", at=(1.0, 2.0))
+    it.run("b", at=(1.5, 2.5))
+    if excused:
+        it.fault("worker killed", at=(1.0, 1.2))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a, b])
+    assert promises(it) == (set() if excused else {"second run of a request"})
+
+
+def test_inputs_under_a_key_run_once_and_are_answered_alike() -> None:
+    it = Scribe()
+    a, b = it.run("a", "b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a, b], key="k")
+    asked(it, (4.0, 5.0), "a", "b", outputs=[a, b], key="k")
+    assert not promises(it)
+    [again] = it.run("b", at=(6.5, 7.0))
+    asked(it, (6.0, 8.0), "a", "b", outputs=[a, again], key="k")
+    assert promises(it) == {"two outcomes", "second run under a key"}
+
+
+def test_a_limit_counts_each_input_at_once_or_not_at_all() -> None:
+    it = Scribe()
+    it.history.limits["acme"] = 1.0, 3.0
+    a, b = it.run("a", "b", at=(0.2, 0.4))
+    asked(it, (0.0, 1.0), "a", "b", outputs=[a, b])
+    asked(it, (1.0, 1.5), "c", "d", "e", **LIMITED)
+    assert not promises(it)
+
+
+def test_what_is_let_in_beyond_a_limit_is_found_out() -> None:
+    it = Scribe()
+    it.history.limits["acme"] = 1.0, 3.0
+    for number in range(3):
+        a, b = it.run(f"a{number}", f"b{number}", at=(0.2, 0.4))
+        asked(it, (0.0, 1.0), f"a{number}", f"b{number}", outputs=[a, b])
+    assert promises(it) == {"let in beyond its limit"}
+
+
+def test_what_is_refused_within_a_limit_is_found_out() -> None:
+    it = Scribe()
+    it.history.limits["acme"] = 1.0, 3.0
+    asked(it, (0.0, 1.0), "a", "b", "c", **LIMITED)
+    assert promises(it) == {"refused within its limit"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "read"),
+    [
+        (grpc.StatusCode.ABORTED, "IDEMPOTENCY_CONFLICT", 409),
+        (grpc.StatusCode.INVALID_ARGUMENT, "IDEMPOTENCY_CONFLICT", 422),
+        (grpc.StatusCode.INVALID_ARGUMENT, "REJECTED_BY_MODEL", 422),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", 429),
+        (grpc.StatusCode.UNAVAILABLE, "SERVICE_OVERLOADED", 503),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", 504),
+        (grpc.StatusCode.UNAVAILABLE, "REJECTED_BY_MODEL", 500),
+        (grpc.StatusCode.UNAVAILABLE, "", 0),
+    ],
+)
+def test_the_status_of_a_call_is_read_as_that_of_http_and_must_fit_its_code(
+    status: grpc.StatusCode, code: str, read: int
+) -> None:
+    trailers = grpc.aio.Metadata(*((("x-headway-error", code),) if code else ()))
+
+    async def fail() -> bytes:
+        raise grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailers, "input 3 of 5, counted from 0: no")
+
+    found = asyncio.run(answered(CALL, fail()))
+    assert found.status == read
+    assert found.blamed == (3 if code else -1)

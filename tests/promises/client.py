@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import struct
@@ -138,7 +139,8 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         if way == "half" and transport.can_write_eof():
-            transport.write_eof()
+            with contextlib.suppress(OSError):  # The other side has ended it just now.
+                transport.write_eof()
             self._loop.call_later(0.05, transport.abort)
             return
         if way == "reset":

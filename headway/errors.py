@@ -14,7 +14,8 @@
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
-    │   │   └── RemoteAbsent    no connection came about; nothing was sent
+    │   │   ├── RemoteAbsent    no connection came about; nothing was sent
+    │   │   └── RemoteExhausted the remote API has no room for it now, or for as much at once
     │   └── RemoteRefused       the remote API rejected an input of the batch, or all
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
@@ -323,6 +324,10 @@ class RemoteError(BackendError):
 
 class RemoteAbsent(RemoteError):
     """No connection to the remote API came about, so nothing was sent, and the batch has not run."""
+
+
+class RemoteExhausted(RemoteError):
+    """The remote API has no room for what was sent: now, or ever for as much at once. It does not say which."""
 
 
 class RemoteRefused(BackendError):

@@ -157,7 +157,9 @@ def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs() -> None:
         (Status.UNIMPLEMENTED, [], RemoteError, "failed at try 1"),
         (Status.FAILED_PRECONDITION, [], RemoteError, "failed at try 1"),
         (Status.UNAVAILABLE, [], RemoteError, "failed at try 3: gRPC UNAVAILABLE$"),
-        (Status.RESOURCE_EXHAUSTED, [], RemoteError, "failed at try 3"),
+        (Status.RESOURCE_EXHAUSTED, [], RemoteRefused, "failed at try 3: gRPC RESOURCE_EXHAUSTED$"),
+        (Status.RESOURCE_EXHAUSTED, [("grpc-retry-pushback-ms", "-1")], RemoteRefused, "failed at try 1"),
+        (Status.RESOURCE_EXHAUSTED, [("grpc-retry-pushback-ms", "5")], RemoteError, "failed at try 3"),
         (Status.INTERNAL, [], RemoteError, "failed at try 3"),
         (Status.UNKNOWN, [], RemoteError, "failed at try 3"),
         (Status.ABORTED, [], RemoteError, "failed at try 3"),
@@ -182,6 +184,15 @@ def test_a_rest_that_is_asked_for_is_kept_by_all_slots() -> None:
     say = aborts(Status.RESOURCE_EXHAUSTED, "", ("grpc-retry-pushback-ms", "90000"))
     Api(say).against(raises(RemoteError, "90 s of rest", then=""), breaker=breaker, clock=lambda: 7.0)
     assert breaker.rest_left(7.0) == 90.0
+
+
+@pytest.mark.parametrize("trailers", [[], [("grpc-retry-pushback-ms", "-1")]])
+def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple[str, str]]) -> None:
+    async def act(backend: GrpcBackend) -> None:
+        with pytest.raises(RemoteError, match="gRPC RESOURCE_EXHAUSTED"):
+            await backend.run(batch("wrong"), LONG)
+
+    Api(aborts(Status.RESOURCE_EXHAUSTED, "no", *trailers)).against(act)
 
 
 def test_a_message_that_is_too_large_for_the_api_blames_an_input() -> None:

@@ -3,6 +3,7 @@
 | the API says | what it means | what is done |
 |---|---|---|
 | nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
+| RESOURCE_EXHAUSTED still, and no rest asked for | it may take fewer inputs at once | a batch of several is halved; a lone input is not to blame |
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it turns down what is in the batch | final; the culprit is searched for among the inputs |
 | any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
 

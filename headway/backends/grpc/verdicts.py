@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import grpc
 
-from headway.errors import BackendError, RemoteError, RemoteRefused
+from headway.errors import BackendError, RemoteError, RemoteExhausted, RemoteRefused
 
 Code = grpc.StatusCode
 
@@ -48,10 +48,10 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
     if code not in _PASSING:
         return CallVerdict(True, RemoteError)
     wishes = [value for name, value in trailers if name == PUSHBACK]
-    if not wishes:
-        return CallVerdict(False, RemoteError)
-    rest = pushback(wishes[-1])
-    return CallVerdict(rest is None, RemoteError, rest)
+    rest = pushback(wishes[-1]) if wishes else None
+    # The status stands for a rate limit and for too many elements alike. Only a rest that is asked for tells them apart.
+    kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
+    return CallVerdict(bool(wishes) and rest is None, kind, rest)
 
 
 def pushback(value: str | bytes) -> float | None:

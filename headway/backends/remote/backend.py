@@ -33,6 +33,7 @@ from headway.errors import (
     BatchTimeout,
     RemoteAbsent,
     RemoteError,
+    RemoteExhausted,
     RemoteRefused,
     TargetError,
 )
@@ -182,7 +183,7 @@ class RemoteBackend:
         Raises:
             RemoteAbsent: nothing was sent, as no connection came about.
             RemoteError: its tries are spent, or no try makes sense.
-            RemoteRefused: the API rejected an input of it, or all together.
+            RemoteRefused: the API rejected an input of it, or all together, which may be too many.
             BadOutput: the answer is none of as many outputs.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
@@ -266,7 +267,12 @@ class RemoteBackend:
             raise RemoteRefused(f"an input is no proper Unicode text: {exc}") from None
         except NotSendable as exc:
             raise RemoteRefused(str(exc)) from None
-        answer = await self._answer(call, timeout)
+        try:
+            answer = await self._answer(call, timeout)
+        except RemoteExhausted as exc:
+            if len(inputs) == 1:
+                raise
+            raise RemoteRefused(str(exc), exc.shown) from None  # Fewer may fit.
         try:
             return await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes)
         except NoOutputs as exc:

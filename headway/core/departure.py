@@ -33,6 +33,8 @@ MEASURE_AFTER = 100
 """Departures after which a slot that only helps out takes a batch at once, to show whether it still is slow."""
 OVER = 1.25
 """Even shares of all that waits and runs that a batch may hold, before it is cut."""
+OVER_UNLIKE = 2.0
+"""The same where slots differ: there a share may well go to a slow one, which takes its time."""
 LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
@@ -146,7 +148,7 @@ class Rule:
             running: size of the largest batch on a GPU.
         """
         everything = depth + busy * running
-        if not self.split or depth * slots <= OVER * everything:
+        if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
         batches = int(math.sqrt(self.split * depth + 0.25) + 0.5)
         return min(depth, math.ceil(max(depth / max(batches, 1), everything / slots)))

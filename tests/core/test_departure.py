@@ -96,6 +96,9 @@ def test_a_batch_is_cut_to_the_even_share_of_all_that_waits_and_runs() -> None:
     assert rule.share(17, busy=3, slots=4, running=16) == 17  # Hardly more than its share.
     assert rule.share(16, busy=4, slots=8, running=16) == 10
     assert rule.share(16, busy=7, slots=8, running=16) == 16
+    unlike = Rule(64, headway=0.05, split=0.6, team=2.0)
+    assert unlike.share(61, busy=1, slots=2, running=3) == 61  # No more than two shares.
+    assert unlike.share(43, busy=1, slots=4, running=12) == 14
 
 
 def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> None:

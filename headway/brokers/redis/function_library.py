@@ -110,6 +110,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_PACE": len(slot_factors.FACTORS),
     "HELPED_FROM": departure.HELPED_FROM,
     "OVER": departure.OVER,
+    "OVER_UNLIKE": departure.OVER_UNLIKE,
     "MEASURE_AFTER": departure.MEASURE_AFTER,
     "BUSY_TIME": running.BUSY_TIME,
     "WAIT_WEIGHT": queue.WAIT_WEIGHT,

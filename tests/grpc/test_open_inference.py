@@ -14,7 +14,7 @@ from headway import __version__, errors
 from headway.config import Settings
 from headway.grpc import messages
 from headway.grpc.infer_stream import InferStreamCall, Items
-from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, Port, served
@@ -181,9 +181,9 @@ def test_elements_of_models_that_take_json_or_octets() -> None:
         kinds.learn(
             [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
         )
-        port.gateway.output = "/wA="
+        port.gateway.output = Octets(b"\xff\x00")
         assert outputs(answered(await client.ask(INFER, request(b"\xff").SerializeToString()))) == [b"\xff\x00"]
-        assert port.gateway.asked[-1].input == "/w=="
+        assert port.gateway.asked[-1].input == Octets(b"\xff")
 
     served(main)
 

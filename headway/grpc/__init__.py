@@ -2,3 +2,7 @@
 
 Only `headway.app` imports what is in it, and only where the port is on: grpcio is an extra. No worker process does.
 """
+
+from headway.runtime.quiet_grpc import import_quietly
+
+import_quietly()

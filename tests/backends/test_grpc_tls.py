@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import grpc
 import pytest
 
 from headway.backends.grpc.backend import GrpcBackend
+from headway.backends.grpc.tls_failures import explain
 from headway.config.target import RemoteTarget
 from headway.errors import TargetError
 from headway.model import ItemResult
@@ -59,23 +64,85 @@ def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: P
     assert before[0] != after[0] and before[1] != after[1]
 
 
-@pytest.mark.parametrize("who", ["shows none", "trusts another"])
-def test_without_the_right_certificates_there_is_no_start(tmp_path: Path, who: str) -> None:
+ENDED = "it ended the handshake, and gRPC does not tell why. It may ask for a certificate"
+Shown = Callable[[Authority, Authority], tuple[object, object, object]]
+
+
+@pytest.mark.parametrize(
+    ("told", "files"),
+    [
+        (ENDED, lambda by, other: (by.file, "", "")),
+        (ENDED, lambda by, other: (by.file, *other.issue("stranger"))),
+        ("Name the authority that issued it with remote_ca", lambda by, other: (other.file, *by.issue("client"))),
+    ],
+    ids=["shows none", "shows a stranger's", "trusts another"],
+)
+def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, told: str, files: Shown) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
 
     async def handle(asked: Any, context: Any) -> bytes:
         raise AssertionError("it was let in")
 
     async def main() -> None:
-        files: tuple[object, object, object] = (authority.file, "", "")
-        if who == "trusts another":
-            files = (other.file, *authority.issue("client"))
         async with served_grpc(handle, tls=server_credentials(authority)) as url:
-            backend, _ = backend_for(url, *files)
-            try:
-                with pytest.raises(TargetError, match=r"credentials and certificates"):
-                    await backend.start()
-            finally:
-                await backend.stop()
+            backend, _ = backend_for(url, *files(authority, other))
+            with pytest.raises(TargetError, match=r"credentials and certificates") as raised:
+                await backend.start()
+        assert told in str(raised.value)
 
     asyncio.run(main())
+
+
+def test_a_port_without_tls_is_named(tmp_path: Path) -> None:
+    async def handle(asked: Any, context: Any) -> bytes:
+        raise AssertionError("it was let in")
+
+    async def main() -> None:
+        async with served_grpc(handle) as url:
+            backend, _ = backend_for(url.replace("grpc:", "grpcs:"), Authority(tmp_path).file, "", "")
+            with pytest.raises(TargetError, match=r"does not speak TLS on this port\. Write grpc://"):
+                await backend.start()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "its certificate is not valid now: certificate has expired."),
+        ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK", "its certificate is not valid now"),
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "its certificate is not trusted: self signed certificate."),
+        ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted"),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "its certificate is of another host"),
+        ("SSL_ERROR_SSL: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS on this port. Write grpc://"),
+        ("Unwrap failed (TSI_DATA_CORRUPTED)", ENDED),
+    ],
+)  # fmt: skip
+def test_words_of_grpc_are_explained(said: str, told: str) -> None:
+    assert explain(said).startswith(told)
+
+
+def test_what_is_not_of_tls_is_not_explained() -> None:
+    assert explain("Failed to connect to remote host: connect: Connection refused (111)") == ""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("set_by_user", ["", "ERROR"])
+@pytest.mark.parametrize("package", ["headway.grpc.listener", "headway.backends.grpc.backend"])
+def test_the_c_library_is_silent_unless_the_user_wants_it(package: str, set_by_user: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    if set_by_user:
+        environment["GRPC_VERBOSITY"] = set_by_user
+    program = (
+        f"import os, {package}, grpc\n"
+        "print(os.environ.get('GRPC_VERBOSITY', ''))\n"
+        "trusted = grpc.ssl_channel_credentials(b'none')\n"
+        "channel = grpc.secure_channel('127.0.0.1:1', trusted)\n"
+        "try: channel.unary_unary('/a/b')(b'', timeout=5)\n"
+        "except grpc.RpcError: pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=LONG
+    )
+    assert done.stdout.strip() == set_by_user, "the environment of others is as it was"
+    assert bool(done.stderr) == bool(set_by_user), done.stderr

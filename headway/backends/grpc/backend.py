@@ -25,9 +25,10 @@ from urllib.parse import urlsplit
 import grpc
 
 from headway import __version__
+from headway.backends.grpc import tls_failures
 from headway.backends.grpc.channels import Channels, ChannelsClosed, Generation, connected
 from headway.backends.grpc.verdicts import TOO_LARGE, judge
-from headway.backends.remote import backend
+from headway.backends.remote import backend, tls_words
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried
 from headway.config.target import RemoteTarget
 from headway.dialects import Remote, RemoteCall, reach
@@ -81,6 +82,8 @@ class GrpcBackend(RemoteBackend):
                     if not await connected(used.channel, max((until - loop.time()) / 2, 0.001)):
                         why = await _why(used.channel, min(_WHY_WITHIN, until - loop.time()))
                         self._channels.give_up(used)
+                        if self._spec.secure and (failed := tls_failures.explain(why)):
+                            return Tried(failed, tls_words.SHOWN, RemoteAbsent, False)
                         shown = "no connection"
                         return Tried(shown if self._is_secret(why) else f"{shown}: {why}", shown, RemoteAbsent, False)
                     return await self._call(used, call, metadata, until)

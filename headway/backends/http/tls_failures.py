@@ -11,12 +11,13 @@ import ssl
 
 import aiohttp
 
-SHOWN = "the TLS handshake failed"
-"""The part of an explanation that clients read."""
+from headway.backends.remote import tls_words
+
+SHOWN = tls_words.SHOWN
 
 _TITLES = {
-    b"No required SSL certificate was sent": "it asks for a certificate. Name one with remote_cert",
-    b"The SSL certificate error": "it refuses the certificate of remote_cert. Show one of an authority that it knows, which has not ended",
+    b"No required SSL certificate was sent": tls_words.NO_CERTIFICATE,
+    b"The SSL certificate error": f"it refuses the certificate of remote_cert. {tls_words.ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
 """Titles of nginx's answers with 400, each with what it means."""
@@ -42,13 +43,12 @@ def explain(exc: BaseException) -> str:
         return ""
     reason = getattr(error, "reason", None) or str(error)
     if "CERTIFICATE_REQUIRED" in reason:
-        return "it asks for a certificate. Name one with remote_cert"
+        return tls_words.NO_CERTIFICATE
     if _OF_CERTIFICATE.search(reason):
         said = reason.rpartition("ALERT_")[2].lower().replace("_", " ")
-        mend = "Show one of an authority that it knows, which has not ended"
-        return f"it refuses the certificate of remote_cert, or the lack of one: {said}. {mend}"
+        return f"it refuses the certificate of remote_cert, or the lack of one: {said}. {tls_words.ANOTHER_CERTIFICATE}"
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
-        return "it does not speak TLS on this port. Write http:// in its URL, or name the port that does"
+        return tls_words.NO_TLS.format(scheme="http")
     said = reason.lower().replace("_", " ")
     return f"the TLS handshake failed: {said}. See that both sides have a version and a cipher in common"
 
@@ -61,10 +61,8 @@ def explain_answer(status: int, body: bytes | bytearray) -> str:
 
 def _distrust(code: int, why: str) -> str:
     if code in _ANOTHER_HOST:
-        return f"its certificate is of another host: {why}. Write a name in the URL that its certificate has"
-    if code in _NOT_NOW:
-        return f"its certificate is not valid now: {why}. Have it renewed there, and look at this machine's clock"
-    return f"its certificate is not trusted: {why}. Name the authority that issued it with remote_ca"
+        return tls_words.another_host(why)
+    return tls_words.not_now(why) if code in _NOT_NOW else tls_words.not_trusted(why)
 
 
 def _cause(exc: BaseException | None) -> ssl.SSLError | None:

@@ -20,7 +20,7 @@ from headway.http.inference.routes import codecs
 from headway.http.openai.chat_template import Message, load_template
 from headway.http.server.head import Head
 from headway.input_policy.file import read_policy
-from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip import tensors
 from headway.runtime.counters import Counters
 
@@ -164,7 +164,9 @@ def check_grpc(data: bytes) -> None:
             continue
         inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
         assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
-        assert all(isinstance(one, str) for one in inputs) or kind is ValueKind.JSON
+        assert (
+            all(isinstance(one, Octets if kind is ValueKind.BYTES else str) for one in inputs) or kind is ValueKind.JSON
+        )
         assert 0 < exchange.options.timeout <= 4.0
         exchange.write("req_1", inputs, 1.0, "1")
     for request in _REQUESTS:

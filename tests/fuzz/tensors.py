@@ -18,7 +18,7 @@ from headway.http.inference.routes import codecs
 from headway.http.oip.compressed_bodies import CODINGS, unpack_body
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.server.head import Head
-from headway.model import ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.elements import element_of
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
@@ -101,7 +101,7 @@ def check_tensor(data: bytes) -> None:
 def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | None, raw: bool) -> None:
     inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
     assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
-    assert all(isinstance(one, str) for one in inputs) or kind is ValueKind.JSON
+    assert all(isinstance(one, Octets if kind is ValueKind.BYTES else str) for one in inputs) or kind is ValueKind.JSON
     assert exchange.parameters == b"" or isinstance(json.loads(exchange.parameters), dict)
     assert 0 < exchange.options.timeout <= settings.request_timeout_ms / 1000
     assert 0 <= exchange.options.tier < len(settings.tier_names)

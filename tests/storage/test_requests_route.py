@@ -92,6 +92,7 @@ def test_what_memory_does_not_know_is_in_the_ledger() -> None:
             "user": "alice",
             "tier": "free",
             "model": "m",
+            "model_version": None,
             "created_at": "2026-09-21T14:13:19.250+00:00",
             "completed_at": "2026-09-21T14:13:20.250+00:00",
             "batch_size": None,

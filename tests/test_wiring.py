@@ -223,6 +223,7 @@ def test_calls_to_one_remote_api_share_the_rest_that_it_asks_for() -> None:
     one, two = backends_of("http://127.0.0.1:1/batch")
     one._breaker.rest(time.monotonic(), 60.0)
     assert two._breaker.rest_left(time.monotonic()) > 0.0
+    assert one._credentials is two._credentials, "their file is read, and a change of it logged, once"
 
 
 def test_settings_without_effect_are_told_where_clients_come() -> None:

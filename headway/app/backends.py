@@ -58,6 +58,7 @@ class SlotPlan:
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         certificates: certificates towards a remote API; None: none are set.
         counters: counters of the process; None: nothing is counted.
+        shared: what the check of its kind has made, for all slots of the target; None: it is made anew.
     """
 
     settings: Settings
@@ -69,6 +70,7 @@ class SlotPlan:
     weights: WeightEstimate | None = None
     certificates: RemoteCertificates | None = None
     counters: Counters | None = None
+    shared: Any = None
 
     @property
     def start_timeout(self) -> float:
@@ -90,7 +92,7 @@ class BackendKind:
         slot: name of a worker, before its number; empty: `gpu` or `cpu`, as its device is.
         words: banner's words for one slot, and for several.
         one_breaker: whether all slots share a breaker, as they ask the same service.
-        check: raises SettingError for settings with which the backend could not even be made.
+        check: makes what all slots share; raises SettingError for settings with which the backend could not even be made.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
@@ -125,7 +127,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
-    remote, credentials = _reached(target, plan.settings)
+    remote, credentials = plan.shared or _reached(target, plan.settings)
     return _remote_backend(target)(
         target,
         remote=remote,
@@ -280,7 +282,7 @@ def make_pool(
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
     `slots` is the set that its slots are kept in, beside those of other pools.
     """
-    BACKENDS[type(target)].check(target, settings)
+    shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
@@ -300,6 +302,7 @@ def make_pool(
             weights=weights,
             certificates=certificates,
             counters=counters,
+            shared=shared,
         )
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report),

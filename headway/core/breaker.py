@@ -47,6 +47,7 @@ class Breaker:
         self._open_until: float | None = None
         self._rest_until = float("-inf")
         self._permit_until: float | None = None
+        self._silent_since: float | None = None
 
     def state(self, now: float) -> State:
         """Closed, half open or open at instant `now`."""
@@ -103,6 +104,16 @@ class Breaker:
         if self._open_until is None:
             self._cooldown = 0.0
         self._open_until = max(self._rest_until, self._open_until or self._rest_until)
+
+    def lost(self, now: float) -> None:
+        """Note that the backend has not answered as it should; only the first such instant is kept."""
+        if self._silent_since is None:
+            self._silent_since = now
+
+    def regained(self, now: float) -> float | None:
+        """Note that the backend has answered. Returns the seconds since it did not; None where it did all along."""
+        since, self._silent_since = self._silent_since, None
+        return None if since is None else now - since
 
     def forget(self) -> None:
         """Give up the probe before it ran, so that another run may be the probe."""

@@ -91,7 +91,7 @@ class RemoteBackend:
         certificates: certificates of the connections; None: the system's authorities are trusted, and none is shown.
         start_timeout: seconds for the warm-up request, its tries included.
         max_tries: most tries for one request.
-        breaker: keeps the rest that the API asks for; slots of one API share it. None: one of its own.
+        breaker: keeps the rest that the API asks for, and since when it is away; slots of one API share it. None: one of its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
     """
@@ -273,6 +273,11 @@ class RemoteBackend:
             if len(inputs) == 1:
                 raise
             raise RemoteRefused(str(exc), exc.shown) from None  # Fewer may fit.
+        except RemoteError:
+            self._breaker.lost(self._clock())
+            raise
+        if (away := self._breaker.regained(self._clock())) is not None:
+            log.info("the remote API answers again", api=str(self._spec), away_s=round(away, 1))
         try:
             return await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes)
         except NoOutputs as exc:

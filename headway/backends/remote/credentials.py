@@ -54,6 +54,8 @@ class Credentials:
             except (OSError, UnicodeDecodeError, BadHeaders) as exc:
                 hint = "What it said before still counts."
                 log.error("header fields cannot be read", file=str(self._path), reason=_reason(exc), hint=hint)
+            else:
+                log.info("header fields for the remote API were read again", file=str(self._path))
         return self._all
 
     def _read(self, path: Path) -> Mapping[str, str]:

@@ -94,6 +94,10 @@ class Dialect(msgspec.Struct, frozen=True):
         """
         raise NotImplementedError
 
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models that the API has out of its answer; empty where it holds none."""
+        return []
+
     def learn(self, metadata: bytes | bytearray) -> Self:
         """Dialect that goes by what the API says of its model.
 
@@ -110,11 +114,15 @@ class Remote(msgspec.Struct, frozen=True):
         url: where batches are sent to.
         dialect: the dialect.
         metadata: request for what the API says of its model; None where it is not asked.
+        models: request for the models that the API has; None where it is not asked.
+        model: name of the model over there; empty: not said.
     """
 
     url: str
     dialect: Dialect
     metadata: RemoteCall | None = None
+    models: RemoteCall | None = None
+    model: str = ""
 
     def __repr__(self) -> str:
         return f"Remote({type(self.dialect).__name__})"

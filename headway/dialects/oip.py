@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import BadMetadata, NoOutputs, Remote, RemoteCall
+from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
 from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, binary_items, packed, sent_parameters
 from headway.errors import SettingError
 from headway.model import ItemResult, Value
@@ -42,10 +42,20 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         if model and (found is None or unquote(found["name"]) != model):
             hint = "Leave it out, or name the model in one of them."
             raise SettingError("remote_model", model, "is another model than the URL names", hint)
-        metadata = None
-        if found is not None:
-            metadata = RemoteCall(b"", _NO_FIELDS, parts._replace(path=found["model"]).geturl())
-        return Remote(parts._replace(path=path).geturl(), cls(), metadata)
+        url = parts._replace(path=path).geturl()
+        if found is None:
+            return Remote(url, cls())
+        metadata = RemoteCall(b"", _NO_FIELDS, parts._replace(path=found["model"]).geturl())
+        index = f"{found['model'].partition('/v2/models/')[0]}/v2/repository/index"
+        models = RemoteCall(b"{}", JSON_BODY, parts._replace(path=index).geturl())
+        return Remote(url, cls(), metadata, models, unquote(found["name"]))
+
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models in the repository index."""
+        try:
+            return [one.name for one in _decode_index(answer)]
+        except (*json_lists.NO_JSON, msgspec.ValidationError):
+            return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
         """Go by the tensors that the model's metadata names."""
@@ -87,6 +97,10 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         return binary_items(tensor.datatype, tensor.shape, data)
 
 
+class _Named(msgspec.Struct, gc=False):
+    name: str
+
+
 class _Metadata(msgspec.Struct, gc=False):
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
@@ -107,6 +121,7 @@ class _Answer(msgspec.Struct, gc=False):
     outputs: tuple[msgspec.Raw]
 
 
+_decode_index: Any = msgspec.json.Decoder(list[_Named]).decode
 _decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
 _decode_answer: Any = msgspec.json.Decoder(_Answer).decode
 _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode

@@ -83,7 +83,15 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise SettingError("remote_model", model, "is another model than the URL names", hint)
         version = unquote(found["version"] or "") if found is not None else ""
         dialect = cls(model=named or model, version=version)
-        return Remote(url, dialect, RemoteCall(_packed_name(dialect), {}, _method("ModelMetadata")))
+        metadata = RemoteCall(_packed_name(dialect), {}, _method("ModelMetadata"))
+        return Remote(url, dialect, metadata, RemoteCall(b"", {}, _method("RepositoryIndex")), dialect.model)
+
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models in the repository index."""
+        try:
+            return [one.name for one in _kinds("RepositoryIndex")[1].FromString(bytes(answer)).models]
+        except _decode_error():
+            return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
         """Go by the tensors that the model's metadata names."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from headway.dialects import json_lists
-from headway.dialects.dialect import NoOutputs, raw_members
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, raw_members
 from headway.dialects.json_lists import Json
 from headway.model import ItemResult
+
+
+class _Model(msgspec.Struct, gc=False):
+    id: str
+
+
+class _Models(msgspec.Struct, gc=False):
+    data: list[_Model]
+
+
+_decode_models: Any = msgspec.json.Decoder(_Models).decode
 
 
 class _Numbered(msgspec.Struct, gc=False):
@@ -18,6 +31,22 @@ class _Numbered(msgspec.Struct, gc=False):
 
 
 _decode_index: Any = msgspec.json.Decoder(_Numbered).decode
+
+
+def reached(url: str, dialect: Dialect, model: str) -> Remote:
+    """The API at a URL, which tells its models beside it where that ends as OpenAI's do."""
+    parts = urlsplit(url)
+    found = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
+    models = None if found is None else RemoteCall(b"", {}, parts._replace(path=f"{found[1]}/models").geturl())
+    return Remote(url, dialect, models=models, model=model)
+
+
+def model_names(answer: bytes | bytearray) -> list[str]:
+    """Names of the models of an API; empty where the answer is no list of them."""
+    try:
+        return [one.id for one in _decode_models(answer).data]
+    except (*json_lists.NO_JSON, msgspec.ValidationError):
+        return []
 
 
 def merged(own: dict[str, Any], parameters: bytes, never: frozenset[str]) -> bytes:

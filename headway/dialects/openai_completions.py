@@ -13,7 +13,7 @@ import msgspec
 
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, Remote, RemoteCall, needs_model
-from headway.dialects.openai import merged, read_items
+from headway.dialects.openai import merged, model_names, reached, read_items
 from headway.model import ItemResult, Value
 
 _NEVER = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
@@ -30,7 +30,11 @@ class Completions(Dialect, frozen=True):
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
         """Take the URL as it is; the model has to be named."""
-        return Remote(url, cls(needs_model("openai-completions", model)))
+        return reached(url, cls(needs_model("openai-completions", model)), model)
+
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models."""
+        return model_names(answer)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode the inputs as prompts of one request."""

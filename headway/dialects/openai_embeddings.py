@@ -12,7 +12,7 @@ import msgspec
 
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, Remote, RemoteCall, needs_model
-from headway.dialects.openai import merged, read_items
+from headway.dialects.openai import merged, model_names, reached, read_items
 from headway.model import ItemResult, Signature, Value, ValueKind
 
 _NEVER = frozenset(("model", "input", "encoding_format"))
@@ -29,12 +29,16 @@ class Embeddings(Dialect, frozen=True):
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
         """Take the URL as it is; the model has to be named."""
-        return Remote(url, cls(needs_model("openai-embeddings", model)))
+        return reached(url, cls(needs_model("openai-embeddings", model)), model)
 
     @property
     def signature(self) -> Signature:
         """Texts in, JSON values out."""
         return Signature(gives=ValueKind.JSON)
+
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models."""
+        return model_names(answer)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode the inputs as texts of one request, which asks for numbers and not for base64."""

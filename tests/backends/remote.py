@@ -18,9 +18,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def served(handler: Handler, path: str = "/batch") -> AsyncIterator[str]:
-    """URL at which `handler` answers POST requests."""
+    """URL at which `handler` answers POST and GET requests."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post(path, handler)
+    app.router.add_get(path, handler)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

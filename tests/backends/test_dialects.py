@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway import protos
 from headway.core.values import shown
 from headway.dialects import AUTO, DIALECTS, Dialect, NoOutputs, reach
 from headway.errors import SettingError
@@ -179,3 +180,13 @@ def test_a_tensor_that_is_no_utf_8_is_refused() -> None:
     body = b'{"outputs":[{"name":"\xe7"}]}'
     with pytest.raises(NoOutputs, match="something that is no JSON"):
         dialect("oip").decode(body, 1, len(body))
+
+
+def test_the_models_of_an_api_over_grpc_are_those_of_its_index() -> None:
+    kind = protos.kinds_of(protos.OPEN_INFERENCE, "RepositoryIndex")[1]
+    index = kind()
+    index.models.add(name="upper")
+    remote = reach("grpc://h:1/other")
+    assert remote.models is not None and remote.models.place.endswith("/RepositoryIndex")
+    assert remote.dialect.models(index.SerializeToString()) == ["upper"]
+    assert remote.dialect.models(b"\xff" * 9) == []

@@ -16,7 +16,17 @@ from structlog.testing import capture_logs
 from headway.backends.http.backend import HttpBackend
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
-from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, RemoteRefused, SettingError
+from headway.dialects import reach
+from headway.errors import (
+    BackendError,
+    BadOutput,
+    BatchTimeout,
+    RemoteAbsent,
+    RemoteError,
+    RemoteRefused,
+    SettingError,
+    TargetError,
+)
 from headway.model import ItemResult
 from tests.backends.entries import batch
 from tests.backends.remote import served, served_raw
@@ -359,3 +369,30 @@ def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
         assert apart == await backend.run(batch("a", "bb"), LONG)
 
     Api(speaker).against(act)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "models", "listed"),
+    [
+        ("/v1/completions", "openai-completions", "/v1/models", {"data": [{"id": "upper"}, {"id": "lower"}]}),
+        ("/v1/embeddings", "openai-embeddings", "/v1/models", {"data": [{"id": "upper"}, {"id": "lower"}]}),
+        ("", "oip", "/v2/repository/index", [{"name": "upper"}, {"name": "lower"}]),
+    ],
+)
+@pytest.mark.parametrize("model", ["other", "upper"])
+def test_a_start_names_the_models_that_the_api_has_where_it_lacks_the_one(
+    path: str, name: str, models: str, listed: Any, model: str
+) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.json_response(listed) if request.path == models else web.Response(status=404)
+
+    async def main() -> str:
+        async with served(handle, "/{any:.*}") as url:
+            url = url.replace("/{any:.*}", path)
+            remote = reach(url, name, model)
+            with pytest.raises(TargetError, match="HTTP 404") as caught:
+                await HttpBackend(RemoteTarget(url), remote=remote, start_timeout=LONG).start()
+            return str(caught.value)
+
+    found = asyncio.run(main())
+    assert ("It has no model `other`; it says that it has `upper`, `lower`." in found) == (model == "other")

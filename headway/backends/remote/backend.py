@@ -25,6 +25,7 @@ from headway.backends.remote import reader
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
+from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
 from headway.dialects import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (
@@ -47,6 +48,9 @@ MAX_ANSWER = 64 << 20
 METADATA_TIMEOUT = 10.0
 """Most seconds for what the API says of its model, its tries included."""
 _MAX_SHOWN = 200
+_MODELS_TIMEOUT = 2.0
+"""Most seconds for the list of the API's models, after a start that failed."""
+_MODELS_SHOWN = 10
 
 
 class Answered(NamedTuple):
@@ -169,7 +173,8 @@ class RemoteBackend:
             passed = True
         except BackendError as exc:
             raise TargetError(
-                f"target {self._spec}: the warm-up batch {[self.signature.warm_up_input]} failed: {exc}. Check the URL, "
+                f"target {self._spec}: the warm-up batch {[self.signature.warm_up_input]} failed: {exc}."
+                f"{await self._other_models(exc)} Check the URL, "
                 "remote_format, remote_model, the credentials and certificates, and that the API is up."
             ) from None
         finally:
@@ -224,6 +229,23 @@ class RemoteBackend:
         except BadMetadata as exc:
             raise TargetError(f"target {self._spec}: {exc}") from None
 
+    async def _other_models(self, error: BackendError) -> str:
+        """Sentence on the models that the API says it has, where the one that it was asked for is none of them."""
+        call, model = self._remote.models, self._remote.model
+        if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
+            return ""
+        try:
+            async with asyncio.timeout(_MODELS_TIMEOUT):
+                tried = await self._try(call, _MODELS_TIMEOUT)
+        except (BackendError, TimeoutError):
+            return ""
+        names = self._dialect.models(tried.body) if isinstance(tried, Answered) else []
+        if not names or model in names or any(self._is_secret(name) for name in names):
+            return ""
+        told = ", ".join(f"`{excerpt(name)}`" for name in dict.fromkeys(names[:_MODELS_SHOWN]))
+        more = ", …" if len(names) > _MODELS_SHOWN else ""
+        return f" It has no model `{excerpt(model)}`; it says that it has {told}{more}."
+
     def _groups(self, entries: Sequence[Entry]) -> list[list[int]]:
         """Places of the entries whose values can be sent, those together that go in one request."""
         groups: dict[bytes, list[int]] = {}
@@ -276,13 +298,14 @@ class RemoteBackend:
         except RemoteError:
             self._breaker.lost(self._clock())
             raise
-        if (away := self._breaker.regained(self._clock())) is not None:
-            log.info("the remote API answers again", api=str(self._spec), away_s=round(away, 1))
         try:
-            return await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes)
+            items = await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes)
         except NoOutputs as exc:
             self._note(f"answered {exc}", answer.body)
             raise self._error(BadOutput, f"answered {exc}") from None
+        if (away := self._breaker.regained(self._clock())) is not None:
+            log.info("the remote API answers again", api=str(self._spec), away_s=round(away, 1))
+        return items
 
     async def _answer(self, call: RemoteCall, timeout: float) -> Answered:
         """First answer with a status of success."""

@@ -14,6 +14,8 @@ from headway.model import BatchFailure, Cause, Failure, ItemResult
 
 CANCELLED = "cancelled"
 """Reason label of an entry that was cancelled."""
+POLICY = "policy"
+"""Reason label of an input that the input policy refuses, or could not judge."""
 CULPRIT = "culprit"
 """Reason label of an entry whose input has failed alone a short while ago."""
 
@@ -50,16 +52,16 @@ def over_burst(count: int, burst: float, wait: float) -> Failure:
 
 def by_policy(rule: str) -> Failure:
     """Refusal of an input by a rule of the input policy. It names the rule, and not what that looks for."""
-    return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, "policy")
+    return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, POLICY)
 
 
 def unjudged(rule: str, busy: bool) -> Failure:
     """Refusal of an input on which a rule's function gave no verdict. `busy`: it was not called with it in time."""
     if busy:
         message = f"the input policy cannot judge this input now: rule {rule!r}; try again later"
-        return Failure(errors.SERVICE_OVERLOADED, message, 1.0, "policy")
+        return Failure(errors.SERVICE_OVERLOADED, message, 1.0, POLICY)
     message = f"the input policy could not judge this input: rule {rule!r}"
-    return Failure(errors.REJECTED_BY_POLICY, message, None, "policy")
+    return Failure(errors.REJECTED_BY_POLICY, message, None, POLICY)
 
 
 def no_model(model: str, served: Iterable[str]) -> Failure:

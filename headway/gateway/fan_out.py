@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from headway import errors
-from headway.core import ratelimit
+from headway.core import failures, ratelimit
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import SeveralInputs
@@ -190,7 +190,7 @@ class FanOut:
         count = self._count
         if count == 1:
             return failure
-        if failure.code == errors.REJECTED_BY_POLICY:  # It names the input itself.
+        if failure.reason == failures.POLICY:  # It names the input itself.
             return failure
         if failure.code == errors.RATE_LIMITED:
             message = f"over the rate limit, as {count} inputs count as {count} requests"

@@ -295,6 +295,17 @@ def test_who_has_ended_a_process_is_told_to_come_back() -> None:
     policed(act, JUDGED)
 
 
+def test_a_function_that_is_busy_is_told_of_once_for_several_inputs() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert (await failure(stand, "crash")).code == errors.REJECTED_BY_POLICY
+        [reply] = await ask_many(stand, ["good", "good"])
+        assert reply.failure is not None
+        assert reply.failure.code == errors.SERVICE_OVERLOADED
+        assert reply.failure.message.count("counted from 0") == 1
+
+    policed(act, JUDGED)
+
+
 def test_functions_of_several_rules_are_asked_one_after_the_other() -> None:
     async def act(stand: Stand, functions: Functions) -> None:
         assert (await stand.ask("good")).output == "GOOD"

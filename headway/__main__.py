@@ -1,6 +1,25 @@
-"""`python -m headway` is `headway`."""
+"""`python -m headway` is `headway`, and this is where both begin.
 
-from headway.cli import main
+A process of the service ignores SIGHUP before it imports anything else: the signal's own meaning is to end a process, and a manager
+may send it right after a start.
+"""
+
+import signal
+import sys
+from typing import NoReturn
+
+_ROLES = ("serve", "gateway", "worker", "controller")
+"""Commands that serve. Any other ends with its terminal."""
+
+
+def main() -> NoReturn:
+    """Run the command line on the arguments of the process, and exit."""
+    if sys.argv[1:2] and sys.argv[1] in _ROLES:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from headway import cli
+
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

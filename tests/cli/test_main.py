@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -221,3 +222,23 @@ def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) 
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.startswith(beginning)
         assert "Traceback" not in done.stderr
+
+
+HUNG_UP = """
+import os, signal, sys, types
+from headway import __main__ as program
+stub = sys.modules["headway.cli"] = types.ModuleType("headway.cli")
+stub.main = lambda: os.kill(os.getpid(), signal.SIGHUP)
+program.main()
+"""
+"""The program, which is hung up before it has imported any of the command line."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [*((role, 0) for role in ("serve", "gateway", "worker", "controller")), ("status", -signal.SIGHUP)],
+)
+def test_a_role_outlives_a_hangup_from_its_first_moment_on_and_no_other_command_does(command: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", HUNG_UP, command], cwd=ROOT, check=False, timeout=60)
+    assert ended.returncode == code

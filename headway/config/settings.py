@@ -307,7 +307,7 @@ class Settings:
     input_policy: str = _setting(
         "",
         _LIMITS,
-        "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see the docs on security); left "
+        "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see docs/input-policy.md); left "
         "out: none.",
     )
     max_bodies_mb: int = _setting(

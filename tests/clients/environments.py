@@ -58,6 +58,16 @@ def make(name: str) -> str:
     return ""
 
 
+def tell(name: str) -> str:
+    """Make an environment as `make` does, and print when that begins and ends."""
+    sys.stdout.write(f"{name}: begun\n")
+    sys.stdout.flush()
+    trouble = make(name)
+    sys.stdout.write(f"{name}: {'not done' if trouble else 'done'}\n")
+    sys.stdout.flush()
+    return trouble
+
+
 def run_client(name: str, program: str, *arguments: str) -> Any:
     """What a program prints as JSON, run in an environment. Skips the test where there is none."""
     command, environ = client_command(name, program, *arguments)
@@ -126,7 +136,7 @@ def main() -> int:
     """Returns the exit code: 1 where an environment could not be made."""
     chosen = sys.argv[1:] or names()
     with ThreadPoolExecutor(len(chosen)) as threads:
-        troubles = dict(zip(chosen, threads.map(make, chosen), strict=True))
+        troubles = dict(zip(chosen, threads.map(tell, chosen), strict=True))
     for name, trouble in troubles.items():
         if trouble:
             sys.stderr.write(f"There is no environment of {name}. {trouble}\n")

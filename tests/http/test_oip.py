@@ -370,6 +370,16 @@ def test_a_path_names_the_model_and_its_version(path: str, status: int, says: st
     served(main, whole=True)
 
 
+def test_a_model_that_is_not_there_is_told_of_before_a_fault_of_the_body() -> None:
+    async def main(stand: Stand) -> None:
+        for body in (b"{}", b"["):
+            answer = await stand.ask(post(body, "/v2/models/other/infer"))
+            assert answer.status == 404
+            assert "no model named 'other'" in answer.json["error"]
+
+    served(main, whole=True)
+
+
 def test_a_model_may_have_a_slash_in_its_name() -> None:
     async def main(stand: Stand) -> None:
         for path in (

@@ -66,6 +66,17 @@ def test_a_function_that_does_not_judge_a_first_text_is_refused(tmp_path: Path, 
     asyncio.run(main())
 
 
+@pytest.mark.processes
+def test_a_function_that_is_misspelt_is_told_what_is_meant(tmp_path: Path) -> None:
+    async def main() -> None:
+        policy = resource(tmp_path, FUNCTION.format("tests.targets.guard:unanotated"))
+        with pytest.raises(SettingError, match=r"has no 'unanotated'\. Did you mean 'unannotated'\?$"):
+            await policy.open()
+        await policy.close()
+
+    asyncio.run(main())
+
+
 def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
     async def main() -> None:
         policy = resource(tmp_path, WORDS)

@@ -34,8 +34,16 @@ def infer(settings: Settings) -> Codec:
         def read(body: bytes) -> Exchange:
             if coding:
                 body = unpack_body(body, coding, settings)
-            asked = read_request(body, length)
             kinds = context.kinds
+            try:
+                asked = read_request(body, length)
+            except BadRequest:
+                if model in kinds:
+                    raise
+                unknown = Answerer(
+                    model, "", (1,), False, None
+                )  # The gateway refuses it for its model, before it reads on.
+                return Exchange(model, "", b"", options, unknown.write)
             try:
                 values = [check(one) for one in values_of(asked.elements, kinds.takes(model))]
             except Malformed as exc:

@@ -34,7 +34,7 @@ MEASURE_AFTER = 100
 OVER = 1.25
 """Even shares of all that waits and runs that a batch may hold, before it is cut."""
 OVER_UNLIKE = 2.0
-"""The same where slots differ: there a share may well go to a slow one, which takes its time."""
+"""Even shares that a batch may hold where slots differ: a part of it may go to a slow one, which takes its time."""
 LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 

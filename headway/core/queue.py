@@ -165,7 +165,9 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Whether a tenant would have more than GREED times the places left, see `core.budget`, or none is left."""
+        """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is
+        left.
+        """
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -220,12 +222,10 @@ class ModelQueue:
     def _judged(self, entry: Entry, ahead: float, now: float) -> admission.Refused | None:
         """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it.
 
-        That is counted, and taken to weigh as much as all of its tier on average. A free GPU takes what fits into a batch.
+        What is served before it is counted, and taken to weigh as much on average as all that waits in its tier.
         """
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
-            return None
-        if self._running.busy < self._known_slots and self.limits.fits_beside(ahead, entry):
             return None
         tier_queue, first = self._tier_queues[entry.tier], self._first_size()
         refused = gate.judge(ahead, first, entry.tier, entry)

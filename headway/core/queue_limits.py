@@ -65,7 +65,3 @@ class QueueLimits:
         """
         places = weight / self.unit
         return places if places > count else count
-
-    def fits_beside(self, size: float, entry: Entry) -> bool:
-        """Whether a batch has room for an entry beside others of this size."""
-        return size + self.size(1, self.weight(entry)) <= self.max_batch

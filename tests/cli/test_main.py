@@ -226,6 +226,7 @@ def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) 
 
 HUNG_UP = """
 import os, signal, sys, types
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A parent without a terminal may have it ignored.
 from headway import __main__ as program
 stub = sys.modules["headway.cli"] = types.ModuleType("headway.cli")
 stub.main = lambda: os.kill(os.getpid(), signal.SIGHUP)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
+from aiohttp.connector import AddrInfoType
 
 from headway.backends.http.backend import HttpBackend
+from headway.backends.http.sockets import Sockets
 from headway.backends.http.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
@@ -281,3 +286,40 @@ def test_other_errors_are_not_of_tls() -> None:
     assert explain(ConnectionResetError()) == ""
     odd = ssl.SSLError(1, "[SSL: NO_SHARED_CIPHER] no shared cipher")
     assert "cipher" in explain(odd)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_backend_that_stops_waits_for_connections_that_had_failed(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API answers nonsense, and never says that it ends the connection too."""
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("api"))
+    made, kept, create = list[socket.socket](), list[ssl.SSLSocket](), Sockets.create
+
+    def created(sockets: Sockets, address: AddrInfoType) -> socket.socket:
+        made.append(create(sockets, address))
+        return made[-1]
+
+    def answer(listener: socket.socket) -> None:
+        for _ in range(2):
+            kept.append(context.wrap_socket(listener.accept()[0], server_side=True))
+            kept[-1].recv(1 << 16)
+            kept[-1].sendall(b"nonsense\r\n\r\n")
+
+    async def main(url: str) -> None:
+        backend, _ = backend_for(url, authority.file)
+        with pytest.raises(TargetError, match=r"failed at try 2"):
+            await backend.start()
+        assert [one.fileno() for one in made] == [-1, -1]
+
+    monkeypatch.setattr(Sockets, "create", created)
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as open_ends:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main(f"https://127.0.0.1:{listener.getsockname()[1]}/batch"))
+        thread.join()
+        for one in kept:
+            open_ends.enter_context(one)

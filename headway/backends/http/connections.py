@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import aiohttp
 
+from headway.backends.http.sockets import Sockets
 from headway.runtime.remote_certificates import ClientTls, RemoteCertificates
 
 IDLE = 4.0
@@ -49,8 +50,14 @@ class _Generation:
     """Connections that are given up together."""
 
     session: aiohttp.ClientSession
+    sockets: Sockets
     tls: ClientTls | None
     running: int = 0
+
+    async def end(self) -> None:
+        """Close the connections, and wait until they are."""
+        await self.session.close()
+        await self.sockets.end()
 
 
 class Connections:
@@ -79,7 +86,7 @@ class Connections:
         self._generation = None
         self._retired.clear()
         for one in generations:
-            await one.session.close()
+            await one.end()
 
     async def request(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, within: float, most: int
@@ -103,7 +110,7 @@ class Connections:
         generation.running += 1  # Before anything is waited for: what nothing runs on may be closed.
         try:
             if former is not None:
-                await asyncio.shield(former.session.close())
+                await asyncio.shield(former.end())
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=within)
             sent = generation.session.request(
@@ -122,7 +129,7 @@ class Connections:
             self._used_at = self._clock()
             if generation in self._retired and not generation.running:
                 self._retired.remove(generation)
-                await asyncio.shield(generation.session.close())
+                await asyncio.shield(generation.end())
 
     def _current(self) -> tuple[_Generation, _Generation | None]:
         """Connections for the next request, and former ones that are to be closed, as nothing runs on them."""
@@ -146,12 +153,16 @@ class Connections:
         self._used_at = self._clock()
         tls = self._tls
         trust = True if tls is None else tls.context
+        sockets = Sockets()
         return _Generation(
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=IDLE, ssl=trust),
+                connector=aiohttp.TCPConnector(
+                    limit=AT_ONCE, keepalive_timeout=IDLE, ssl=trust, socket_factory=sockets.create
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             ),
+            sockets,
             tls,
         )
 

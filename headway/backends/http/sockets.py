@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from aiohttp.connector import AddrInfoType
 
-PATIENCE = 1.0
+END_TIMEOUT = 1.0
 """Seconds until connections that do not end are left to the event loop."""
 
 
@@ -32,7 +32,7 @@ class Sockets:
         return made
 
     async def end(self) -> None:
-        """Cut what is still open, and wait until the event loop has let go of it, at most `PATIENCE`."""
+        """Cut what is still open, and wait until the event loop has let go of it, at most `END_TIMEOUT`."""
         if not self._open:
             return
         gone = self._gone = asyncio.Event()
@@ -40,7 +40,7 @@ class Sockets:
             with contextlib.suppress(OSError):  # It is not connected yet, or the other side has cut it.
                 one.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(END_TIMEOUT):
                 await gone.wait()
         await asyncio.sleep(0)  # The event loop forgets a socket a turn after it has closed it.
 

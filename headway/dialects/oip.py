@@ -18,7 +18,7 @@ from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, 
 from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, binary_items, packed, sent_parameters
 from headway.errors import SettingError
 from headway.model import ItemResult, Value
-from headway.oip.metadata import TensorMetadata
+from headway.oip.metadata import Int64, TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT
 from headway.oip.tensors import BYTES
 
@@ -107,13 +107,13 @@ class _Metadata(msgspec.Struct, gc=False):
 
 
 class _Parameters(msgspec.Struct, frozen=True, gc=False):
-    binary_data_size: int | None = None
+    binary_data_size: Int64 | None = None
 
 
 class _Tensor(msgspec.Struct, gc=False):
     name: str
     datatype: str
-    shape: Annotated[list[int], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[list[Int64], msgspec.Meta(max_length=MOST_DIMENSIONS)]
     parameters: _Parameters = _Parameters()
 
 

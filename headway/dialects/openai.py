@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headway.core.excerpt import excerpt
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, raw_members
 from headway.dialects.json_lists import Json
@@ -90,7 +91,7 @@ def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemRe
         except msgspec.ValidationError:
             raise NoOutputs("an output without an index") from None
         if not 0 <= index < expected:
-            raise NoOutputs(f"an output with the index {index} for {expected} inputs")
+            raise NoOutputs(f"an output with the index {excerpt(str(index))} for {expected} inputs")
         if items[index] is not None:
             raise NoOutputs(f"two outputs with the index {index}")
         items[index] = read(raw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from headway import __version__
@@ -17,6 +19,10 @@ READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 """States of a model in the repository index."""
 
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Whole number, such as a size in a shape: of 64 bits, as in the protocol's messages."""
+
+
 class ServerMetadata(msgspec.Struct, frozen=True):
     """Metadata of the server."""
 
@@ -30,7 +36,7 @@ class TensorMetadata(msgspec.Struct, frozen=True):
 
     name: str
     datatype: str = BYTES
-    shape: tuple[int, ...] = (-1, 1)
+    shape: tuple[Int64, ...] = (-1, 1)
 
 
 class ModelMetadata(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway import protos
 from headway.core.values import shown
-from headway.dialects import AUTO, DIALECTS, Dialect, NoOutputs, reach
+from headway.dialects import AUTO, DIALECTS, BadMetadata, Dialect, NoOutputs, reach
 from headway.errors import SettingError
 from headway.model import ItemResult, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded
@@ -190,3 +190,11 @@ def test_the_models_of_an_api_over_grpc_are_those_of_its_index() -> None:
     assert remote.models is not None and remote.models.place.endswith("/RepositoryIndex")
     assert remote.dialect.models(index.SerializeToString()) == ["upper"]
     assert remote.dialect.models(b"\xff" * 9) == []
+
+
+def test_metadata_with_a_size_that_cannot_be_is_refused_in_few_words() -> None:
+    shape = [-1, 10**4000]
+    metadata = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": shape}], "outputs": []}
+    with pytest.raises(BadMetadata, match="no metadata of it") as refused:
+        dialect("oip").learn(json.dumps(metadata).encode())
+    assert len(str(refused.value)) < 200

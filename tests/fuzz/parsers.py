@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import credentials, doors, requests, tensors, wire
+from tests.fuzz import credentials, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -65,6 +65,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("bodies of OpenAI's", doors.check_openai, doors.OPENAI, doors.OPENAI_WORDS, JSON, weight=4),
         Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
         Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
+        Parser("frames of HTTP/2", frames.check_frames, frames.FRAMES, frames.FRAME_WORDS),
         Parser("answer of a remote API", doors.check_answer, doors.ANSWERS, doors.ANSWER_WORDS, weight=4),
         Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),
         Parser("file of an input policy", files.check_policy, doors.POLICIES, doors.POLICY_WORDS),

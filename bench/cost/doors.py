@@ -3,14 +3,15 @@
     python bench/cost/doors.py                            two minutes
     python bench/cost/doors.py --rounds 3 --seconds 1     a first impression
 
-One server answers a text in capitals, at once, in one worker process. Beside it stands a bare grpc.aio server that does nothing
-but answer. Each round loads every door in a closed loop with 64 requests in hand: the native route, OpenAI's completions and the
-Open Inference Protocol, in JSON and binary, with wrk; the gRPC port and the bare server with grpc.aio. A batch leaves with 64 inputs,
-or after 20 ms. So all doors fill their batches, however fast their clients are, and a request's share of its batch costs the
-same by every door.
+One server answers a text in capitals, at once, in one worker process. Beside it stand a bare grpc.aio server that does nothing
+but answer, and Triton with the same function, if `make triton` has installed it. Each round loads every door in a closed loop with
+64 requests in hand: the native route, OpenAI's completions and the Open Inference Protocol, in JSON and binary, with wrk; gRPC, ours,
+the bare server's and Triton's, with grpc.aio. A batch leaves with 64 inputs, or after 20 ms, also Triton's (dynamic batching). So
+all doors fill their batches, however fast their clients are, and a request's share of its batch costs the same by every door.
 
-The time is that of the gateway's process, user and system, from the process table. Each door is set beside the others of its own
-round, and the bounds are on the median over the rounds; every other round goes backwards. What else the machine does falls on all.
+The time is that of the process that holds the connections, user and system, from the process table; beside it stands that of all
+processes of the server. Each door is set beside the others of its own round, and the bounds are on the median over the rounds;
+every other round goes backwards. What else the machine does falls on all.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
-from bench.stand import generators, stand
+from bench.stand import generators, stand, triton_server
 from bench.stand.findings import Findings
 from bench.stand.stand import Broken, Server
 
@@ -32,7 +34,10 @@ COMPLETIONS = "OpenAI completions"
 TENSOR = "Open Inference Protocol, JSON"
 BINARY = "Open Inference Protocol, binary"
 GRPC = "headway.v1, gRPC"
+INFER = "Open Inference Protocol, gRPC"
 BARE = "bare grpc.aio"
+TRITON = "Triton, Open Inference Protocol, gRPC"
+WAIT_MS = 20
 CONNECTIONS, IN_HAND = 4, 64
 TEXT = "the quick brown fox " * 5
 BODY = json.dumps({"model_id": "default", "input_data": TEXT}).encode()
@@ -52,6 +57,17 @@ MOST_OF_NATIVE = {COMPLETIONS: 1.3, TENSOR: 1.5, BINARY: 1.5}
 Load = Callable[[float], int]
 """Seconds to the number of requests that were answered meanwhile."""
 Doors = Mapping[str, tuple[Server, Load]]
+
+
+class Spent(NamedTuple):
+    """CPU time of a request in microseconds: in the process that holds the connections, and in all of the server's."""
+
+    front: float
+    whole: float
+
+
+Round = Mapping[str, Spent]
+"""What was spent in one round, by door."""
 
 
 def main() -> int:
@@ -75,51 +91,75 @@ def main() -> int:
     return findings.close()
 
 
-def _report(findings: Findings, rounds: list[dict[str, float]]) -> None:
+def _report(findings: Findings, rounds: list[Round]) -> None:
     rows: list[dict[str, object]] = []
     for name in rounds[0]:
-        found = [one[name] for one in rounds]
-        beside = statistics.median([one[name] / one[NATIVE] for one in rounds])
+        found = [one[name].front for one in rounds]
         rows.append(
             {
                 "door": name,
                 "µs/request": statistics.median(found),
                 "least": min(found),
                 "most": max(found),
-                "x native": beside,
+                "with its workers": statistics.median([one[name].whole for one in rounds]),
+                "x native": _ratio(rounds, name, NATIVE),
             }
         )
-    findings.table("CPU time of the gateway's process; medians", rows)
+    findings.table("CPU time of the process that holds the connections; medians", rows)
     for name, most in MOST_OF_NATIVE.items():
-        ratio = statistics.median([one[name] / one[NATIVE] for one in rounds])
-        findings.at_most(f"{name}, beside the native route", ratio, most, "x")
-    ratio = statistics.median([(one[GRPC] - one[NATIVE]) / one[BARE] for one in rounds])
+        findings.at_most(f"{name}, beside the native route", _ratio(rounds, name, NATIVE), most, "x")
+    ratio = statistics.median([(one[GRPC].front - one[NATIVE].front) / one[BARE].front for one in rounds])
     findings.at_most("the gRPC port without the native route, beside the bare server", ratio, MOST, "x")
+    if TRITON in rounds[0]:
+        whole = statistics.median([one[INFER].whole / one[TRITON].whole for one in rounds])
+        findings.say(
+            f"ModelInfer beside Triton's: {_ratio(rounds, INFER, TRITON):.2f} x, with the workers {whole:.2f} x."
+        )
+    else:
+        findings.say("There is no Triton; make triton installs it.")
+
+
+def _ratio(rounds: list[Round], one: str, other: str) -> float:
+    """Time by one door beside that by another; median of the ratios within a round."""
+    return statistics.median([found[one].front / found[other].front for found in rounds])
 
 
 @contextmanager
 def _doors() -> Iterator[Doors]:
     """Doors by name: each with its server and its load."""
     port = stand.free_port()
-    flags = ("--grpc-port", str(port), "--max-batch-size", str(IN_HAND), "--policy", "window", "--max-wait-ms", "20")
+    flags = (
+        "--grpc-port",
+        str(port),
+        "--max-batch-size",
+        str(IN_HAND),
+        "--policy",
+        "window",
+        "--max-wait-ms",
+        str(WAIT_MS),
+    )
     target = "bench/stand/targets.py:upper"
-    with (
-        stand.headway(target, *flags, "--log-level", "warning", name="doors") as server,
-        _bare_server() as (bare, bare_port),
-    ):
+    with ExitStack() as stack:
+        server = stack.enter_context(stand.headway(target, *flags, "--log-level", "warning", name="doors"))
+        bare, bare_port = stack.enter_context(_bare_server())
         tensors = f"{server.url}/v2/models/default/infer"
-        yield {
+        doors: dict[str, tuple[Server, Load]] = {
             NATIVE: (server, lambda time: _posts(f"{server.url}/v1/predict", BODY, time)),
             COMPLETIONS: (server, lambda time: _posts(f"{server.url}/v1/completions", PROMPT, time)),
             TENSOR: (server, lambda time: _posts(tensors, TENSOR_BODY, time)),
             BINARY: (server, lambda time: _posts(tensors, BINARY_BODY, time, BINARY_FIELD)),
             GRPC: (server, lambda time: _calls(port, time)),
+            INFER: (server, lambda time: _calls(port, time, "--infer", "default")),
             BARE: (bare, lambda time: _calls(bare_port, time)),
         }
+        if triton_server.is_installed():
+            its_port = stand.free_port()
+            triton = stack.enter_context(triton_server.upper(grpc_port=its_port, delay_ms=WAIT_MS))
+            doors[TRITON] = triton, lambda time: _calls(its_port, time, "--infer", "upper")
+        yield doors
 
 
-def _round(doors: Doors, seconds: float, backwards: bool) -> dict[str, float]:
-    """Microseconds for each request, by door."""
+def _round(doors: Doors, seconds: float, backwards: bool) -> Round:
     order = list(doors)
     if backwards:
         order.reverse()
@@ -127,10 +167,12 @@ def _round(doors: Doors, seconds: float, backwards: bool) -> dict[str, float]:
     return {name: found[name] for name in doors}
 
 
-def _measure(server: Server, load: Load, seconds: float) -> float:
+def _measure(server: Server, load: Load, seconds: float) -> Spent:
     before = server.usage()
     answered = load(seconds)
-    return generators.spent(before, server.usage()).get("front", 0.0) / max(1, answered) * 1e6
+    spent = generators.spent(before, server.usage())
+    each = 1e6 / max(1, answered)
+    return Spent(spent.get("front", 0.0) * each, sum(spent.values()) * each)
 
 
 def _posts(url: str, body: bytes, seconds: float, *fields: str) -> int:
@@ -141,10 +183,10 @@ def _posts(url: str, body: bytes, seconds: float, *fields: str) -> int:
     return found.requests
 
 
-def _calls(port: int, seconds: float) -> int:
+def _calls(port: int, seconds: float, *more: str) -> int:
     """Answered calls of a closed loop."""
     command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}"]
-    command += ["--connections", str(CONNECTIONS), "--calls", str(IN_HAND)]
+    command += ["--connections", str(CONNECTIONS), "--calls", str(IN_HAND), *more]
     done = subprocess.run(
         stand.on_load_core(command), cwd=stand.ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False
     )

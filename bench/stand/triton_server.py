@@ -2,8 +2,8 @@
 
 It lives in a virtual environment of its own (`make triton`); no more of that wheel is used than the server, its
 libraries and the Python backend. It needs glibc 2.35 or later. `models/upper` is what it serves: the function that
-Headway serves beside it, a queue delay of 2 ms, at most 64 in a batch. All else is as it comes, but for gRPC, which
-is off unless its port is named.
+Headway serves beside it, a queue delay of 2 ms unless another is named, at most 64 in a batch. All else is as it comes,
+but for gRPC, which is off unless its port is named.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ print(json.dumps({
 }))
 """
 _STUB = "triton_python_backend_stub"
+_DELAY = "max_queue_delay_microseconds: {}"
 
 
 def body(length: int) -> bytes:
@@ -54,12 +55,13 @@ def is_installed() -> bool:
 
 
 @contextmanager
-def upper(batch_ms: float = 0.0, grpc_port: int = 0) -> Iterator[Server]:
+def upper(batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0) -> Iterator[Server]:
     """Triton, up and answering; `admin` is where its metrics are.
 
     Arguments:
         batch_ms: how long a batch takes.
         grpc_port: port of its gRPC; 0: it has none.
+        delay_ms: longest wait of an input for others.
 
     Raises:
         Broken: it does not come up.
@@ -67,10 +69,13 @@ def upper(batch_ms: float = 0.0, grpc_port: int = 0) -> Iterator[Server]:
     where = _where()
     port, metrics = stand.free_port(), stand.free_port()
     with tempfile.TemporaryDirectory(prefix="headway-bench-triton-") as folder:
-        backends = Path(folder) / "backends"
+        backends, models = Path(folder) / "backends", Path(folder) / "models"
+        shutil.copytree(MODELS, models)
+        for config in models.glob("*/config.pbtxt"):
+            config.write_text(config.read_text().replace(_DELAY.format(2000), _DELAY.format(round(delay_ms * 1000))))
         shutil.copytree(Path(where["server"]) / "backends", backends)
         shutil.copy(Path(where["stub"]) / _STUB, backends / "python" / _STUB)
-        command = [f"{where['server']}/bin/tritonserver", f"--model-repository={MODELS}"]
+        command = [f"{where['server']}/bin/tritonserver", f"--model-repository={models}"]
         command += [f"--backend-directory={backends}", "--exit-timeout-secs=5"]
         command += [f"--grpc-port={grpc_port}", "--grpc-address=127.0.0.1"] if grpc_port else ["--allow-grpc=false"]
         command += ["--http-address=127.0.0.1", f"--http-port={port}"]

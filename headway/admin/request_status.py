@@ -111,4 +111,5 @@ def _of_record(record: LedgerRecord) -> dict[str, Any]:
         "completed_at": instant(record.completed_at),
         "batch_size": record.batch_size or None,
         "worker": record.worker or None,
+        "model_version": record.version or None,
     }

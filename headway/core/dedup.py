@@ -40,7 +40,10 @@ STALE = 64
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
-    """SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written."""
+    """SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written.
+
+    `version` is the version that the client asks for; empty where it leaves the choice.
+    """
     written = canonical(parameters)
     hashed = hashlib.sha256()
     for part in (model.encode(), version.encode(), values.canonical(input), written):
@@ -73,7 +76,9 @@ class KeepTimes(Protocol):
         ...
 
 
-def dedup_keys_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOptions) -> tuple[DedupKey, ...]:
+def dedup_keys_of(
+    settings: KeepTimes, id: str, asked: bytes, options: RequestOptions, version: str
+) -> tuple[DedupKey, ...]:
     """Dedup keys of a request.
 
     Arguments:
@@ -81,6 +86,8 @@ def dedup_keys_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOp
         id: id of the request.
         asked: digest of what it asks.
         options: whether it is a task, has an idempotency key, or needs an answer of its own.
+        version: version of the model that is to answer. Identical requests share the answers of one version only. A
+            task or an idempotency key stands for its request whichever version answers.
     """
     dedup_keys = []
     if options.task:
@@ -89,7 +96,7 @@ def dedup_keys_of(settings: KeepTimes, id: str, asked: bytes, options: RequestOp
         dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
     if (settings.cache or settings.collapse) and not options.fresh:
         keep = settings.cache_ttl_s if settings.cache else 0.0
-        dedup_keys.append(DedupKey(DedupKind.SAME, asked.hex(), b"", keep, settings.collapse))
+        dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, settings.collapse))
     return tuple(dedup_keys)
 
 

@@ -32,8 +32,8 @@ def record_of(
         tiers: names of the tiers.
         content: whether input and output are kept.
     """
-    failure = reply.failure
-    ran = reply.ran if reply.shared is None else None
+    failure, of_answer = reply.failure, reply.ran
+    ran = of_answer if reply.shared is None else None
     input = output = None
     if content:
         input = _storable(shown(entry.input))
@@ -50,6 +50,7 @@ def record_of(
         latency_ms=seconds * 1000.0,
         batch_size=0 if ran is None else ran.size,
         worker="" if ran is None else ran.worker,
+        version="" if of_answer is None else of_answer.version,
         error="" if failure is None else SHOWN.get(failure.code, failure.code),
         input=input,
         output=output,

@@ -76,6 +76,7 @@ def _together(counted: LedgerRecord, record: LedgerRecord) -> LedgerRecord:
     return msgspec.structs.replace(
         counted,
         model=counted.model if counted.model == record.model else "",
+        version=counted.version if counted.version == record.version else "",
         completed_at=max(counted.completed_at, record.completed_at),
         latency_ms=max(counted.latency_ms, record.latency_ms),
         requests=counted.requests + 1,

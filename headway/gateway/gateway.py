@@ -175,8 +175,8 @@ class Gateway:
         origin, known = options.origin, b""
         dedup_keys: tuple[DedupKey, ...] = ()
         if rules.sharing or options.key or options.chosen or options.task:
-            asked = digest(model, rules.version, input, parameters)
-            dedup_keys = dedup_keys_of(rules.settings, id, asked, options)
+            asked = digest(model, "", input, parameters)
+            dedup_keys = dedup_keys_of(rules.settings, id, asked, options, rules.version)
             known = asked if options.chosen and not options.task else b""
         limits = principal.limits
         if limits and self._session is not self._shared:

@@ -16,7 +16,7 @@ class ModelRules:
 
     Attributes:
         settings: settings of the model.
-        version: version of the model, which dedup keys go by.
+        version: version of the model, by which identical requests share answers.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue.
         longest: most seconds of a request in all; infinite where its connection sees to that.

@@ -18,6 +18,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         latency_ms: milliseconds from the decoded request to its answer.
         batch_size: entries in its last batch; 0 when it never ran.
         worker: id of the worker that ran it last; empty when it never ran.
+        version: version of the model that the answer came from; empty when it came from no run.
         error: code of the failure; empty for none.
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
         input, output: stored only where the ledger is told to keep them.
@@ -34,6 +35,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     latency_ms: float
     batch_size: int = 0
     worker: str = ""
+    version: str = ""
     error: str = ""
     requests: int = 1
     input: str | None = None

@@ -68,6 +68,7 @@ SQLITE: Steps = (
         """,
     ),
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
+    ("ALTER TABLE headway_requests ADD COLUMN version TEXT NOT NULL DEFAULT ''",),
 )
 """Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON."""
 
@@ -120,6 +121,7 @@ POSTGRES: Steps = (
         """,
     ),
     ("ALTER TABLE headway_requests ADD COLUMN requests integer NOT NULL DEFAULT 1",),
+    ("ALTER TABLE headway_requests ADD COLUMN version text NOT NULL DEFAULT ''",),
 )
 """Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
 """

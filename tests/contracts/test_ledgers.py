@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from headway.errors import SettingError
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.request_id import new_id
+from headway.storage.schema import POSTGRES, SQLITE, VERSIONS
 from tests.contracts.ledgers import DATABASES, POOLED, Database
 from tests.servers.postgres import SharedPostgres
 
@@ -42,6 +44,7 @@ def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **chang
         latency_ms=250.0,
         batch_size=32,
         worker="gpu-0",
+        version="7",
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -69,6 +72,7 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
             status="failed",
             batch_size=0,
             worker="",
+            version="",
             error="SHED",
             requests=70_000,
             input="\n",
@@ -187,7 +191,7 @@ def test_several_open_one_database_at_once_and_all_write(database: Database) -> 
 
     asyncio.run(main())
     assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 5
-    assert [row[0] for row in database.query("SELECT version FROM headway_schema")] == [1, 2, 3]
+    assert [row[0] for row in database.query("SELECT version FROM headway_schema")] == [1, 2, 3, 4]
 
 
 def test_a_database_that_was_filled_before_is_opened_again(database: Database) -> None:
@@ -203,14 +207,38 @@ def test_a_database_that_was_filled_before_is_opened_again(database: Database) -
     opened(database, read)
 
 
+def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database) -> None:
+    sqlite = database.url.startswith("sqlite")
+    database.query(VERSIONS)
+    for number, statements in enumerate((SQLITE if sqlite else POSTGRES)[:3], 1):
+        for statement in statements:
+            database.query(statement)
+        database.query(f"INSERT INTO headway_schema VALUES ({number})")
+    kept = record(version="")
+    id = f"x'{uuid.UUID(kept.id).hex}'" if sqlite else f"'{kept.id}'"
+    created, completed = (str(at) if sqlite else f"to_timestamp({at})" for at in (kept.created_at, kept.completed_at))
+    database.query(f"""
+        INSERT INTO headway_requests VALUES
+        ({id}, 'alice', 'acme', 'paid', 'default', 'completed', {created}, {completed}, 250.0, 32, 'gpu-0', '', NULL, NULL, 1)
+    """)
+    other = record()
+
+    async def story(ledger: Ledger) -> None:
+        assert list(await ledger.find(kept.id)) == [kept]
+        await ledger.write([other])
+        assert list(await ledger.find(other.id)) == [other]
+
+    opened(database, story)
+
+
 def test_a_database_of_a_later_version_is_refused(database: Database) -> None:
     async def nothing(ledger: Ledger) -> None: ...
 
     opened(database, nothing)
     database.query("INSERT INTO headway_schema VALUES (99)")
-    with pytest.raises(SettingError, match=re.escape("step 99; this one knows 3")):
+    with pytest.raises(SettingError, match=re.escape("step 99; this one knows 4")):
         opened(database, nothing)
-    assert [row[0] for row in database.query("SELECT version FROM headway_schema ORDER BY 1")] == [1, 2, 3, 99]
+    assert [row[0] for row in database.query("SELECT version FROM headway_schema ORDER BY 1")] == [1, 2, 3, 4, 99]
 
 
 def test_closing_is_safe_before_opening_and_twice(database: Database) -> None:

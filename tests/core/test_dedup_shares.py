@@ -14,7 +14,7 @@ from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOpt
 ASKED = b"digest"
 TASK = DedupKey(DedupKind.TASK, "id", ASKED, 60.0)
 KEY = DedupKey(DedupKind.KEY, "key", ASKED, 60.0)
-SAME = DedupKey(DedupKind.SAME, ASKED.hex(), b"", 60.0)
+SAME = DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", 60.0)
 LIMITS = KeptLimits.of(8000, 8000)
 """One outcome of at most 2,000 bytes."""
 
@@ -25,14 +25,14 @@ def entry(*dedup_keys: DedupKey, id: str = "id") -> Entry:
 
 class TestShares:
     def test_a_plain_request_has_none(self) -> None:
-        assert dedup_keys_of(Settings(), "id", ASKED, RequestOptions(1.0)) == ()
+        assert dedup_keys_of(Settings(), "id", ASKED, RequestOptions(1.0), "1") == ()
 
     def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
         settings = Settings(result_ttl_s=30.0, cache=True, cache_ttl_s=20.0, collapse=True)
-        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True)) == (
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True), "1") == (
             DedupKey(DedupKind.TASK, "id", ASKED, 30.0),
             DedupKey(DedupKind.KEY, "key", ASKED, 30.0),
-            DedupKey(DedupKind.SAME, ASKED.hex(), b"", 20.0, True),
+            DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", 20.0, True),
         )
 
     @pytest.mark.parametrize(("cache", "keep"), [(False, 0.0), (True, 20.0)])
@@ -41,9 +41,9 @@ class TestShares:
         self, cache: bool, keep: float, collapse: bool
     ) -> None:
         settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
-        same = (DedupKey(DedupKind.SAME, ASKED.hex(), b"", keep, collapse),) if cache or collapse else ()
-        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0)) == same
-        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True)) == ()
+        same = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, collapse),) if cache or collapse else ()
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0), "1") == same
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True), "1") == ()
 
 
 class TestTasks:

@@ -11,7 +11,7 @@ from headway.model import BatchRun, DedupKind, Entry, Failure, LedgerRecord, Pri
 TIERS = ("enterprise", "paid", "free")
 CALLER = Principal("somebody", "acme", 0)
 ENTRY = Entry("id-1", "m", "what is asked", 1, "acme", "g", 2.0, 4.0)
-RAN = BatchRun("gpu-1", 8, 0.1, 5.0)
+RAN = BatchRun("gpu-1", 8, 0.1, 5.0, "7")
 
 
 def record(reply: Reply, *, caller: Principal = CALLER, entry: Entry = ENTRY, content: bool = False) -> LedgerRecord:
@@ -31,6 +31,7 @@ def test_of_an_answered_request_who_asked_when_and_where_it_ran() -> None:
         latency_ms=250.0,
         batch_size=8,
         worker="gpu-1",
+        version="7",
         error="",
         input=None,
         output=None,
@@ -47,9 +48,9 @@ def test_the_code_is_the_one_that_the_client_read() -> None:
     assert found.error == errors.IDEMPOTENCY_CONFLICT
 
 
-def test_who_had_anothers_answer_ran_nowhere() -> None:
+def test_who_had_anothers_answer_ran_nowhere_and_has_the_version_that_gave_it() -> None:
     found = record(Reply("id-1", "acme", "WHAT", ran=RAN, shared=DedupKind.SAME))
-    assert (found.batch_size, found.worker) == (0, "")
+    assert (found.batch_size, found.worker, found.version) == (0, "", "7")
 
 
 class TestContent:

@@ -137,6 +137,20 @@ def test_largest_batch_and_deadlines_are_those_of_the_model() -> None:
     run(main)
 
 
+def test_another_version_takes_no_outcome_from_the_cache_and_keeps_that_of_an_idempotency_key() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with TwoModels(clock, model("a", cache=True)) as one:
+            for key, fresh, runs in (("", False, 2), ("k", True, 1)):
+                one.backends["a"].batches.clear()
+                one.gateway.rules["a"].version = "1"
+                await one.ask("a", "same", key=key, fresh=fresh)
+                one.gateway.rules["a"].version = "2"
+                assert (await one.ask("a", "same", key=key, fresh=fresh)).output == "SAME"
+                assert len(one.backends["a"].batches) == runs
+
+    run(main)
+
+
 def test_only_the_model_with_a_cache_keeps_outputs() -> None:
     async def main(clock: Callable[[], float]) -> None:
         async with TwoModels(clock, model("a", cache=True), model("b")) as two:

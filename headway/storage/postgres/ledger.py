@@ -31,6 +31,7 @@ _TYPES = {
     "latency_ms": "real",
     "batch_size": "smallint",
     "worker": "text",
+    "version": "text",
     "error": "text",
     "requests": "integer",
     "input": "text",

@@ -8,6 +8,9 @@ An entry is admitted when what is ahead of it drains before its deadline:
 tiers send, and never less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier
 is refused first, and an accepted entry is not overtaken into lateness.
 
+What is ahead of an entry does not delay it when the next batches of the free GPUs hold both. The queue admits such an entry
+whatever its deadline is, as it waits for nobody.
+
 The bound is Little's law turned round (Little, "A proof for the queuing formula L = λW", 1961): a queue that
 drains at a fixed rate has a depth for every wait.
 """

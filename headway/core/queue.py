@@ -165,9 +165,7 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Whether a tenant would take more than GREED times the places that are left, see `core.budget`, or none is
-        left.
-        """
+        """Whether a tenant would have more than GREED times the places left, see `core.budget`, or none is left."""
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -222,10 +220,12 @@ class ModelQueue:
     def _judged(self, entry: Entry, ahead: float, now: float) -> admission.Refused | None:
         """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it.
 
-        What is served before it is counted, and taken to weigh as much on average as all that waits in its tier.
+        That is counted, and taken to weigh as much as all of its tier on average. Free GPUs take what their batches hold.
         """
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
+            return None
+        if self.limits.fits(ahead, entry, self._known_slots - self._running.busy):
             return None
         tier_queue, first = self._tier_queues[entry.tier], self._first_size()
         refused = gate.judge(ahead, first, entry.tier, entry)

@@ -336,11 +336,11 @@ def holds(claimed: Lease | NoWork) -> NoWork:
     return claimed
 
 
-async def measure(harness: Harness, seconds: float, workers: tuple[str, ...] = ("gpu-0",)) -> None:
+async def measure(harness: Harness, seconds: float, workers: tuple[str, ...] = ("gpu-0",), model: str = "m") -> None:
     """Let the broker see batches that take so long."""
-    await harness.healthy(*workers)
+    await harness.healthy(*workers, model=model)
     for _ in range(3):
-        await harness.broker.enqueue([ask(gateway="nobody") for _ in range(MAX_BATCH)])
-        lease = await harness.claim()
+        await harness.broker.enqueue([ask(gateway="nobody", model=model) for _ in range(MAX_BATCH)])
+        lease = await harness.claim(model=model)
         await harness.advance(seconds)
         await harness.answer(lease)

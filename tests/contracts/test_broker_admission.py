@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from headway import errors
-from tests.contracts.brokers import AT_ONCE, MAX_QUEUE, Harness, ask, crowd, drained, holds, measure, slot, story
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_BATCH,
+    MAX_QUEUE,
+    MAX_WEIGHT,
+    Harness,
+    ask,
+    crowd,
+    drained,
+    holds,
+    measure,
+    slot,
+    story,
+)
 
 
 @story
@@ -61,6 +74,41 @@ async def test_the_lowest_tier_is_shed_while_the_highest_is_admitted(harness: Ha
 async def test_an_idle_system_admits_whatever_it_believes(harness: Harness) -> None:
     await measure(harness, 5.0)
     assert list(await harness.broker.enqueue([ask(timeout=0.05, tier=2)])) == [None]
+
+
+@story
+async def test_an_idle_system_admits_what_fits_into_one_batch_whatever_it_believes(harness: Harness) -> None:
+    """Of several inputs of one request none fares worse than an input by itself."""
+    await measure(harness, 5.0)
+    verdicts = await harness.broker.enqueue([ask(timeout=0.05, tier=2) for _ in range(MAX_BATCH + 1)])
+    assert [verdict is None for verdict in verdicts] == [True] * MAX_BATCH + [False]
+
+
+@story
+async def test_an_idle_system_admits_a_batch_for_each_free_gpu_whatever_it_believes(harness: Harness) -> None:
+    await measure(harness, 5.0)
+    await harness.healthy("gpu-0", "gpu-1", "gpu-2")
+    await harness.broker.enqueue([ask()])
+    await harness.claim()
+    verdicts = await harness.broker.enqueue([ask(timeout=0.05, tier=2) for _ in range(2 * MAX_BATCH + 1)])
+    assert [verdict is None for verdict in verdicts] == [True] * 2 * MAX_BATCH + [False]
+
+
+@story
+async def test_what_is_heavy_takes_the_room_of_several_in_a_free_gpus_batch(harness: Harness) -> None:
+    await measure(harness, 5.0, model="other")
+    heavy = [ask(timeout=0.05, tier=2, model="other", weight=MAX_WEIGHT // 2) for _ in range(3)]
+    verdicts = await harness.broker.enqueue(heavy)
+    assert [verdict is None for verdict in verdicts] == [True, True, False]
+
+
+@story
+async def test_a_busy_system_admits_no_second_that_would_be_late(harness: Harness) -> None:
+    await measure(harness, 5.0)
+    await harness.broker.enqueue([ask()])
+    await harness.claim()
+    verdicts = await harness.broker.enqueue([ask(timeout=0.05, tier=2) for _ in range(2)])
+    assert [verdict is None for verdict in verdicts] == [True, False]
 
 
 @story

@@ -53,6 +53,8 @@ RATES = (
     Limit("user:a", "user", 30.0, 8.0),
     Limit("tier:1", "tier", 120.0, 6.0),
 )
+WORKERS = ("gpu-0", "gpu-1")
+"""They are silent now and then, the second more often."""
 KEEP = (0.0, 40.0, 90.0)
 """Seconds of the trace. What the server keeps ends in real time, too, but no trace takes as long."""
 
@@ -95,8 +97,8 @@ class Pair:
             tier=rng.randrange(3),
             tenant=rng.choice("aab"),
             gateway=gateway,
-            queue_timeout=rng.choice((2.0, 60.0)),
-            timeout=rng.choice((5.0, 120.0)),
+            queue_timeout=rng.choice((0.02, 2.0, 60.0)),
+            timeout=rng.choice((0.05, 5.0, 120.0)),
             id=None if old is None else old.id,
             limits=tuple(limit for limit in RATES if rng.random() < 0.2),
             input=rng.choice(("venom", "poison", None, None)),
@@ -119,8 +121,9 @@ class Pair:
     async def claim(self) -> None:
         size = self.rng.choice((1, 2, 4))
         worker = self.either()
-        there = await worker.claim(slot("gpu-0", "m", size), AT_ONCE)
-        here = await self.here.claim(slot("gpu-0", "m", size), AT_ONCE)
+        name = self.rng.choice(WORKERS)
+        there = await worker.claim(slot(name, "m", size), AT_ONCE)
+        here = await self.here.claim(slot(name, "m", size), AT_ONCE)
         assert isinstance(there, Lease) == isinstance(here, Lease)
         if isinstance(there, Lease) and isinstance(here, Lease):
             assert ids(there.entries) == ids(here.entries)
@@ -140,7 +143,7 @@ class Pair:
             ]
             assert await worker.complete(there, items) == await self.here.complete(here, items)
         elif how == "fail":
-            failure = BatchFailure(rng.choice(tuple(Cause)), "it broke", "gpu-0")
+            failure = BatchFailure(rng.choice(tuple(Cause)), "it broke", here.slot.worker)
             assert await worker.release(there, failure) == await self.here.release(here, failure)
         else:
             assert await worker.release(there) == await self.here.release(here)
@@ -215,12 +218,13 @@ async def heard(broker: Broker, gateway: str, loop: ServedLoop) -> list[Reply]:
 
 async def trace(pair: Pair, loop: ServedLoop) -> None:
     rng = pair.rng
-    worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
+    first, second = (WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY) for name in WORKERS)
     steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.reap)
     leave = (pair.withdraw, pair.withdraw, pair.cancel_task)
     for step in range(STEPS):
-        await pair.there[0].heartbeat(worker)
-        await pair.here.heartbeat(worker)
+        for worker in rng.choice(((first, second),) * 5 + ((first,), ())):
+            await pair.there[0].heartbeat(worker)
+            await pair.here.heartbeat(worker)
         await rng.choice((*steps, *leave))()
         await pair.compare()
         if step % 10 == 0:

@@ -85,6 +85,8 @@ class TestDeadlines:
             queue = make(max_batch=10)
             for each in seconds:
                 queue.service.observe(10, each)
+            offer(queue, "runs")
+            leave(queue)
             offers = [queue.offer(entry(str(number), timeout=2.0), 0.0) for number in range(30)]
             admitted.append(sum(isinstance(one, QueuedEntry) for one in offers))
         assert 0 < admitted[1] < admitted[0] < 30

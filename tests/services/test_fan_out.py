@@ -24,10 +24,12 @@ def served(act: Callable[[Stand, Callable[[float], Awaitable[None]]], Awaitable[
     async def main(clock: Callable[[], float]) -> None:
         stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
         await stand.service.start()
-        await act(stand, asyncio.sleep)
-        assert stand.gateway.pending == 0
-        await stand.service.drain()
-        await stand.service.stop()
+        try:
+            await act(stand, asyncio.sleep)
+            assert stand.gateway.pending == 0
+            await stand.service.drain()
+        finally:
+            await stand.service.stop()
 
     run(main)
 
@@ -59,6 +61,18 @@ def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named() -> None:
         assert (reply.id, reply.failure.code) == (ID, errors.DEADLINE_EXCEEDED)
         assert reply.failure.message.startswith("input 8 of 20, counted from 0: ")
         await sleep(1.0)
+
+    served(act)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_many_inputs_come(count: int) -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        for _ in range(3):
+            await fan_out(stand, ["a"] * 8)[1]
+        [reply] = await fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1]
+        assert reply.failure is not None
+        assert reply.failure.code == errors.DEADLINE_EXCEEDED
 
     served(act)
 

@@ -193,6 +193,13 @@ local function earn_retries(s, entries)
   end
 end
 
+-- What followed an entry that is late is offered anew, so the batch has left before.
+local function send_late(s, late)
+  if #late > 0 then
+    send_failures(s, 'late', late, 0)
+  end
+end
+
 local function claim(keys, args)
   local s = open(keys, args)
   local q, now = s.q, s.now
@@ -244,10 +251,8 @@ local function claim(keys, args)
   s.most_weight = limit * s.unit
   local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
-  if #late > 0 then
-    send_failures(s, 'late', late, 0)
-  end
   if #entries == 0 then
+    send_late(s, late)
     local told = load_of(s)
     save(s)
     return {'load', told}
@@ -264,6 +269,7 @@ local function claim(keys, args)
     suspects.earn(s, batch_seconds(q, size_of_batch(s, entries)), tenants, batch_seconds(q, q.max_batch))
   end
   local reply = depart(s, slot, token, entries, reason)
+  send_late(s, late)
   ring(s)
   save(s)
   return reply

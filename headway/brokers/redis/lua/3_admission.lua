@@ -92,6 +92,9 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
     return nil
   end
+  if ahead + size_of(s, 1, counted_weight(s, entry.weight)) <= (q.known_slots - q.busy) * s.max_batch then
+    return nil  -- It fits into the next batches of the free GPUs.
+  end
   local after = depth - served_before(s, intake, entry)
   if after > 0 then
     ahead = ahead - size_of(s, after, q.weight[tier] / depth * after)

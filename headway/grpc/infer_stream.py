@@ -2,7 +2,8 @@
 
     client ──▶ read ──▶ a task for each request, MOST_ITEMS at once ──▶ answers, in the order of the requests
 
-One that fails is answered with its error, and the stream goes on.
+One that fails is answered with its error, and the stream goes on. What a call of its own would say of the error in its trailing
+metadata stands in the parameters of that answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from headway.errors import REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, log, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall, ReadMessage
+from headway.grpc.statuses import trailers_of
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
@@ -105,8 +107,7 @@ class InferStreamCall(StreamCall):
             self.drop(held)
             call.release()
         call.count_refusal(error)
-        text = error.message.encode("utf-8", "backslashreplace").decode()
-        return bytes(_RESPONSE(error_message=text, infer_response={"id": _id_of(body)}).SerializeToString()), 0
+        return _failed(body, error, call.shown), 0
 
     async def _write(self, context: Any, items: Items) -> None:
         """Write the answers in the order of the requests; a client that takes none of them for too long is cut off."""
@@ -135,6 +136,15 @@ class InferStreamCall(StreamCall):
 def message_of(body: bytes) -> Any:
     """Answer to one request as a message."""
     return messages.message("inference.ModelInferResponse").FromString(body)
+
+
+def _failed(body: bytes, error: RequestError, shown: str) -> bytes:
+    """Message of the answer to a request that has failed."""
+    text = error.message.encode("utf-8", "backslashreplace").decode()
+    answer = _RESPONSE(error_message=text, infer_response={"id": _id_of(body)})
+    for name, value in trailers_of(error.code, shown, error.retry_after, error.reason):
+        answer.infer_response.parameters[name].string_param = value
+    return bytes(answer.SerializeToString())
 
 
 def _id_of(body: bytes) -> str:

@@ -355,11 +355,18 @@ def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it() -> None:
 
 def test_errors_of_the_gateway_are_told_in_a_stream() -> None:
     async def main(port: Port) -> None:
-        port.gateway.failure = Failure(errors.SERVICE_OVERLOADED, "full — ü", 1.0)
+        port.gateway.failure = Failure(errors.SERVICE_OVERLOADED, "full — ü", 1.5, "overloaded")
         call = port.client().stream(STREAM, BEARER)
         await call.write(request("a", id="x").SerializeToString())
         answer = streamed(await call.read())
         assert (answer.error_message, answer.infer_response.id) == ("full — ü", "x")
+        said = {name: one.string_param for name, one in answer.infer_response.parameters.items()}
+        assert said.pop("x-request-id").startswith("req_")
+        assert said == {
+            "x-headway-error": "SERVICE_OVERLOADED",
+            "x-headway-dropped-reason": "overloaded",
+            "grpc-retry-pushback-ms": "1500",
+        }
         call.cancel()
         refused = port.client().stream(STREAM)
         assert await refused.code() is Status.UNAUTHENTICATED

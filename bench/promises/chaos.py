@@ -4,15 +4,18 @@
     python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
+    python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
 Clients of three tenants come open-loop through all gateways, as through a load balancer that asks no gateway which is gone,
 and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
-deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP and by calls over gRPC; a third tenant is
-limited. Meanwhile processes of every role are killed (SIGKILL),
-told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
+deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP, and by
+calls and streams over gRPC; a third tenant is limited. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
 random pause. One gateway and one worker host are always left in peace.
+
+With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
+it, which is not held against it.
 
 In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`), by what
 each fault may cost (`tests/promises/faults.py`). The queue is empty then, no lease is left, and the registry of every
@@ -64,7 +67,8 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, redis=options.keep, mean_pause_s=options.every, pinning=stand.PINNING,
+        request_timeout_ms=TIMEOUT_MS, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
     with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:
@@ -73,7 +77,7 @@ def main() -> int:
         keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
         (folder / "keys.toml").write_text("".join(keys))
         with (
-            _fleet(folder, options.keep) as made,
+            _service(folder) if options.memory else _fleet(folder, options.keep) as made,
             asyncio.Runner(loop_factory=loop_factory) as runner,
         ):
             crowd, trouble = runner.run(_drive(made, options))
@@ -85,23 +89,29 @@ def main() -> int:
 
 
 def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
-    timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
-    patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
-    shared = (
-        "--cache",
-        "--collapse",
-        "--keys",
-        str(folder / "keys.toml"),
-        "--user-rate",
-        "0",
-        "--result-ttl-s",
-        "3600",
-    )
     return fleet.fleet(
         TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=HOSTS,
-        controllers=CONTROLLERS, keep=keep, gateway_flags=(*patience, *shared), worker_flags=("--workers", "1"),
-        environment={"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")}, grpc=True,
+        controllers=CONTROLLERS, keep=keep, gateway_flags=_flags(folder), worker_flags=("--workers", "1"),
+        environment=_environment(folder), grpc=True,
     )  # fmt: skip
+
+
+def _service(folder: Path) -> contextlib.AbstractContextManager[Fleet]:
+    flags = "--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder)
+    return fleet.lone_service(TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True)
+
+
+def _flags(folder: Path) -> list[str]:
+    """Flags of processes that take requests."""
+    timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
+    patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
+    keys = str(folder / "keys.toml")
+    return [*patience, "--cache", "--collapse", "--keys", keys, "--user-rate", "0", "--result-ttl-s", "3600"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Variables of what runs the function."""
+    return {"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")}
 
 
 async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
@@ -155,17 +165,17 @@ async def _settled(made: Fleet) -> Rest:
 
 
 def _look(made: Fleet) -> Rest:
-    gpus = sorted(pid for worker in made.workers for pid in fleet.gpu_pids(worker))
+    gpus = sorted(pid for host in made.hosts for pid in fleet.gpu_pids(host))
     held = queued = 0
     wrong: list[str] = []
-    for gateway in made.gateways:
+    for gateway in made.doors:
         health = gateway.ask("/internal/health")
         held += health["pending"]
         queued = max(queued, health["queue_depth"])
         listed = [one for one in gateway.ask("/internal/workers")["workers"] if one["status"] != "offline"]
         if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
-    return Rest(held, queued, made.redis.remains(), wrong)
+    return Rest(held, queued, made.redis.remains() if made.store is not None else {}, wrong)
 
 
 def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
@@ -217,7 +227,7 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
     findings.keep("rest", rest)
     findings.none("requests held in the end", rest.held)
     findings.none("entries queued in the end", rest.queued)
-    for kind in ("leased", "waiting", "suspect", "payloads"):
+    for kind in ("leased", "waiting", "suspect", "payloads") if made.store is not None else ():
         findings.none(f"{kind}: left in Redis in the end", rest.kept.get(kind, 0))
     findings.none("gateways whose registry is wrong", len(rest.wrong))
     findings.none("GPU processes that outlived their killed host", len(trouble.orphans()))
@@ -238,6 +248,7 @@ def _options() -> argparse.Namespace:
         default="always",
         help="when Redis brings to disk what it is told",
     )
+    parser.add_argument("--memory", action="store_true", help="one service with its broker in memory")
     parser.add_argument(
         "--poison",
         type=float,

@@ -6,7 +6,8 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host are in peace at any time; Redis has one trouble at a time.
+Troubles overlap. At least one gateway and one worker host are in peace at any time; Redis has one trouble at a time, and so has a
+service with its broker in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bench.stand.stand import Broken, Server
 from tests.promises.client import Door, Standing
 from tests.promises.faults import Fault
 
-WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2}
+WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "service": 3}
 """How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
 """Seconds until a process that has gone is replaced: least and most."""
@@ -40,6 +41,10 @@ KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory onl
 """What a killed Redis brings back, by how often its append-only file is brought to disk."""
 START_AGAIN = 1.0
 """Seconds between attempts to start a process that did not come up, because Redis was away."""
+TAKING = ("gateway", "service")
+"""Roles that take requests."""
+SPARED = ("gateway", "worker")
+"""Roles of which one is always left in peace."""
 MOST_STARTS = 10
 """Such attempts, after which this program gives up."""
 WATCH_EVERY = 0.25
@@ -81,13 +86,16 @@ class Trouble:
         self._every = every
         self._rng = random.Random(f"trouble {seed}")
         self._loop = asyncio.get_running_loop()
-        self._redis_in_peace = True
+        self._redis_in_peace = made.store is not None
         self._running: set[asyncio.Task[None]] = set()
         self._children: list[Process] = []
         self._units: list[Unit] = []
-        for role, servers in self._rosters().items():
+        for role, servers in made.rosters.items():
             for server in servers:
                 self._enlist(role, server)
+        there = {unit.role for unit in self._units} | {"gpu", *(["redis"] if made.store is not None else [])}
+        self._host = "worker" if made.workers else "service"
+        self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
 
     async def make(self, seconds: float) -> None:
         """Make trouble for so long; returns when all is repaired."""
@@ -111,14 +119,14 @@ class Trouble:
 
     def _begin(self) -> None:
         """Begin one trouble, if there is one to be had."""
-        role = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        role = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
         what: Callable[[], Awaitable[None]]
         if role == "redis":
             if not self._redis_in_peace:
                 return
             what = self._rng.choice((self._kill_redis, self._pause_redis))
         else:
-            unit = self._pick("worker" if role == "gpu" else role)
+            unit = self._pick(self._host if role == "gpu" else role)
             if unit is None:
                 return
             doings = (self._kill_gpu, self._pause_gpu) if role == "gpu" else (self._kill, self._end, self._pause)
@@ -132,9 +140,9 @@ class Trouble:
         await what()
 
     def _pick(self, role: str) -> Unit | None:
-        """One that is in peace, and whose trouble leaves another in peace; controllers are not needed at all times."""
+        """One that is in peace, and whose trouble leaves another in peace if its role is spared."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
-        return self._rng.choice(calm) if len(calm) > (role != "controller") else None
+        return self._rng.choice(calm) if len(calm) > (role in SPARED) else None
 
     async def _kill(self, unit: Unit) -> None:
         with self._noted(f"{unit.role} killed", unit):
@@ -207,7 +215,7 @@ class Trouble:
     async def _replace(self, unit: Unit) -> None:
         """Start another one in its place, after a while."""
         self._units.remove(unit)
-        self._rosters()[unit.role].remove(unit.server)
+        self._fleet.rosters[unit.role].remove(unit.server)
         await asyncio.sleep(self._rng.uniform(*GONE))
         for attempt in range(1, MOST_STARTS + 1):
             server = self._fleet.start(unit.role)
@@ -222,12 +230,12 @@ class Trouble:
                 server.kill()
                 raise
             else:
-                self._rosters()[unit.role].append(server)
+                self._fleet.rosters[unit.role].append(server)
                 self._enlist(unit.role, server)
                 return
 
     def _enlist(self, role: str, server: Server) -> None:
-        door = Door(server.name, urlsplit(server.url).port or 80, grpc=server.grpc_port) if role == "gateway" else None
+        door = Door(server.name, urlsplit(server.url).port or 80, grpc=server.grpc_port) if role in TAKING else None
         if door is not None:
             self._doors.append(door)
         self._units.append(Unit(role, server, door))
@@ -255,7 +263,3 @@ class Trouble:
         self._faults.append(fault)
         yield
         fault.ended = time.monotonic()
-
-    def _rosters(self) -> dict[str, list[Server]]:
-        made = self._fleet
-        return {"gateway": made.gateways, "worker": made.workers, "controller": made.controllers}

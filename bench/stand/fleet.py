@@ -1,4 +1,5 @@
-"""A fleet under test: a Redis of its own, gateways, worker hosts and controllers, each a process that can be replaced.
+"""A fleet under test: a Redis of its own, gateways, worker hosts and controllers, each a process that can be replaced. Or one
+service with its broker in memory, in the same shape.
 
 All of them share the core of servers, as everything does that is measured. Redis is the distribution's `redis-server`:
 a build with another malloc gives other figures. It listens on 127.0.0.1, keeps what it keeps in a folder of the fleet's
@@ -184,7 +185,7 @@ class Fleet:
     """The processes of a fleet. Use `fleet` to start one.
 
     Attributes:
-        redis: what they share.
+        store: what they share; None: nothing, as there is one service with its broker in memory.
         target: what the workers serve.
         name: what the names of its processes begin with.
         flags: of every role.
@@ -192,9 +193,10 @@ class Fleet:
         environment: variables of its workers.
         grpc: whether gateways have a port for gRPC, too.
         gateways, workers, controllers: that run, or ran until somebody ended them.
+        services: the same of whole services.
     """
 
-    redis: Redis
+    store: Redis | None
     target: str
     name: str
     flags: Sequence[str] = ()
@@ -205,7 +207,32 @@ class Fleet:
     gateways: list[Server] = field(default_factory=list)
     workers: list[Server] = field(default_factory=list)
     controllers: list[Server] = field(default_factory=list)
+    services: list[Server] = field(default_factory=list)
     _started: int = 0
+
+    @property
+    def redis(self) -> Redis:
+        """What they share, where they share it."""
+        if self.store is None:
+            raise Broken(f"{self.name} has no Redis")
+        return self.store
+
+    @property
+    def rosters(self) -> dict[str, list[Server]]:
+        """Processes by role."""
+        return {
+            "gateway": self.gateways, "worker": self.workers, "controller": self.controllers, "service": self.services
+        }  # fmt: skip
+
+    @property
+    def doors(self) -> list[Server]:
+        """Processes that take requests."""
+        return [*self.gateways, *self.services]
+
+    @property
+    def hosts(self) -> list[Server]:
+        """Processes that have GPU processes."""
+        return [*self.workers, *self.services]
 
     @property
     def url(self) -> str:
@@ -219,21 +246,23 @@ class Fleet:
 
     def every(self) -> list[Server]:
         """All processes of Headway."""
-        return [*self.gateways, *self.workers, *self.controllers]
+        return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
     def start(self, role: str) -> Server:
-        """One more `gateway`, `worker` or `controller`; returns before it is up.
+        """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
         self._started += 1
-        command = [sys.executable, "-m", "headway", role]
-        command += [self.target] if role == "worker" else []
-        command += ["--broker", self.redis.url, "--admin-port", "0", "--log-level", "warning"]
-        command += [*self.flags, *(["--port", "0", *self.gateway_flags] if role == "gateway" else [])]
-        command += self.worker_flags if role == "worker" else []
-        environment = self.environment if role == "worker" else {}
-        port = stand.free_port() if self.grpc and role == "gateway" else 0
+        takes, runs = role in ("gateway", "service"), role in ("worker", "service")
+        command = [sys.executable, "-m", "headway", "serve" if role == "service" else role]
+        command += [self.target] if runs else []
+        command += ["--broker", self.store.url] if self.store is not None else []
+        command += ["--admin-port", "0", "--log-level", "warning", *self.flags]
+        command += ["--port", "0", *self.gateway_flags] if takes else []
+        command += self.worker_flags if runs else []
+        environment = self.environment if runs else {}
+        port = stand.free_port() if self.grpc and takes else 0
         command += ["--grpc-port", str(port)] if port else []
         server = Server(f"{self.name}-{role}-{self._started}", command, _role_of(role), environment)
         server.grpc_port = port
@@ -242,7 +271,7 @@ class Fleet:
     def usage(self) -> dict[str, float]:
         """CPU seconds so far by role: `gateway`, `worker`, `gpu`, `controller` and `redis`."""
         seconds: dict[str, float] = {}
-        for server in (*self.every(), self.redis.server):
+        for server in (*self.every(), *([self.store.server] if self.store is not None else [])):
             for role, used in server.usage().items():
                 seconds[role] = seconds.get(role, 0.0) + used
         return seconds
@@ -263,7 +292,7 @@ def wait_until_up(role: str, server: Server) -> Server:
     Raises:
         Broken: it does not come up.
     """
-    server.wait_for_banner("Try it:" if role == "gateway" else "Ready.")
+    server.wait_for_banner("Try it:" if role in ("gateway", "service") else "Ready.")
     return server
 
 
@@ -318,6 +347,20 @@ def fleet(
             yield made
         finally:
             made.stop()
+
+
+@contextlib.contextmanager
+def lone_service(
+    target: str, *flags: str, name: str, environment: Mapping[str, str] | None = None, grpc: bool = False
+) -> Iterator[Fleet]:
+    """One service with its broker in memory, up and ready, until the context ends; see `fleet`."""
+    made = Fleet(None, target, name, flags, environment=environment or {}, grpc=grpc)
+    try:
+        made.services.append(made.start("service"))
+        wait_until_up("service", made.services[0])
+        yield made
+    finally:
+        made.stop()
 
 
 def emulated(batch_ms: float, max_batch: int, *flags: str, hosts: int, gpus: int, name: str, **more: Any) -> Any:

@@ -87,9 +87,8 @@ class Gateway:
                 assert found.fields["x-request-id"] == f"req_{asked.id}"
                 asked.status, asked.code, asked.outputs = found.status, found.code, found.told.outputs
             case _:
-                told = await self._stream(asked, sent.path).ask(sent, asked.texts[0])
-                asked.code, asked.outputs = told.code, told.outputs
-                asked.status = 200 if told.outputs else 429
+                found = await self._stream(asked, sent.path).ask(sent, asked.texts[0])
+                asked.status, asked.code, asked.outputs = found.status, found.code, found.told.outputs
 
     async def close(self) -> None:
         """End the streams in order, and leave."""

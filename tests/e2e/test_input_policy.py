@@ -121,9 +121,9 @@ async def call(way: WayIn, port: int, texts: list[str]) -> Told:
     try:
         if way.wire == "stream":
             stream = Stream(made.stream_stream(sent.path)())
-            told = await stream.ask(sent, texts[0])
+            found = await stream.ask(sent, texts[0])
             await stream.close()
-            return told
+            return found.told
         return (await answered(way, made.unary_unary(sent.path)(sent.body))).told
     finally:
         await made.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
-from tests.promises.ways_in import Sent, Told, WayIn, place_of_message, read_streamed, status_of_code
+from headway.errors import DRAINING
+from tests.promises.ways_in import Sent, Streamed, Told, WayIn, place_of_message, read_streamed, status_of_code
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 STACK = {
@@ -35,8 +37,15 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class Answered(NamedTuple):
-    """Answer to a call. A status of 0 means that there was none: the connection has failed, as `code` tells. `blamed` is the place
-    of the input that an error names.
+    """Answer to a call, or to a request of a stream.
+
+    Attributes:
+        status: HTTP status that it stands for; 0: there was none, as the connection has failed.
+        code: code of an error; without an answer, what has failed.
+        fields: trailing metadata, or parameters.
+        told: outputs, or the code.
+        blamed: place of the input that an error names; -1: it names none.
+        taken: whether the request was taken in. One that a stream had not read when it ended in order was not.
     """
 
     status: int
@@ -44,6 +53,7 @@ class Answered(NamedTuple):
     fields: dict[str, str]
     told: Told
     blamed: int = -1
+    taken: bool = True
 
 
 def channel(port: int) -> Any:
@@ -74,31 +84,82 @@ def _failed(error: grpc.aio.AioRpcError) -> Answered:
 
 
 class Stream:
-    """One call with a stream of requests, answered in their order."""
+    """One call with a stream of requests, answered in their order.
+
+    Arguments:
+        opened: the call.
+
+    Attributes:
+        ended: what the end of the stream tells those that are not answered; None: it has not ended.
+    """
 
     def __init__(self, opened: Any) -> None:
         self._call = opened
-        self._waiting: dict[str, asyncio.Future[Told]] = {}
-        self._order: list[str] = []
+        self._waiting: deque[tuple[str, asyncio.Future[Answered]]] = deque()
         self._turn = asyncio.Lock()
         self._reading = asyncio.ensure_future(self._read())
+        self.ended: Answered | None = None
 
-    async def ask(self, sent: Sent, id: str) -> Told:
+    async def ask(self, sent: Sent, id: str) -> Answered:
         """Send a request of this id, and wait for its answer."""
-        future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = future
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         async with self._turn:
-            self._order.append(id)
-            await self._call.write(sent.body)
+            if self.ended is not None:
+                return self.ended
+            self._waiting.append((id, future))
+            writing = asyncio.ensure_future(self._call.write(sent.body))
+            # A write to a call that was cancelled before it had a connection never returns.
+            await asyncio.wait((writing, self._reading), return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
         return await future
+
+    def cancel(self) -> None:
+        """Break off, and wait for nothing."""
+        self._call.cancel()
 
     async def close(self) -> None:
         """Send no more, and wait until all is answered."""
-        await self._call.done_writing()
+        if self.ended is None:
+            await self._call.done_writing()
         await self._reading
 
     async def _read(self) -> None:
-        async for body in self._call:
-            id, told = read_streamed(body)
-            assert id == self._order.pop(0), "a stream is answered in another order"
-            self._waiting.pop(id).set_result(told)
+        end = Answered(0, "the stream has ended without a status", {}, Told([]))
+        try:
+            async for body in self._call:
+                id, future = self._waiting[0]
+                found = read_streamed(body)
+                assert found.id == id, "a stream is answered in another order"
+                self._waiting.popleft()
+                future.set_result(_of_stream(found))
+        except grpc.aio.AioRpcError as error:
+            end = _failed(error)
+            end = end._replace(taken=end.code != DRAINING)
+        except asyncio.CancelledError:
+            end = end._replace(code="the stream was broken off")
+        finally:
+            self.ended = end
+            for _, future in self._waiting:
+                if not future.done():
+                    future.set_result(end)
+
+
+def _of_stream(found: Streamed) -> Answered:
+    if found.told.outputs:
+        return Answered(200, "", found.fields, found.told)
+    code = found.told.code
+    status = status_of_code(code, found.fields["grpc-retry-pushback-ms"] != "-1")
+    return Answered(status, code, found.fields, found.told, place_of_message(found.error))
+
+
+def begin(
+    way: WayIn, channel: Any, sent: Sent, metadata: Metadata, id: str, within: float
+) -> tuple[Awaitable[Answered], Callable[[], object]]:
+    """Begin a call of its own: its answer, and what cancels it. One by a stream has no deadline of its own."""
+    if way.wire == "stream":
+        stream = Stream(channel.stream_stream(sent.path)(metadata=metadata))
+        return stream.ask(sent, id), stream.cancel
+    call = channel.unary_unary(sent.path)(sent.body, metadata=metadata, timeout=within)
+    return answered(way, call), call.cancel

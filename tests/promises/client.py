@@ -37,6 +37,7 @@ class Door:
         standing: see Standing; whoever kills it or tells it to end says so here first.
         shut: instant from which it was not open any more.
         channel: connection for gRPC calls of all who do not close theirs; None: not made yet.
+        streams: streams on that connection, by their metadata.
     """
 
     def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0) -> None:
@@ -45,6 +46,7 @@ class Door:
         self.shut = math.inf
         self.free: list[Connection] = []
         self.channel: Any = None
+        self.streams: dict[Any, Any] = {}
 
     @property
     def standing(self) -> Standing:

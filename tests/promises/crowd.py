@@ -7,7 +7,7 @@
 
 Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
 a text of their own or one that others of the tenant and of other tenants ask, too, or with several texts, by any way over
-HTTP and by calls over gRPC. Ids and keys are used again, at any gateway, while the first is under way and later, with the same
+HTTP, and by calls and streams over gRPC. Ids and keys are used again, at any gateway, while the first is under way and later, with the same
 texts and with others. Some texts the model rejects: alone, or with all that ride with them. Clients leave at every point.
 """
 
@@ -20,12 +20,12 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.failures import CULPRIT
-from tests.promises.calls import NOBODY, Answered, answered, channel
+from tests.promises.calls import NOBODY, Answered, Stream, begin, channel
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
 from tests.promises.operation import BAD, History, Kind, Operation
 from tests.promises.ways_in import SEVERAL as LIST
@@ -38,7 +38,7 @@ WEIGHTS = {
 """Weights of the clients' operations, relative to each other."""
 LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
 DEPARTURES = ("close", "reset", "half")
-WAYS = {way.name: way for way in WAYS_IN if way.wire != "stream"}
+WAYS = {way.name: way for way in WAYS_IN}
 """Ways in by name."""
 SEVERAL, MOST = 0.25, 6
 """Share of the synchronous requests of new texts that have several, and most of them."""
@@ -192,7 +192,8 @@ class Crowd:
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
-        ways = [way for way in WAYS.values() if self._fits(way, words, kind)]
+        plain = not (key or chosen) and timeout == most
+        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain)]
         [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
         texts = tuple(map(way.input_of, words))
         asked = self._note(
@@ -214,13 +215,15 @@ class Crowd:
         if kind is Kind.TASK and asked.status == 202 and not chosen:
             self._ids[tenant].append(Known(asked.id, words, key))
 
-    def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind) -> bool:
-        """Whether a request can come by this way."""
+    def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind, plain: bool) -> bool:
+        """Whether a request can come by this way. A plain one wants nothing that the others of a stream do not want."""
         if way is LIST and len(words) == 1:
             return False  # Under a key, a list of one is another request than its input alone.
         if len(words) > way.most or (kind is Kind.TASK and not way.tasks):
             return False
-        if way.wire == "call" and not any(door.grpc for door in self.doors):
+        if way.wire != "http" and not any(door.grpc for door in self.doors):
+            return False
+        if way.wire == "stream" and not plain:
             return False
         return not way.numbers or all(text.startswith((VECTOR, *BAD)) for text in words)
 
@@ -264,7 +267,7 @@ class Crowd:
 
     async def _perform(self, operation: Operation, departure: Departure, wait: float = 0.0) -> None:
         operation.lost = "never sent"
-        if operation.kind is Kind.ASK and WAYS[operation.way].wire == "call":
+        if operation.kind is Kind.ASK and WAYS[operation.way].wire != "http":
             await self._call(operation, departure)
             return
         while (door := self._door()) is not None:
@@ -296,7 +299,7 @@ class Crowd:
             self._put_back(door, connection, operation)
 
     async def _call(self, operation: Operation, departure: Departure) -> None:
-        """One call over gRPC. Whoever leaves cancels it, or closes the connection."""
+        """One call over gRPC, or one request of a stream. Whoever leaves cancels it, or closes the connection."""
         door = self._door()
         if door is None:
             operation.lost = "torn"
@@ -308,32 +311,46 @@ class Crowd:
             door.channel = channel(door.grpc)
         own = channel(door.grpc) if closes else door.channel
         sent = way.write(operation.words)
-        fields = [field.partition(": ") for field in self._fields(operation)]
+        metadata = [
+            (name.lower(), value) for name, _, value in (one.partition(": ") for one in self._fields(operation))
+        ]
         within = operation.timeout if operation.timeout < 1.0 and operation.number % 2 else PATIENCE
         operation.called = time.monotonic()
         operation.lost = ""
-        call = own.unary_unary(sent.path)(
-            sent.body, metadata=[(name.lower(), value) for name, _, value in fields], timeout=within
-        )
-        answer = asyncio.ensure_future(answered(way, call))
+        cancel: Callable[[], object] | None = None
+        began: Awaitable[Answered]
+        if way.wire == "stream" and not leaves:
+            began = self._stream(door, tuple(metadata), sent.path).ask(sent, operation.words[0])
+        else:
+            began, cancel = begin(way, own, sent, metadata, operation.words[0], within)
+        answer = asyncio.ensure_future(began)
         try:
-            if leaves:
-                await asyncio.wait([answer], timeout=departure.after)
-                if not answer.done():
-                    operation.lost = "left"
-                    if not closes:
-                        call.cancel()
-                    return
-            self._take_call(operation, await answer, door, within)
+            await asyncio.wait([answer], timeout=departure.after if leaves else PATIENCE + 1.0)
+            if answer.done():
+                self._take_call(operation, answer.result(), door, within)
+            else:
+                operation.lost = "left" if leaves else "silent"
+                if cancel is not None and not closes:
+                    cancel()
         finally:
             if closes:
                 await own.close()
-            await asyncio.gather(answer, return_exceptions=True)
+            if cancel is not None:
+                await asyncio.gather(answer, return_exceptions=True)
+
+    def _stream(self, door: Door, metadata: tuple[tuple[str, str], ...], method: str) -> Stream:
+        """Stream of all who ask with the same metadata and stay."""
+        found = door.streams.get(metadata)
+        if found is None or found.ended is not None:
+            found = door.streams[metadata] = Stream(door.channel.stream_stream(method)(metadata=metadata))
+        return found
 
     def _take_call(self, operation: Operation, answer: Answered, door: Door, within: float) -> None:
         """Note what came of a call."""
         now = time.monotonic()
-        if answer.status == 504 and not answer.fields and within == PATIENCE:
+        if not answer.taken:
+            operation.lost = "torn"
+        elif answer.status == 504 and not answer.fields and within == PATIENCE:
             operation.lost = "silent"
         elif not answer.status and NOBODY in answer.code:
             operation.lost = "unreachable" if door.is_open() else "torn"
@@ -428,7 +445,7 @@ class Crowd:
             fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
             fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
             fields += ["Cache-Control: no-cache"] if operation.fresh else []
-            by_deadline = WAYS[operation.way].wire == "call" and operation.number % 2
+            by_deadline = WAYS[operation.way].wire != "http" and operation.number % 2
             if operation.timeout < 1.0 and not by_deadline:
                 fields.append(f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}")
         return fields
@@ -449,6 +466,8 @@ class Crowd:
         for door in self.doors:
             while door.free:
                 door.free.pop().leave("close")
+            while door.streams:
+                await door.streams.popitem()[1].close()
             if door.channel is not None:
                 await door.channel.close()
                 door.channel = None

@@ -36,6 +36,7 @@ COSTS = {
     "redis emptied": Cost(True, True, "as above, without an interruption"),
     "service killed": Cost(True, True, "the broker in memory ends with its process"),
     "service ended": Cost(True, True, "tasks and keys of the broker in memory end with its process"),
+    "service paused": Cost(False, True, "a lease may end before its own worker is heard again"),
     "gateway killed": Cost(False, False, "its clients are cut off; what they asked may run, or not"),
     "gateway paused": Cost(False, False, "its clients wait"),
     "gateway ended": Cost(False, False, "it answers what it holds first"),

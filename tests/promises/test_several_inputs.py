@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from tests.promises.calls import answered
 from tests.promises.checker import check
 from tests.promises.histories import KNOWN, LEFT, LIMITED, REJECTED, Scribe
-from tests.promises.ways_in import CALL
+from tests.promises.ways_in import CALL, COMPLETIONS, OIP_JSON
 
 
 def asked(
@@ -127,6 +128,19 @@ def test_what_is_refused_within_a_limit_is_found_out() -> None:
     it.history.limits["acme"] = 1.0, 3.0
     asked(it, (0.0, 1.0), "a", "b", "c", **LIMITED)
     assert promises(it) == {"refused within its limit"}
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("over the limit of 240 requests a minute for this credential, 40 at once", "RATE_LIMITED"),
+        ("shed: this tier is held to what the fleet can carry", "SHED"),
+    ],
+)
+def test_apis_that_tell_no_code_tell_a_limit_from_too_much_load_by_the_message(message: str, code: str) -> None:
+    openai = json.dumps({"error": {"message": message, "code": "rate_limit_exceeded"}}).encode()
+    assert COMPLETIONS.read(429, {}, openai).code == code
+    assert OIP_JSON.read(429, {}, json.dumps({"error": message}).encode()).code == code
 
 
 @pytest.mark.parametrize(

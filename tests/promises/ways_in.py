@@ -34,7 +34,6 @@ _SPECIAL = {
     "invalid_api_key": "UNAUTHENTICATED",
     "permission_denied": "FORBIDDEN",
     "model_not_found": "NOT_FOUND",
-    "rate_limit_exceeded": "RATE_LIMITED",
     "server_is_overloaded": "SERVICE_OVERLOADED",
 }
 _SAID = (
@@ -117,6 +116,11 @@ def code_of_message(message: str) -> str:
     return next((code for pattern, code in _SAID if re.search(pattern, message)), "REJECTED_BY_MODEL")
 
 
+def _turned_away(message: str) -> str:
+    """Code of an error with 429 of which only the message is told."""
+    return "RATE_LIMITED" if code_of_message(message) == "RATE_LIMITED" else "SHED"
+
+
 def place_of_message(message: str) -> int:
     """Place of the input that an error of a request with several names; -1: it names none."""
     found = re.search(r"input (\d+) of \d+, counted from 0", message)
@@ -131,13 +135,19 @@ def _native_error(status: int, body: bytes) -> str:
 
 
 def _openai_error(status: int, body: bytes) -> str:
-    code = json.loads(body)["error"]["code"]
+    error = json.loads(body)["error"]
+    code = error["code"]
+    if code == "rate_limit_exceeded":
+        return _turned_away(error["message"])
     return _SPECIAL.get(code) or str(code).upper()
 
 
 def _oip_error(status: int, body: bytes) -> str:
     found = [code for code, known in STATUS.items() if known == status]
-    said = code_of_message(json.loads(body)["error"])
+    message = json.loads(body)["error"]
+    if status == 429:
+        return _turned_away(message)
+    said = code_of_message(message)
     return said if said in found or status == 422 else found[0]
 
 
@@ -237,12 +247,23 @@ def _inferred(answer: Any) -> list[str]:
     return [one.decode() for one in unpack("OUTPUT", answer.raw_output_contents[0], count)]
 
 
-def read_streamed(body: bytes) -> tuple[str, Told]:
-    """Message of a stream: the id of its request, and what it tells."""
+class Streamed(NamedTuple):
+    """Message of a stream: the id of its request, its parameters, what it tells, and the message of an error."""
+
+    id: str
+    fields: dict[str, str]
+    told: Told
+    error: str
+
+
+def read_streamed(body: bytes) -> Streamed:
+    """Read a message of a stream."""
     answer = _STREAMED.FromString(body)
+    made = answer.infer_response
+    fields = {name: one.string_param for name, one in made.parameters.items()}
     if answer.error_message:
-        return answer.infer_response.id, Told([], code_of_message(answer.error_message))
-    return answer.infer_response.id, Told([text_of_numbers(one) for one in _inferred(answer.infer_response)])
+        return Streamed(made.id, fields, Told([], fields["x-headway-error"]), answer.error_message)
+    return Streamed(made.id, fields, Told([text_of_numbers(one) for one in _inferred(made)]), "")
 
 
 CALL = WayIn(
@@ -254,7 +275,7 @@ INFER = WayIn(
 )  # fmt: skip
 STREAM = WayIn(
     "gRPC ModelStreamInfer", "stream", _write_infer("ModelStreamInfer", raw=False),
-    lambda fields, body: read_streamed(body)[1].outputs, _no_error, most=64,
+    lambda fields, body: read_streamed(body).told.outputs, _no_error, most=64,
 )  # fmt: skip
 
 WAYS_IN = (

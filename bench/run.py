@@ -40,6 +40,7 @@ PROGRAMS = {
     "never_worse": Program("simulated", "the default policy on random services", ("--configurations", "16"), ()),
     "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
+    "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", ("--seconds", "900"), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
     "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
     "foretold": Program(

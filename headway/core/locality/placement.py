@@ -1,0 +1,259 @@
+"""Placement: which models are loaded on which GPU, and which make room.
+
+    cold ──load──▶ loading ──loaded──▶ warm ──evicted for another──▶ cold
+      ▲               │
+      └────failed─────┘ (a pause, which doubles)
+
+A request goes where its model is warm, since only there is anybody who claims it. A load happens
+
+    min_warm   where a model has fewer copies than it is to keep
+    cold       where a model is asked for and has none
+    busy       where waiting for its copies has cost more than a load has been seen to take (ski rental: so the
+               loads are at most about twice those that hindsight would make)
+
+and for one model one at a time, for one GPU one at a time. The coldest copy makes room, once it has been there for its least
+residence: copies that the rest of their model could do without, then models by their heat. A cold model that is less asked
+for than all that could go waits for its patience, and then takes the coldest all the same: nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.locality.demand import FIRST_LOAD, UNKNOWN_SECONDS, Asked, Demand
+
+RESIDENCE_LOADS = 2.0
+"""Loads for whose time a model stays at least, so that GPUs spend most of their time on something else than loading."""
+LEAST_RESIDENCE = 5.0
+"""Least seconds for which a model stays."""
+COLDER = 4.0
+"""Times by which a model's need of one more copy must exceed the heat of a model that would be cold then."""
+SPARE = 0.7
+"""Share of what the other copies can do up to which a model can do without one."""
+PAUSE = 1.0
+"""Seconds until a model that did not load is tried again; it doubles."""
+LONGEST_PAUSE = 300.0
+MIN_WARM, COLD, BUSY = "min_warm", "cold", "busy"
+REASONS = (MIN_WARM, COLD, BUSY)
+"""Reasons of loads, and so of the evictions that make room for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Load of a model, and the eviction that makes room for it.
+
+    Attributes:
+        gpu: name of the GPU.
+        model: model to load.
+        evicts: model that makes room; empty where there is room.
+        reason: one of REASONS.
+    """
+
+    gpu: str
+    model: str
+    evicts: str
+    reason: str
+
+
+_NOTHING = Asked()
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """Models on one GPU: instant since which each is warm, and the one that loads."""
+
+    warm: dict[str, float] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
+
+
+class Placement:
+    """Placement of models on the GPUs of one process.
+
+    Arguments:
+        gpus: names of the GPUs.
+        room: models that one of them holds at most.
+        min_warm: copies that each model keeps at least, by the name of each model.
+    """
+
+    def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
+        self._gpus = {gpu: _Gpu() for gpu in gpus}
+        self._room = room
+        self._min_warm = dict(min_warm)
+        self._demand = {model: Demand() for model in min_warm}
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """Instant until which a model that did not load rests, and the length of that pause."""
+        self._looked_at: float | None = None
+        self._asked: Mapping[str, Asked] = {}
+        self._used: Mapping[tuple[str, str], float] = {}
+        self._capacities: Mapping[str, float] = {}
+
+    def warm(self, gpu: str) -> Collection[str]:
+        """Models that are loaded on a GPU."""
+        return self._gpus[gpu].warm.keys()
+
+    def copies(self, model: str) -> int:
+        """GPUs on which a model is loaded, or being loaded."""
+        return sum(model in gpu.warm or model in gpu.loading for gpu in self._gpus.values())
+
+    def load_seconds(self, model: str) -> float:
+        """Seconds that a load of a model is expected to take: as seen of it or, before that, of the others."""
+        own = self._demand[model].load_seconds
+        if own is not None:
+            return own
+        seen = [one.load_seconds for one in self._demand.values() if one.load_seconds is not None]
+        return math.fsum(seen) / len(seen) if seen else FIRST_LOAD
+
+    def first(self) -> list[Move]:
+        """Loads with which a process starts: what is to be kept, then each model in turn as long as there is room."""
+        moves = []
+        for round_ in range(-1, len(self._gpus)):
+            for model, least in self._min_warm.items():
+                for _ in range(least - self.copies(model) if round_ < 0 else int(self.copies(model) <= round_)):
+                    if name := self._emptiest(model):
+                        self._gpus[name].loading.add(model)
+                        moves.append(Move(name, model, "", MIN_WARM if round_ < 0 else COLD))
+        return moves
+
+    def _emptiest(self, model: str) -> str:
+        """GPU with the most room that does not have a model; empty if there is none."""
+        free = [name for name, gpu in self._gpus.items() if self._has_room(gpu) and not self._is_on(model, gpu)]
+        return min(free, key=lambda name: len(self._gpus[name].loading), default="")
+
+    def loaded(self, gpu: str, model: str, seconds: float, now: float) -> None:
+        """Note that a model has been loaded, in `seconds`."""
+        place = self._gpus[gpu]
+        place.loading.discard(model)
+        place.warm[model] = now
+        self._demand[model].loaded(seconds)
+        self._pauses.pop(model, None)
+
+    def failed(self, gpu: str, model: str, now: float) -> None:
+        """Note that a model did not load, or is given up where it was; it rests before it is tried again."""
+        place = self._gpus[gpu]
+        place.loading.discard(model)
+        place.warm.pop(model, None)
+        _, pause = self._pauses.get(model, (0.0, PAUSE / 2))
+        pause = min(pause * 2, LONGEST_PAUSE)
+        self._pauses[model] = now + pause, pause
+
+    def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
+        """Decide what to load now. What is returned counts as loading until `loaded` or `failed` is called.
+
+        Arguments:
+            asked: what is asked of each model, and what other processes have of it.
+            used: share of its time that a GPU has run batches of a model of late, by GPU and model.
+            now: the instant.
+        """
+        self._used = used
+        self._note(asked, now)
+        moves = []
+        for model, reason in self._wanted(now):
+            if move := self._place(model, reason, now):
+                place = self._gpus[move.gpu]
+                place.warm.pop(move.evicts, None)
+                place.loading.add(model)
+                moves.append(move)
+        return moves
+
+    def _note(self, asked: Mapping[str, Asked], now: float) -> None:
+        span = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at, self._asked = now, asked
+        known = [one.entry_seconds for one in asked.values() if one.entry_seconds > 0.0]
+        usual = math.fsum(known) / len(known) if known else UNKNOWN_SECONDS
+        self._capacities = {model: self.capacity(model) for model in self._demand}
+        for model, demand in self._demand.items():
+            one = asked.get(model, _NOTHING)
+            load = self.load_seconds(model)
+            demand.note(one, one.entry_seconds or usual, self._capacities[model], load, span, now)
+
+    def capacity(self, model: str) -> float:
+        """GPU seconds per second that a model can have on the GPUs where it is loaded."""
+        homes = [name for name, gpu in self._gpus.items() if model in gpu.warm]
+        return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
+
+    def share(self, gpu: str, model: str) -> float:
+        """Share of a GPU that a model can have: what the others leave, at least its even part; 0 where it is not loaded."""
+        warm = self._gpus[gpu].warm
+        if model not in warm:
+            return 0.0
+        others = [self._used.get((gpu, other), 0.0) for other in warm if other != model]
+        return max(1.0 - math.fsum(others), 1.0 / (sum(part > 0.0 for part in others) + 1))
+
+    def _elsewhere(self, model: str) -> Asked:
+        return self._asked.get(model, _NOTHING)
+
+    def _wanted(self, now: float) -> Iterator[tuple[str, str]]:
+        """Models to load, and why, the most pressing first. None that loads already, or rests after it did not."""
+        kept, cold, busy = [], [], []
+        for model, demand in self._demand.items():
+            loads = self._elsewhere(model).loads or any(model in gpu.loading for gpu in self._gpus.values())
+            if loads or now < self._pauses.get(model, (now, 0.0))[0]:
+                continue
+            copies, load, capacity = self.copies(model), self.load_seconds(model), self._capacities[model]
+            if copies < self._min_warm[model]:
+                kept.append(model)
+            elif capacity <= 0.0:
+                if demand.asked_since < math.inf:
+                    cold.append((demand.asked_since, model))
+            elif copies < len(self._gpus) and demand.paid > load:
+                busy.append((-demand.paid, model))
+        yield from ((model, MIN_WARM) for model in kept)
+        yield from ((model, COLD) for _, model in sorted(cold))
+        yield from ((model, BUSY) for _, model in sorted(busy))
+
+    def _place(self, model: str, reason: str, now: float) -> Move | None:
+        """Find a place for a model: where there is room, else where the coldest makes room; None if there is none yet."""
+        fit = [(name, gpu) for name, gpu in self._gpus.items() if not gpu.loading and model not in gpu.warm]
+        free = [(self._busy(name), name) for name, gpu in fit if self._has_room(gpu)]
+        if free:
+            return Move(min(free)[1], model, "", reason)
+        kept = self._copies()
+        victims = []
+        for name, gpu in fit:
+            for victim, since in gpu.warm.items():
+                worth = self._worth(victim, kept[victim])
+                if now >= since + self.residence(victim) and kept[victim] > self._min_warm[victim]:
+                    victims.append((worth, self._demand[victim].heat, self._busy(name), name, victim))
+        if not victims:
+            return None
+        worth, *_, name, victim = min(victims)
+        return Move(name, model, victim, reason) if self._yields(worth, model, reason, now) else None
+
+    def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
+        """Whether what a copy is worth is little enough for it to make room for a model."""
+        demand = self._demand[model]
+        if worth == 0.0 or reason == MIN_WARM:
+            return True
+        if reason == BUSY:
+            return worth * COLDER < demand.heat / (self.copies(model) + 1)
+        longest = self.residence(model) + self.load_seconds(model)
+        return worth < demand.heat or now >= demand.asked_since + longest
+
+    def _worth(self, model: str, copies: int) -> float:
+        """Heat that would be without a GPU if a model had a copy less; 0 where the others could carry it."""
+        heat, others = self._demand[model].heat, copies - 1 + self._elsewhere(model).capacity
+        if others <= 0.0:
+            return heat
+        return 0.0 if heat <= SPARE * self._capacities[model] * others / (others + 1) else heat / (others + 1)
+
+    def residence(self, model: str) -> float:
+        """Seconds for which a copy of a model stays at least."""
+        return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
+
+    def _copies(self) -> Counter[str]:
+        """Copies of each model that are warm."""
+        return Counter(model for gpu in self._gpus.values() for model in gpu.warm)
+
+    def _busy(self, name: str) -> float:
+        """Share of its time that a GPU has run batches of late."""
+        return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
+
+    def _has_room(self, gpu: _Gpu) -> bool:
+        return len(gpu.warm) + len(gpu.loading) < self._room
+
+    @staticmethod
+    def _is_on(model: str, gpu: _Gpu) -> bool:
+        return model in gpu.warm or model in gpu.loading

@@ -1,0 +1,186 @@
+"""Placement of models on GPUs: what is loaded, where, and what makes room."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.locality.demand import FIRST_LOAD, Asked
+from headway.core.locality.placement import (
+    BUSY,
+    COLD,
+    LEAST_RESIDENCE,
+    MIN_WARM,
+    PAUSE,
+    RESIDENCE_LOADS,
+    Move,
+    Placement,
+)
+
+LOAD = 10.0
+RESIDENCE = RESIDENCE_LOADS * LOAD
+ENTRY = 0.05
+
+
+def asked(**rates: float) -> dict[str, Asked]:
+    """Requests per second of each model, of which some wait."""
+    return {model: Asked(rate, 1 if rate else 0, 1, ENTRY) for model, rate in rates.items()}
+
+
+def placed(gpus: int, room: int, *models: str, warm_at: float = 0.0, **min_warm: int) -> Placement:
+    """Placement whose first loads are done."""
+    placement = Placement([f"g{number}" for number in range(gpus)], room, {m: min_warm.get(m, 0) for m in models})
+    for move in placement.first():
+        placement.loaded(move.gpu, move.model, LOAD, warm_at)
+    return placement
+
+
+def on(placement: Placement, gpus: int) -> list[str]:
+    return ["".join(sorted(placement.warm(f"g{number}"))) for number in range(gpus)]
+
+
+def test_with_room_for_all_every_gpu_holds_every_model() -> None:
+    assert on(placed(2, 2, "a", "b"), 2) == ["ab", "ab"]
+
+
+def test_the_first_loads_spread_the_models_and_fill_the_room() -> None:
+    placement = Placement(["g0", "g1"], 2, {"a": 0, "b": 0, "c": 0})
+    moves = placement.first()
+    assert [(move.gpu, move.model) for move in moves] == [("g0", "a"), ("g1", "b"), ("g0", "c"), ("g1", "a")]
+    assert {move.reason for move in moves} == {COLD}
+    assert placement.copies("a") == 2
+
+
+def test_what_is_to_be_kept_is_loaded_before_all_else() -> None:
+    placement = Placement(["g0", "g1"], 1, {"a": 0, "b": 2})
+    assert [(move.model, move.reason) for move in placement.first()] == [("b", MIN_WARM)] * 2
+
+
+def test_nothing_is_loaded_while_nobody_asks() -> None:
+    placement = placed(2, 1, "a", "b", "c")
+    assert placement.look(asked(a=0.0, b=0.0, c=0.0), {}, 100.0) == []
+
+
+def test_a_cold_model_takes_the_place_of_the_coldest() -> None:
+    placement = placed(2, 1, "a", "b", "c")
+    now = 0.0
+    while now <= RESIDENCE:
+        now += 0.5
+        moves = placement.look(asked(a=5.0, b=0.0, c=1.0), {("g0", "a"): 0.25}, now)
+        if moves:
+            break
+    assert moves == [Move("g1", "c", "b", COLD)]
+    assert now >= RESIDENCE, "b stays for its least residence"
+
+
+def test_a_model_is_loaded_once_at_a_time_however_many_gpus_are_idle() -> None:
+    placement = placed(4, 2, "a", "b", "c", "d", "e", a=2, b=2, c=2, d=2)
+    spare = placed(4, 2, "a", "b", "c", "d", "e", "f", "g", "h", "i")
+    for one, model in ((placement, "e"), (spare, "i")):
+        moves = one.look(asked(**{model: 50.0}), {}, 1000.0)
+        assert len(moves) <= 1
+        assert one.look(asked(**{model: 50.0}), {}, 1000.5) == []
+
+
+def test_no_load_begins_here_while_another_process_loads_the_model_or_carries_it() -> None:
+    placement = placed(1, 1, "a", "b")
+    loads = {"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, loads=True)}
+    assert placement.look(loads, {}, 1000.0) == []
+    carried = {"a": Asked(), "b": Asked(1.0, 1, 1, ENTRY, capacity=1.0)}
+    assert placement.look(carried, {}, 1000.5) == []
+    assert [move.model for move in placement.look(asked(b=1.0), {}, 1001.0)] == ["b"]
+
+
+def test_a_busy_model_gets_another_copy_once_waiting_costs_more_than_the_load() -> None:
+    placement = placed(2, 2, "a", "b", "c", "d")
+    now, begun = RESIDENCE, None
+    while begun is None:
+        now += 0.5
+        moves = placement.look(asked(a=30.0, b=0.1, c=0.1, d=0.1), {}, now)
+        begun = moves[0] if moves else None
+        assert now < RESIDENCE + 60.0
+    assert (begun.model, begun.reason, begun.gpu) == ("a", BUSY, "g1")
+    assert now - RESIDENCE > 0.5, "not at the first look"
+
+
+def test_a_backlog_counts_as_waiting() -> None:
+    placement = placed(2, 1, "a", "b", warm_at=-1000.0)
+    backlog = {"a": Asked(1.0, int(20 * LOAD / ENTRY), 1, ENTRY), "b": Asked()}
+    placement.look(asked(a=5.0), {}, 0.0)
+    placement.look(asked(a=5.0), {}, 60.0)
+    assert [move.reason for move in placement.look(backlog, {}, 60.5)] == [BUSY]
+
+
+def test_a_model_that_is_carried_gets_no_second_copy() -> None:
+    placement = placed(2, 2, "a", "b", "c", "d")
+    for look in range(400):
+        assert placement.look(asked(a=10.0, b=2.0, c=2.0, d=2.0), {}, RESIDENCE + look / 2) == []
+
+
+def test_spare_copies_make_room_before_the_only_copy_of_another() -> None:
+    placement = placed(3, 1, "a", "b", "c")
+    extra = placed(3, 1, "a", "b")
+    assert sorted(on(extra, 3)) == ["a", "a", "b"]
+    del placement
+    for look in range(10):
+        extra.look(asked(a=6.0, b=0.01), {}, RESIDENCE + look / 2)
+    both = Placement(["g0", "g1", "g2"], 1, {"a": 0, "b": 0, "c": 0})
+    for gpu, model in (("g0", "a"), ("g1", "a"), ("g2", "b")):
+        both.loaded(gpu, model, LOAD, -1000.0)
+    both.look(asked(a=6.0, b=0.01), {}, 0.0)
+    both.look(asked(a=6.0, b=0.01), {}, 50.0)
+    [move] = both.look(asked(a=6.0, b=0.01, c=1.0), {}, 50.5)
+    assert (move.model, move.evicts) == ("c", "a")
+
+
+def test_what_is_to_be_kept_makes_no_room() -> None:
+    placement = placed(2, 1, "a", "b", "c", a=1)
+    for look in range(2000):
+        for move in placement.look(asked(a=0.0, b=9.0, c=1.0), {}, look / 2):
+            assert move.evicts != "a"
+            placement.loaded(move.gpu, move.model, LOAD, look / 2 + LOAD)
+
+
+def test_a_model_less_asked_for_waits_for_its_patience_and_no_longer() -> None:
+    placement = placed(1, 1, "hot", "rare", warm_at=-1000.0)
+    for look in range(200):
+        placement.look(asked(hot=10.0, rare=0.0), {}, look / 2)
+    begun = next(look / 2 for look in range(1000) if placement.look(asked(hot=10.0, rare=0.01), {}, 100.0 + look / 2))
+    assert begun == pytest.approx(RESIDENCE + LOAD, abs=1.0)
+
+
+def test_a_model_that_does_not_load_rests_longer_each_time_and_leaves_its_place() -> None:
+    placement = placed(1, 2, "a", "b", "c", warm_at=-1000.0)
+    now, failed_at = 0.0, 0.0
+    pauses: list[float] = []
+    while len(pauses) < 4:
+        now += 0.5
+        if moves := placement.look(asked(c=1.0), {}, now):
+            pauses.append(now - failed_at)
+            placement.failed("g0", moves[0].model, now)
+            failed_at = now
+    assert pauses[1:] == [PAUSE, 2 * PAUSE, 4 * PAUSE]
+    assert len(placement.warm("g0")) == 1, "one made room, and the place is still there"
+
+
+def test_a_model_that_is_given_up_is_cold() -> None:
+    placement = placed(1, 1, "a")
+    placement.failed("g0", "a", 5.0)
+    assert placement.copies("a") == 0
+    assert [move.model for move in placement.look(asked(a=1.0), {}, 20.0)] == ["a"]
+
+
+def test_loads_are_expected_to_take_what_they_took() -> None:
+    placement = Placement(["g0"], 2, {"a": 0, "b": 0})
+    assert placement.load_seconds("a") == FIRST_LOAD
+    placement.loaded("g0", "a", 2.0, 0.0)
+    assert (placement.load_seconds("a"), placement.load_seconds("b")) == (2.0, 2.0)
+    assert placement.residence("a") == LEAST_RESIDENCE
+
+
+def test_the_share_of_a_gpu_is_what_others_leave_and_at_least_an_even_part() -> None:
+    placement = placed(1, 3, "a", "b", "c")
+    used = {("g0", "a"): 0.9, ("g0", "b"): 0.05}
+    placement.look(asked(a=1.0, b=1.0, c=0.0), used, 1.0)
+    assert placement.share("g0", "a") == pytest.approx(0.95)
+    assert placement.share("g0", "b") == pytest.approx(0.5)
+    assert placement.share("g0", "unknown") == 0.0

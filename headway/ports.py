@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from headway.core.departure import Load, Policy
+from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
@@ -140,6 +141,10 @@ class WorkSource(Protocol):
         """Return when a claim by `slot` is worth trying again: on a wake-up, or at `until`, which its last claim returned.
 
         A wake-up wakes one of several idle slots. A call that is cancelled passes its wake-up on."""
+        ...
+
+    def contender(self, model: str) -> Contender:
+        """Next batch of a model as far as this process knows, for the turns on a GPU; no call is made for it."""
         ...
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:

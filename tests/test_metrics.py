@@ -33,6 +33,9 @@ NAMES = {
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
+    "headway_model_loads": ("counter", {"model", "worker"}),
+    "headway_model_load_seconds": ("histogram", {"model"}),
+    "headway_model_evictions": ("counter", {"reason"}),
     "headway_large_payloads": ("counter", {"direction", "way"}),
     "headway_refusals": ("counter", {"reason", "tier"}),
     "headway_input_policy": ("counter", {"rule", "effect"}),
@@ -77,6 +80,9 @@ def full_state() -> State:
     counters.overhead_seconds.observe(0.0007)
     counters.breaker_state["gpu-0"] = 2
     counters.worker_restarts["gpu-0"] = 4
+    counters.model_loads["m", "m/gpu-0"] = 3
+    counters.load_seconds["m"].observe(31.0)
+    counters.model_evictions["cold"] = 2
     counters.large_payloads["in", "arena"] = 12
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
@@ -113,6 +119,8 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("workers", {"model": "m", "status": "offline"}, 1),
         ("workers", {"model": "m", "status": "degraded"}, 0),
         ("worker_restarts", {"worker": "gpu-0"}, 4),
+        ("model_loads", {"model": "m", "worker": "m/gpu-0"}, 3),
+        ("model_evictions", {"reason": "cold"}, 2),
         ("large_payloads", {"direction": "in", "way": "arena"}, 12),
         ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),

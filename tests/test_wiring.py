@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from headway import brokers
 from headway.app import backends, wiring
-from headway.app.backends import make_pool, worker_name
+from headway.app.backends import make_batchers, make_pool, worker_name
 from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
 from headway.app.wiring import Process
@@ -209,7 +209,9 @@ def backends_of(target: str) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
-    pool = make_pool(Settings(workers=2), parse_target(target), Devices(("cpu",) * 2, 2), broker, counters, clock)
+    settings, devices = Settings(workers=2), Devices(("cpu",) * 2, 2)
+    make = make_batchers(settings, parse_target(target), devices, counters, clock)
+    pool = make_pool(settings, devices, make, broker)
     return [batcher._make_backend() for batcher in pool.batchers]
 
 

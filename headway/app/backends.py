@@ -31,6 +31,7 @@ from headway.runtime.remote_certificates import RemoteCertificates
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
 from headway.worker.pool import WorkerPool
+from headway.worker.shared_gpus import MakeBatcher, Started
 from headway.worker.starting import Limits
 
 if TYPE_CHECKING:
@@ -226,14 +227,22 @@ def make_devices(settings: Settings, target: Target) -> Devices:
     return allot(settings, gpus)
 
 
+def is_local(target: Target) -> bool:
+    """Whether each slot of a target has a device of this machine."""
+    return BACKENDS[type(target)].local
+
+
 def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict[str, Devices]:
     """Give each slot of several models its device; see `make_devices`. `plans`: settings and target of each model."""
-    local = {model: settings for model, (settings, target) in plans.items() if BACKENDS[type(target)].local}
+    local = {model: settings for model, (settings, target) in plans.items() if is_local(target)}
     if len(plans) == 1:
         return {model: make_devices(*plan) for model, plan in plans.items()}
     gpus = find_gpus()
     if gpus.warning and not all(settings.devices for settings in local.values()):
         log.warning(gpus.warning)
+    first = next(iter(local.values()), None)
+    if first is not None and first.models_per_gpu:
+        return dict.fromkeys(plans, NO_DEVICES) | dict.fromkeys(local, allot(first, gpus))
     return dict.fromkeys(plans, NO_DEVICES) | allot_to_models(local, gpus)
 
 
@@ -262,25 +271,22 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
     return BACKENDS[type(target)].make(target, plan)
 
 
-def make_pool(
+def make_batchers(
     settings: Settings,
     target: Target,
     devices: Devices,
-    broker: WorkSource,
     counters: Counters,
     clock: Callable[[], float],
     name: Callable[[Settings, Target, Devices, int], str] = worker_name,
     request_timeout: float = math.inf,
     queue_timeout: float = math.inf,
     certificates: RemoteCertificates | None = None,
-    slots: set[str] | None = None,
-) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
+) -> MakeBatcher:
+    """Make the builder of the batchers that run a target.
 
     Raises SettingError for settings with which no backend of the target can be made.
 
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
-    `slots` is the set that its slots are kept in, beside those of other pools.
     """
     shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -288,10 +294,9 @@ def make_pool(
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
     weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
+    report = make_report(settings, target)
 
-    report = ModelReport(settings.model_version, target_digest(target), terms_of(settings))
-
-    def make(index: int) -> Batcher:
+    def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
         plan = SlotPlan(
             settings,
@@ -315,6 +320,27 @@ def make_pool(
             clock,
             memory=memory.used,
             failure_log=failure_log,
+            started=started,
         )
 
-    return WorkerPool(make, settings.workers, devices.most, slots)
+    return make
+
+
+def make_report(settings: Settings, target: Target) -> ModelReport:
+    """Make the report of workers on their model."""
+    return ModelReport(settings.model_version, target_digest(target), terms_of(settings))
+
+
+def make_pool(
+    settings: Settings, devices: Devices, make: MakeBatcher, broker: WorkSource, slots: set[str] | None = None
+) -> WorkerPool:
+    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
+
+    Arguments:
+        settings: settings of the model.
+        devices: devices of its workers.
+        make: builds its batchers.
+        broker: broker that batches come from.
+        slots: set that its slots are kept in, beside those of other pools.
+    """
+    return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots)

@@ -34,8 +34,7 @@ from headway.gateway.model_kinds import KindsWatcher
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools
+from headway.worker.pools import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -140,7 +139,7 @@ class Service:
         settings: Settings,
         broker: Broker,
         gateway: Gateway | None,
-        pool: WorkerPool | WorkerPools | None,
+        pool: Workers | None,
         listeners: Sequence[PortListener],
         *,
         controller: Controller | None = None,

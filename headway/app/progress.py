@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools
+from headway.worker.pools import Workers
 
 LOOK_EVERY = 0.5
 """Seconds between two writings of the line."""
@@ -32,7 +31,7 @@ class Progress:
     """
 
     def __init__(
-        self, pool: WorkerPool | WorkerPools, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pool = pool
         self._terminal = stream or sys.stderr

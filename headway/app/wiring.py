@@ -21,7 +21,16 @@ import structlog
 from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
-from headway.app.backends import make_devices, make_pool, make_remote_certificates, model_worker_name, worker_name
+from headway.app.backends import (
+    is_local,
+    make_batchers,
+    make_devices,
+    make_pool,
+    make_remote_certificates,
+    make_report,
+    model_worker_name,
+    worker_name,
+)
 from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.grpc_port import make_grpc_listener
@@ -49,13 +58,14 @@ from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
-from headway.ports import Broker, WorkSource
+from headway.ports import Broker
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools
+from headway.worker.pools import WorkerPools, Workers
+from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +77,7 @@ class Components:
     id: str
     gateway: Gateway | None
     fallback: Fallback | None
-    pool: WorkerPool | WorkerPools | None
+    pool: Workers | None
     controller: Controller | None
 
     @property
@@ -88,7 +98,7 @@ class Process:
     settings: Settings
     role: Role
     plans: Mapping[str, ModelPlan]
-    pool: WorkerPool | WorkerPools | None
+    pool: Workers | None
     service: Service
     admin: Listener
     public: Listener | None
@@ -242,25 +252,48 @@ def make_components(
 
 def make_pools(
     plans: Mapping[str, ModelPlan],
-    broker: WorkSource,
+    broker: Broker,
     counters: Counters,
     clock: Callable[[], float],
     *,
     decides: bool,
     certificates: RemoteCertificates | None,
-) -> WorkerPool | WorkerPools:
+) -> Workers:
     """Build the workers of each model. `decides`: whether this process decides how long requests may take."""
     slots = set[str]()
     name = worker_name if len(plans) == 1 else model_worker_name
-    pools = {}
+    shares = shared_models(plans)
+    pools: dict[str, WorkerPool | SharedGpus] = {}
+    batchers = {}
     for model, plan in plans.items():
         settings, whole, wait = plan.settings, math.inf, math.inf
         if decides:
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
-        pools[model] = make_pool(
-            settings, plan.target, plan.devices, broker, counters, clock, name, whole, wait, certificates, slots
+        make = batchers[model] = make_batchers(
+            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates
         )
+        if model not in shares:
+            pools[model] = make_pool(settings, plan.devices, make, broker, slots)
+    if shares:
+        first = plans[shares[0]]
+        of_each = {model: _shared_model(plans[model], batchers[model]) for model in shares}
+        gpus = [worker_name(first.settings, first.target, first.devices, n) for n in range(first.settings.workers)]
+        room, alone = first.settings.models_per_gpu, not first.settings.broker
+        shared = SharedGpus(gpus, room, of_each, broker, counters, clock, slots, alone=alone)
+        pools[", ".join(shares)] = shared
     return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
+
+
+def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
+    """Names of the models that share GPUs: all that run here, if they do."""
+    local = [model for model, plan in plans.items() if is_local(plan.target)]
+    return local if len(plans) > 1 and local and plans[local[0]].settings.models_per_gpu else []
+
+
+def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
+    settings, target, devices = plan.settings, plan.target, plan.devices
+    worker = partial(model_worker_name, settings, target, devices)
+    return SharedModel(make, worker, settings.min_warm, make_report(settings, target))
 
 
 def _member(settings: Settings, role: Role, made: Components, admin_port: int) -> ProcessInfo:
@@ -362,8 +395,8 @@ def make_fallback(
     own = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     broker = make_memory_broker(own, counters, clock)
     devices = make_devices(own, target)
-    pool = make_pool(own, target, devices, broker, counters, clock, _fallback_name, certificates=certificates)
-    return Fallback(broker, pool)
+    make = make_batchers(own, target, devices, counters, clock, _fallback_name, certificates=certificates)
+    return Fallback(broker, make_pool(own, devices, make, broker))
 
 
 def _fallback_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:

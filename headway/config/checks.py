@@ -119,6 +119,28 @@ def _devices(settings: Settings) -> None:
         _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
 
 
+def _min_warm(settings: Settings) -> None:
+    room = settings.models_per_gpu * settings.workers
+    if not room:
+        return
+    if settings.min_warm > settings.workers:
+        reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
+        _refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
+    kept = [int(dict(one.values).get("min_warm", settings.min_warm)) for one in settings.models]
+    if sum(kept) > room or (sum(kept) == room and 0 in kept):
+        reason = (
+            f"is too few: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(kept)} of them loaded"
+        )
+        _refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
+    for one in settings.models:
+        own = [
+            name for name, value in one.values if name in ("workers", "devices") and value != getattr(settings, name)
+        ]
+        if own:
+            reason = f"shares all GPUs among the models, but model {one.name} has {own[0]} of its own"
+            _refuse(settings, "models_per_gpu", reason, f"Leave {own[0]} out of its table, or this.")
+
+
 def _timeouts(settings: Settings) -> None:
     if settings.queue_timeout_ms > settings.request_timeout_ms:
         reason = f"is longer than `request_timeout_ms` ({settings.request_timeout_ms:g} ms)"
@@ -309,6 +331,8 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("grpc_port", 0, 65_535),
     _between("grpc_max_age_s", 0, 86_400),
     _between("workers", 1, MOST_WORKERS),
+    _between("models_per_gpu", 0, 256),
+    _between("min_warm", 0, MOST_WORKERS),
     _between("broker_timeout_ms", 10, 60_000),
     _between("lease_ms", 1500, 600_000),
     _between("shards", 1, 256),
@@ -369,6 +393,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _tiers,
     _target_arguments,
     _devices,
+    _min_warm,
     _timeouts,
     _policy,
     _admin,

@@ -16,7 +16,7 @@ from headway.errors import SettingError
 
 MODEL_FIELDS = (
     "model_version", "chat_template",
-    "target_arguments", "workers", "devices", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
+    "target_arguments", "workers", "devices", "min_warm", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
     "max_batch_size", "max_batch_weight", "weight", "max_wait_ms", "policy", "max_queue", "shed_depths",
     "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",
     "cache", "cache_ttl_s", "collapse", "result_ttl_s",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from headway.config.broker import shown_url
 from headway.config.checks import CHECKS
+from headway.config.fields import hidden as _hidden
+from headway.config.fields import joined as _joined
+from headway.config.fields import setting as _setting
+from headway.config.fields import unset_wait as _unset_wait
 from headway.config.models import ModelSettings
 from headway.core.policies import POLICIES
 from headway.dialects import AUTO, DIALECTS
@@ -35,38 +38,6 @@ _SHARING = "Tasks, cache and collapsing"
 _LIMITS = "Limits at the door"
 _REMOTE = "Remote API"
 _ADMIN_LOG = "Administration and log"
-
-
-def _setting(
-    default: Any,
-    group: str,
-    help_text: str,
-    unit: str = "",
-    show: Callable[[str], str] | None = None,
-    has_flag: bool = True,
-) -> Any:
-    """Field of Settings. `show` turns a text that holds a secret into what may be printed."""
-    metadata = {"help": help_text, "unit": unit, "group": group, "show": show, "has_flag": has_flag}
-    return field(default=default, repr=show is None, metadata=metadata)
-
-
-def _hidden(text: str) -> str:
-    return "…"
-
-
-def _joined(words: Iterable[str], last: str) -> str:
-    """`words` as a list in a sentence, with `last` before the last one."""
-    *first, end = words
-    return f"{', '.join(first)} {last} {end}" if first else end
-
-
-def _unset_wait() -> str:
-    """Wait of each policy when none is configured; policies of one wait together."""
-    named: dict[str, list[str]] = {}
-    for name, policy in POLICIES.items():
-        if not policy.own_waits:
-            named.setdefault("none" if math.isinf(policy.wait) else f"{policy.wait * 1000:g}", []).append(name)
-    return ", ".join(f"{wait} for {_joined(named[wait], 'and')}" for wait in sorted(named))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +114,15 @@ class Settings:
         _WORKERS,
         "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left "
         "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
+    )
+    models_per_gpu: int = _setting(
+        0,
+        _WORKERS,
+        "Of several models, those that a GPU holds loaded at most, each in a process of its own: all share all GPUs, and what "
+        "is not loaded anywhere is loaded when it is asked for; 0: each model has workers and GPUs of its own.",
+    )
+    min_warm: int = _setting(
+        0, _WORKERS, "With `models_per_gpu`: GPUs on which a model is kept loaded at least.", "GPUs"
     )
     start_timeout_ms: float = _setting(
         300_000.0, _WORKERS, "Longest time for a worker to load the target and pass its warm-up batch.", "ms"

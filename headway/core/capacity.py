@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headway.core.departure import Load
 from headway.core.service_model import REACH
@@ -16,7 +16,7 @@ def capacity(
     """Capacity of one model: the sum of what its healthy slots do in full batches.
 
     A slot that has not run a batch yet is taken to do as the others, by the load's α and β: B/ℓ(B), a full batch over
-    the time that it takes.
+    the time that it takes. Of a GPU that holds several models the share counts that this one can have.
 
     Arguments:
         model: name of the model; workers of others are left out.
@@ -28,7 +28,7 @@ def capacity(
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
     usual = pace(load) if load is not None else 0.0
-    items = math.fsum(worker.items_per_second or usual for worker in healthy)
+    items = math.fsum((worker.items_per_second or usual) * worker.share for worker in healthy)
     return Capacity(
         model=model,
         healthy=len(healthy),
@@ -50,3 +50,8 @@ def pace(load: Load) -> float:
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
+
+
+def shared_slots(shares: Collection[float]) -> int:
+    """Number of whole GPUs that slots come to which have these shares of one each; at least 1 where there is one."""
+    return max(round(math.fsum(shares)), 1) if shares else 0

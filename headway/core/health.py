@@ -22,8 +22,11 @@ MEMORY_AMPLE = 0.85
 
 
 def judged(status: WorkerStatus, age: float) -> WorkerStatus:
-    """Status to believe: what the worker reported, unless it has been silent for `age` seconds."""
-    if age >= OFFLINE_AFTER:
+    """Status to believe: what the worker reported, unless it has been silent for `age` seconds.
+
+    What is not loaded sends no heartbeats.
+    """
+    if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER and status is WorkerStatus.HEALTHY:
         return WorkerStatus.DEGRADED

@@ -129,7 +129,7 @@ class Readiness:
         return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
 
     def _counts(self, worker: WorkerInfo) -> bool:
-        if self.models is not None and worker.model not in self.models:
+        if worker.status is WorkerStatus.COLD or (self.models is not None and worker.model not in self.models):
             return False
         own = worker.worker_id in self.slots
         return own if self.needs_own else own or worker.status is not WorkerStatus.OFFLINE

@@ -58,12 +58,16 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(enum.Enum):
-    """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats."""
+    """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats.
+
+    `cold`: its model is not loaded on its GPU, which holds others, and is loaded when that is worth it.
+    """
 
     STARTING = "starting"
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     OFFLINE = "offline"
+    COLD = "cold"
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
         weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
         runs: report on the model that it runs.
+        gpu: name of its GPU in its process, where that holds several models; else empty.
+        share: share of its GPU that it can have.
     """
 
     worker_id: str
@@ -105,6 +111,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     gives: str = ""
     weight: WeightLine | None = None
     runs: ModelReport = ModelReport()
+    gpu: str = ""
+    share: float = 1.0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

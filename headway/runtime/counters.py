@@ -113,6 +113,12 @@ class Counters:
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
+        self.model_loads: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Starts of a backend that succeeded, by (model, worker)."""
+        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
+        """Seconds of these, from the first step to ready, by model."""
+        self.model_evictions: defaultdict[str, int] = defaultdict(int)
+        """Models that made room on their GPU for another, by the reason for which that was loaded."""
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
         self.certificate_ends: float | None = None

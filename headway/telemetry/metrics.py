@@ -134,6 +134,17 @@ def families(state: State) -> Iterator[Metric]:
     yield _counter(
         "worker_restarts", "How often a worker's process was replaced.", ("worker",), _keyed(counters.worker_restarts)
     )
+    yield _counter("model_loads", "How often a worker has loaded its model.", ("model", "worker"), counters.model_loads)
+    yield from _histogram(
+        "model_load_seconds",
+        "Seconds of a load, from the first step to ready.",
+        ("model",),
+        _keyed(counters.load_seconds),
+    )
+    yield _counter(
+        "model_evictions", "Models that made room on their GPU for another, by why that was loaded.",
+        ("reason",), _keyed(counters.model_evictions),
+    )  # fmt: skip
     yield _counter(
         "large_payloads", "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
         ("direction", "way"), counters.large_payloads,

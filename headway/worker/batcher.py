@@ -50,7 +50,6 @@ from headway.model import (
     NoWork,
     Signature,
     Slot,
-    WorkerInfo,
     WorkerStatus,
 )
 from headway.ports import Backend, WorkSource
@@ -96,6 +95,7 @@ class Batcher:
         memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
             but does not count as capacity.
         failure_log: log of failed batches, which the slots of a process share.
+        started: hears of each start of a backend: its seconds, or None when it failed.
 
     Attributes:
         loading_since: instant at which the backend began to start; None while none starts.
@@ -116,8 +116,10 @@ class Batcher:
         rng: Callable[[], float] = random.random,
         memory: Callable[[], float] = lambda: 0.0,
         failure_log: FailureLog | None = None,
+        started: Callable[[float | None], None] = lambda seconds: None,
     ) -> None:
         self.slot = slot
+        self._started = started
         self.loading_since: float | None = None
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
         self._make_backend = make_backend
@@ -404,8 +406,15 @@ class Batcher:
             await backend.stop()
             if isinstance(exc, TargetError):
                 self._failure_log.not_started(self.slot.worker, exc)
+            if isinstance(exc, Exception):
+                self._started(None)
             exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
+        else:
+            seconds = self._clock() - self.loading_since
+            self._counters.model_loads[self.slot.model, self.slot.worker] += 1
+            self._counters.load_seconds[self.slot.model].observe(seconds)
+            self._started(seconds)
         finally:
             self.loading_since = None
         return backend
@@ -443,26 +452,11 @@ class Batcher:
     async def _heartbeat(self) -> bool:
         """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
-        figures, memory = self.figures, self.figures.memory_in_use()
+        memory = self.figures.memory_in_use()
         status, reason = self._standing(memory)
-        signature = self.signature
-        beat = WorkerInfo(
-            worker_id=self.slot.worker,
-            model=self.slot.model,
-            status=status,
-            utilisation=figures.utilisation,
-            in_flight=int(self._running_since is not None),
-            restarts=max(self._restarts, 0),
-            pid=self._backend.pid if self._backend is not None else 0,
-            memory=memory,
-            reason=reason,
-            items_per_second=figures.items_per_second,
-            estimated=figures.pace.estimated,
-            warm_up=tuple(self._backend.warm_up) if self._backend is not None else (),
-            takes=signature.takes.value if signature is not None else "",
-            gives=signature.gives.value if signature is not None else "",
-            weight=signature.weight if signature is not None else None,
-            runs=self.slot.runs,
+        running = self._running_since is not None
+        beat = self.figures.told(
+            status, reason, memory, self._backend, running=running, restarts=max(self._restarts, 0)
         )
         try:
             await self._broker.heartbeat(beat)

@@ -9,13 +9,14 @@ from headway.model import Signature
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
+from headway.worker.shared_gpus import SharedGpus
 
 
 class WorkerPools:
     """Pools of one process.
 
     Arguments:
-        of_models: pool of each model, by its name; at least one.
+        of_models: pool of each model, by its name, or of those that share GPUs, by all of theirs; at least one.
         slots: set that all of these pools keep their slots in.
 
     Attributes:
@@ -23,7 +24,7 @@ class WorkerPools:
         slots: ids of all slots; the same set for as long as the pools live.
     """
 
-    def __init__(self, of_models: Mapping[str, WorkerPool], slots: set[str]) -> None:
+    def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
         self.of_models = of_models
         self.slots = slots
 
@@ -74,3 +75,7 @@ class WorkerPools:
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or drained."""
         await asyncio.gather(*(pool.stop() for pool in self.of_models.values()))
+
+
+Workers = WorkerPool | WorkerPools | SharedGpus
+"""Workers of one process, as whoever starts and stops them sees them."""

@@ -8,7 +8,8 @@ import structlog
 
 from headway.core import health
 from headway.core.slot_pace import DECAY, SlotPace
-from headway.model import Lease, Slot
+from headway.model import Lease, Slot, WorkerInfo, WorkerStatus
+from headway.ports import Backend
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ class SlotFigures:
         self.utilisation = 0.0
         self.scarce = False
         self._entries = self._sizes = 0.0
-        self._worker = slot.worker
+        self._slot = slot
         self._memory = memory
         self._busy = 0.0
         self._noted_at: float | None = None
@@ -70,6 +71,41 @@ class SlotFigures:
         if self.scarce is not before:
             say = log.warning if self.scarce else log.info
             say(
-                "memory is scarce" if self.scarce else "memory is ample again", worker=self._worker, used=round(used, 3)
+                "memory is scarce" if self.scarce else "memory is ample again",
+                worker=self._slot.worker,
+                used=round(used, 3),
             )
         return used
+
+    def told(
+        self, status: WorkerStatus, reason: str, memory: float, backend: Backend | None, *, running: bool, restarts: int
+    ) -> WorkerInfo:
+        """Heartbeat of the slot.
+
+        Arguments:
+            status: its status.
+            reason: why it is not healthy, in words.
+            memory: share in use of its memory.
+            backend: its backend; None while there is none.
+            running: whether it runs a batch.
+            restarts: number of times its process was replaced.
+        """
+        signature = backend.signature if backend is not None else None
+        return WorkerInfo(
+            worker_id=self._slot.worker,
+            model=self._slot.model,
+            status=status,
+            utilisation=self.utilisation,
+            in_flight=int(running),
+            restarts=restarts,
+            pid=backend.pid if backend is not None else 0,
+            memory=memory,
+            reason=reason,
+            items_per_second=self.items_per_second,
+            estimated=self.pace.estimated,
+            warm_up=tuple(backend.warm_up) if backend is not None else (),
+            takes=signature.takes.value if signature is not None else "",
+            gives=signature.gives.value if signature is not None else "",
+            weight=signature.weight if signature is not None else None,
+            runs=self._slot.runs,
+        )

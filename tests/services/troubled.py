@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.departure import Load, Policy
+from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
@@ -203,6 +204,9 @@ class Connection:
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         await self.server.wait_for("listen", slot, lambda inner: inner.wait_for_work(slot, until))
+
+    def contender(self, model: str) -> Contender:
+        return Contender(model)
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         return await self._call("complete", lease, lambda inner: inner.complete(lease, items))

@@ -19,10 +19,12 @@ from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, l
 from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
+from headway.core.capacity import shared_slots
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
+from headway.core.locality.turns import Contender, contender
 from headway.core.memory_room import SMALL, Reservation, Room
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
@@ -185,6 +187,10 @@ class MemoryBroker:
             wakeups.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
             self._wake_idle(slot.model, self._clock())
             raise
+
+    def contender(self, model: str) -> Contender:
+        """See Broker."""
+        return contender(model, self._queues[model], self._clock())
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """See Broker."""
@@ -482,8 +488,8 @@ class MemoryBroker:
 
     def _count_slots(self, model: str, now: float) -> None:
         own = (believed(worker, now) for worker in self._workers.values() if worker.model == model)
-        healthy = {worker.worker_id for worker in own if worker.status is WorkerStatus.HEALTHY}
-        queue = self._queues[model]
-        if healthy != queue.factors.workers:
-            queue.set_slots(len(healthy), healthy)
+        healthy = {worker.worker_id: worker.share for worker in own if worker.status is WorkerStatus.HEALTHY}
+        queue, slots = self._queues[model], shared_slots(healthy.values())
+        if healthy.keys() != queue.factors.workers or slots != queue.slots:
+            queue.set_slots(slots, healthy)
             self._wake_idle(model, now)

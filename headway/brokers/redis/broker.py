@@ -28,6 +28,7 @@ from headway.core import failures
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
+from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
 from headway.core.slot_factors import FACTORS, USUAL, paces
@@ -231,6 +232,10 @@ class RedisBroker:
         claimed = await self._claim_from(home, slot, policy, guest=False)
         self._idle_at[slot] = home
         return claimed
+
+    def contender(self, model: str) -> Contender:
+        """See Broker. What waits is not known here, so that only the time had decides."""
+        return Contender(model)
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""

@@ -1,0 +1,276 @@
+"""GPUs that hold several models each: which of them have a batcher where, and the loads and evictions that change that.
+
+    look, twice a second ──▶ placement ──▶ move: drain the batcher that makes room ──▶ stop it ──▶ start the other's
+
+What is decided is in `core.locality`; here it is carried out. A batcher here is one like any other. It starts its process
+by itself, and starts it again when that dies; if that does not succeed it gives its place up, and the others of the GPU serve on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from headway.core.capacity import pace
+from headway.core.departure import Load
+from headway.core.locality.demand import Asked
+from headway.core.locality.placement import Move, Placement
+from headway.errors import BrokerUnavailable
+from headway.model import ModelReport, Signature, WorkerInfo, WorkerStatus
+from headway.ports import Broker, WorkSource
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+from headway.worker.gpu_turns import GpuTurns, TurnedSource
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what is to be loaded."""
+COLD_EVERY = 4
+"""Looks between two heartbeats for the models that are nowhere loaded."""
+
+Started = Callable[[float | None], None]
+"""Function that hears of each start of a batcher's process: its seconds, or None when it failed."""
+
+
+class MakeBatcher(Protocol):
+    """Builder of a batcher."""
+
+    def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher:
+        """Build the batcher of the GPU with a number, over a broker; `started` hears of each start of its process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """One of the models that share the GPUs.
+
+    Attributes:
+        make: builds its batchers.
+        worker: id of its worker on the GPU with a number.
+        min_warm: copies that are kept loaded at least.
+        report: what workers report of it.
+    """
+
+    make: MakeBatcher
+    worker: Callable[[int], str]
+    min_warm: int = 0
+    report: ModelReport = field(default_factory=ModelReport)
+
+
+class SharedGpus:
+    """Workers of several models on the GPUs of one process; to whoever starts and stops it a pool like others.
+
+    Arguments:
+        gpus: names of the GPUs.
+        room: models that one of them holds at most.
+        models: the models, by name.
+        broker: broker that batches come from.
+        counters: counters of the process.
+        clock: monotonic seconds.
+        slots: set that the ids of its workers are kept in.
+        alone: whether no other process has workers.
+
+    Attributes:
+        slots: that set.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        room: int,
+        models: Mapping[str, SharedModel],
+        broker: Broker,
+        counters: Counters,
+        clock: Callable[[], float],
+        slots: set[str],
+        *,
+        alone: bool = True,
+    ) -> None:
+        self.slots = slots
+        self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
+        self._alone = alone
+        room = min(room, len(models))
+        self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
+        self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
+        self._turns = {gpu: GpuTurns(gpu, clock, broker.contender, partial(self._share, gpu)) for gpu in gpus}
+        self._on: dict[tuple[str, str], Batcher] = {}
+        """Batchers by GPU and model."""
+        self._serving: dict[Batcher, asyncio.Task[None]] = {}
+        self._moving = set[asyncio.Task[None]]()
+        self._supervisor: Supervisor | None = None
+        self._draining = False
+        self._looks = 0
+        for move in self._placement.first():
+            self._add(move.gpu, move.model)
+
+    @property
+    def batchers(self) -> Sequence[Batcher]:
+        """Batchers that serve, or load."""
+        return list(self._on.values())
+
+    @property
+    def items_per_second(self) -> float:
+        """Items per second in full batches; 0, as several models have no sum."""
+        return 0.0
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of the first model's target; None while it is not loaded."""
+        first = next(iter(self._models))
+        found = (one.signature for (_, model), one in self._on.items() if model == first)
+        return next((signature for signature in found if signature is not None), None)
+
+    async def start(self) -> None:
+        """Load the models that there is room for; the first that fails ends the attempt.
+
+        Raises:
+            TargetError: a backend does not start.
+        """
+        starts = [asyncio.ensure_future(batcher.start()) for batcher in self.batchers]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
+
+    def run(self, supervisor: Supervisor) -> None:
+        """Start serving, and moving models."""
+        self._supervisor = supervisor
+        for batcher in self.batchers:
+            self._serving[batcher] = batcher.run(supervisor)
+        supervisor.start("look at what is to be loaded", self._look_on)
+
+    async def replace(self) -> None:
+        """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""
+        for batcher in self.batchers:
+            await batcher.replace()
+
+    async def drain(self) -> None:
+        """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""
+        self._draining = True
+        for batcher in self.batchers:
+            batcher.drain()
+        await asyncio.gather(*map(self._finished, self.batchers), *self._moving)
+
+    async def stop(self) -> None:
+        """Stop all backends, after the loops have been stopped or drained."""
+        self._draining = True
+        for moving in tuple(self._moving):
+            moving.cancel()
+        await asyncio.gather(*self._moving, return_exceptions=True)
+        await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
+
+    def _share(self, gpu: str, model: str) -> float:
+        return self._placement.share(gpu, model) or 1.0
+
+    def _add(self, gpu: str, model: str) -> Batcher:
+        self._turns[gpu].evicted.discard(model)
+        source = TurnedSource(self._broker, self._turns[gpu], model)
+        batcher = self._models[model].make(self._numbers[gpu], source, partial(self._started, gpu, model))
+        self._on[gpu, model] = batcher
+        self.slots.add(batcher.slot.worker)
+        return batcher
+
+    def _started(self, gpu: str, model: str, seconds: float | None) -> None:
+        """Hear of a start of a process: it has taken its place, or gives it up."""
+        if seconds is not None:
+            self._placement.loaded(gpu, model, seconds, self._clock())
+        elif self._supervisor is not None and not self._draining:
+            self._placement.failed(gpu, model, self._clock())
+            self._begin(self._leave(gpu, model))
+
+    async def _look_on(self) -> None:
+        while not self._draining:
+            await asyncio.sleep(LOOK_EVERY)
+            with contextlib.suppress(BrokerUnavailable):
+                await self._look()
+
+    async def _look(self) -> None:
+        """Look once, and begin the moves that follow."""
+        loads, depths = await self._broker.loads(), await self._broker.depths()
+        waiting = Counter[str]()
+        for depth in depths:
+            waiting[depth.model] += depth.depth
+        elsewhere = {} if self._alone else _elsewhere(await self._broker.workers(), self.slots)
+        asked = {
+            model: _asked(loads.get(model), waiting[model], elsewhere.get(model, (0.0, False)))
+            for model in self._models
+        }
+        used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
+        if self._draining:
+            return
+        for move in self._placement.look(asked, used, self._clock()):
+            self._begin(self._move(move))
+        if self._looks % COLD_EVERY == 0:
+            for beat in self._cold():
+                await self._broker.heartbeat(beat)
+        self._looks += 1
+
+    def _begin(self, moving: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(moving)
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
+
+    async def _move(self, move: Move) -> None:
+        """Have a model make room, if one must, and load another."""
+        log.info("a model is loaded", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
+        if move.evicts:
+            self._counters.model_evictions[move.reason] += 1
+            await self._leave(move.gpu, move.evicts)
+        if self._supervisor is not None and not self._draining:
+            batcher = self._add(move.gpu, move.model)
+            self._serving[batcher] = batcher.run(self._supervisor)
+
+    async def _leave(self, gpu: str, model: str) -> None:
+        """Take a model off a GPU, once its batch is done."""
+        batcher = self._on.pop((gpu, model))
+        self._turns[gpu].evicted.add(model)
+        self.slots.discard(batcher.slot.worker)
+        batcher.drain()
+        await self._finished(batcher)
+        self._turns[gpu].leave(model)
+
+    async def _finished(self, batcher: Batcher) -> None:
+        serving = self._serving.get(batcher)
+        if serving is not None:
+            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
+        await batcher.stop()
+        self._serving.pop(batcher, None)
+
+    def _cold(self) -> Iterator[WorkerInfo]:
+        """Heartbeats for models that are nowhere loaded here: they can be asked for all the same."""
+        held = {model for _, model in self._on}
+        for name, model in self._models.items():
+            if name not in held:
+                id, gpu = model.worker(0), next(iter(self._turns))
+                yield WorkerInfo(worker_id=id, model=name, status=WorkerStatus.COLD, runs=model.report, gpu=gpu)
+
+
+def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
+    """Requests for a model, by what the broker knows of it, with the capacity and loads elsewhere."""
+    if load is None:
+        return Asked(waiting=waiting, capacity=elsewhere[0], loads=elsewhere[1])
+    found = pace(load)
+    return Asked(load.rate, waiting, load.max_batch, 1.0 / found if found else 0.0, *elsewhere)
+
+
+def _elsewhere(workers: Sequence[WorkerInfo], own: set[str]) -> dict[str, tuple[float, bool]]:
+    """GPUs that other processes give each model, and whether one of them loads it."""
+    found: dict[str, tuple[float, bool]] = {}
+    for worker in workers:
+        if worker.worker_id not in own:
+            capacity, loads = found.get(worker.model, (0.0, False))
+            capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
+            found[worker.model] = capacity, loads or worker.status is WorkerStatus.STARTING
+    return found

@@ -91,8 +91,7 @@ class Rule:
     Attributes:
         size: size with which a batch leaves at once.
         headway: least seconds between departures; None when the policy does not space them.
-        gap_fixed: seconds of the gap that the largest batch on a GPU asks for, whatever its size; see `gap`.
-        gap_each: seconds that each unit of its size adds to that.
+        gap_each: seconds that each unit of size of the largest batch on a GPU adds to that.
         split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
         window: most seconds that the oldest member waits; infinite for none.
         rate: expected arrivals per second, for the early test.
@@ -109,7 +108,6 @@ class Rule:
 
     size: int
     headway: float | None = None
-    gap_fixed: float = 0.0
     gap_each: float = 0.0
     split: float = 0.0
     window: float = math.inf
@@ -126,9 +124,7 @@ class Rule:
 
     def gap(self, running: float) -> float:
         """Least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
-        if not self.headway or not running:
-            return self.headway or 0.0
-        return max(self.headway, self.gap_fixed + self.gap_each * running)
+        return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
         """Gap before a departure for a slot of this factor, as a multiple of the mean gap.

@@ -99,7 +99,6 @@ class Pair:
         return Rule(
             size=rng.randint(1, 16),
             headway=rng.choice((None, 0.0, 0.02, 0.2)),
-            gap_fixed=rng.choice((0.0, 0.05)),
             gap_each=rng.choice((0.0, 0.05)),
             split=rng.choice((0.0, 0.3, 9.0)),
             window=rng.choice((math.inf, 0.05, 0.4)),

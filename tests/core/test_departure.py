@@ -64,8 +64,8 @@ def test_a_batch_leaves_one_headway_after_the_one_before() -> None:
 
 
 def test_the_gap_grows_with_the_largest_batch_on_a_gpu() -> None:
-    rule = Rule(8, headway=0.05, gap_fixed=0.02, gap_each=0.01)
-    assert [rule.gap(running) for running in (0, 1, 3, 6)] == pytest.approx([0.05, 0.05, 0.05, 0.08])
+    rule = Rule(8, headway=0.02, gap_each=0.01)
+    assert [rule.gap(running) for running in (0, 1, 3, 6)] == pytest.approx([0.02, 0.03, 0.05, 0.08])
     held = QueueSnapshot(1, oldest=0.0, due=100.0, last_departure=1.0, running=6)
     verdict = decide(rule, held, 1.05)
     assert isinstance(verdict, Hold)
@@ -74,8 +74,8 @@ def test_the_gap_grows_with_the_largest_batch_on_a_gpu() -> None:
 
 
 def test_a_rule_that_spaces_nothing_spaces_nothing_beside_large_batches() -> None:
-    assert Rule(8, headway=0.0, gap_fixed=1.0, gap_each=1.0).gap(8) == 0.0
-    assert Rule(8, gap_fixed=1.0).gap(8) == 0.0
+    assert Rule(8, headway=0.0, gap_each=1.0).gap(8) == 0.0
+    assert Rule(8, gap_each=1.0).gap(8) == 0.0
 
 
 def test_what_waits_is_cut_where_that_pays() -> None:

@@ -14,8 +14,9 @@ batch may run ahead of it by what batch times are seen to vary, for against chan
 bucket as a meter, the virtual scheduling of ITU-T I.371.)
 
 The formula leaves no slack: where a batch takes longer the more it holds, one that chance has made large comes back late,
-the next leaves larger still, and gaps bunch again. So no gap is shorter than ℓ(n)/k for the largest batch n on a GPU. That
-is the pace at which GPUs come back while chance lasts, and s* again when it is over.
+the next leaves larger still, and gaps bunch again. And it is of a load that lasts: from idle GPUs on, the first gaps would
+be as long as if full ones came back. So the gap is ℓ(n)/k for the largest batch n on a GPU. That is the pace at which GPUs
+come back at that moment. It leads to s* by itself, for λ·ℓ(n)/k arrive in it, and n = λs* is where that stays.
 
 Where slots differ, k of them do Σ 1/fᵢ times what one of factor 1 does, and an even gap would hold the fast ones back.
 What a request waits for most is the gap before its batch, then the batch: gᵢ + ℓᵢ. That is least where it is as long on each
@@ -135,7 +136,7 @@ class Paced:
         self._window = math.inf if max_wait is None else max_wait
 
     def rule(self, load: Load) -> Rule:
-        """Rule at this load: leave full at the largest batch, otherwise at even gaps."""
+        """Rule at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)
@@ -145,8 +146,7 @@ class Paced:
         deviation = math.hypot(load.deviation, chosen.spread * usual)
         return Rule(
             size=load.max_batch,
-            headway=gap,
-            gap_fixed=load.alpha / chosen.speed if gap > 0.0 else 0.0,
+            headway=load.alpha / chosen.speed if gap > 0.0 else 0.0,
             gap_each=load.beta / chosen.speed if gap > 0.0 else 0.0,
             split=load.beta * (2 * chosen.slots - 1) / load.alpha if gap > 0.0 and chosen.spread < ALIKE else 0.0,
             window=self._window,

@@ -7,11 +7,7 @@ local function spaced_from(q, factor, helps)
   end
   local part = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
   local gathered = math.min(q.oldest + q.gather * part, q.newest + q.quiet)
-  local gap = q.headway
-  if gap > 0 and q.running > 0 then
-    gap = math.max(gap, q.gap_fixed + q.gap_each * q.running)
-  end
-  return math.max(q.last_departure + gap * part, gathered)
+  return math.max(q.last_departure + (q.headway + q.gap_each * q.running) * part, gathered)
 end
 
 -- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`.

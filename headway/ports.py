@@ -236,6 +236,10 @@ class Fleet(Protocol):
         """Take the lead of the controllers for `seconds`, or renew it; False while another controller has it."""
         ...
 
+    async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
+        """Take the right to load a model for `seconds`, or renew it; False while another process has it."""
+        ...
+
     async def publish(self, capacity: Capacity) -> None:
         """Publish the capacity of a model's workers."""
         ...

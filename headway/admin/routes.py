@@ -194,6 +194,8 @@ class _Routes:
                     "estimated": worker.estimated,
                     "version": worker.runs.version,
                     "target": worker.runs.target,
+                    "gpu": worker.gpu,
+                    "share": round(worker.share, 4),
                 }
                 for worker in listed
             ]

@@ -91,10 +91,12 @@ def _lines(
         if items_per_second:
             yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
     if models and settings.models_per_gpu:
-        yield f"  gpus     each holds up to {settings.models_per_gpu} of the models; what is loaded where follows from what is asked for"
+        yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, by what is asked for"
     for own, served, placed in models:
         yield f"  model    {own.model}, version {own.model_version}: {served}"
-        yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}; {_slots(own, served)}{_on(own, served, placed)}"
+        shares = settings.models_per_gpu and placed.ids
+        where = "" if shares else f"; {_slots(own, served)}{_on(own, served, placed)}"
+        yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}{where}"
     if parts.gateway:
         run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
         yield (

@@ -243,7 +243,7 @@ def make_components(
     id = gateway.name if gateway is not None else settings.name
     pool = None
     if plans:
-        pool = make_pools(plans, bundle.broker, counters, clock, decides=parts.gateway, certificates=certificates)
+        pool = make_pools(plans, bundle, id, counters, clock, decides=parts.gateway, certificates=certificates)
     if parts.controller:
         alone = not settings.broker
         controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, alone=alone)
@@ -252,15 +252,16 @@ def make_components(
 
 def make_pools(
     plans: Mapping[str, ModelPlan],
-    broker: Broker,
+    bundle: BrokerBundle,
+    id: str,
     counters: Counters,
     clock: Callable[[], float],
     *,
     decides: bool,
     certificates: RemoteCertificates | None,
 ) -> Workers:
-    """Build the workers of each model. `decides`: whether this process decides how long requests may take."""
-    slots = set[str]()
+    """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
+    slots, broker = set[str](), bundle.broker
     name = worker_name if len(plans) == 1 else model_worker_name
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
@@ -278,9 +279,13 @@ def make_pools(
         first = plans[shares[0]]
         of_each = {model: _shared_model(plans[model], batchers[model]) for model in shares}
         gpus = [worker_name(first.settings, first.target, first.devices, n) for n in range(first.settings.workers)]
-        room, alone = first.settings.models_per_gpu, not first.settings.broker
-        shared = SharedGpus(gpus, room, of_each, broker, counters, clock, slots, alone=alone)
-        pools[", ".join(shares)] = shared
+        room, may_load = first.settings.models_per_gpu, None
+        if first.settings.broker:
+
+            async def may_load(model: str, seconds: float) -> bool:
+                return await bundle.fleet.acquire_load(model, id, seconds)
+
+        pools[", ".join(shares)] = SharedGpus(gpus, room, of_each, broker, counters, clock, slots, may_load=may_load)
     return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
 
 

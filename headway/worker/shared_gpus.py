@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -36,6 +36,9 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at what is to be loaded."""
 COLD_EVERY = 4
 """Looks between two heartbeats for the models that are nowhere loaded."""
+
+CLAIMED = 5.0
+"""Seconds until the heartbeats of a load tell other processes of it, at most."""
 
 Started = Callable[[float | None], None]
 """Function that hears of each start of a batcher's process: its seconds, or None when it failed."""
@@ -77,7 +80,7 @@ class SharedGpus:
         counters: counters of the process.
         clock: monotonic seconds.
         slots: set that the ids of its workers are kept in.
-        alone: whether no other process has workers.
+        may_load: asks the fleet for the right to load a model for some seconds; None where no other process has workers.
 
     Attributes:
         slots: that set.
@@ -93,17 +96,19 @@ class SharedGpus:
         clock: Callable[[], float],
         slots: set[str],
         *,
-        alone: bool = True,
+        may_load: Callable[[str, float], Awaitable[bool]] | None = None,
     ) -> None:
         self.slots = slots
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
-        self._alone = alone
+        self._may_load = may_load
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
         self._turns = {gpu: GpuTurns(gpu, clock, broker.contender, partial(self._share, gpu)) for gpu in gpus}
         self._on: dict[tuple[str, str], Batcher] = {}
         """Batchers by GPU and model."""
+        self._last: dict[str, str] = {}
+        """GPU that each model has left last."""
         self._serving: dict[Batcher, asyncio.Task[None]] = {}
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
@@ -202,7 +207,7 @@ class SharedGpus:
         waiting = Counter[str]()
         for depth in depths:
             waiting[depth.model] += depth.depth
-        elsewhere = {} if self._alone else _elsewhere(await self._broker.workers(), self.slots)
+        elsewhere = {} if self._may_load is None else _elsewhere(await self._broker.workers(), self.slots)
         asked = {
             model: _asked(loads.get(model), waiting[model], elsewhere.get(model, (0.0, False)))
             for model in self._models
@@ -211,11 +216,23 @@ class SharedGpus:
         if self._draining:
             return
         for move in self._placement.look(asked, used, self._clock()):
-            self._begin(self._move(move))
+            if await self._is_first(move):
+                self._begin(self._move(move))
+            else:
+                self._placement.undo(move)
         if self._looks % COLD_EVERY == 0:
             for beat in self._cold():
                 await self._broker.heartbeat(beat)
         self._looks += 1
+
+    async def _is_first(self, move: Move) -> bool:
+        """Whether no other process begins to load the model of a move just now."""
+        if self._may_load is None:
+            return True
+        try:
+            return await self._may_load(move.model, CLAIMED)
+        except BrokerUnavailable:
+            return False
 
     def _begin(self, moving: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(moving)
@@ -224,7 +241,7 @@ class SharedGpus:
 
     async def _move(self, move: Move) -> None:
         """Have a model make room, if one must, and load another."""
-        log.info("a model is loaded", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
+        log.info("loading a model", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
         if move.evicts:
             self._counters.model_evictions[move.reason] += 1
             await self._leave(move.gpu, move.evicts)
@@ -236,6 +253,7 @@ class SharedGpus:
         """Take a model off a GPU, once its batch is done."""
         batcher = self._on.pop((gpu, model))
         self._turns[gpu].evicted.add(model)
+        self._last[model] = gpu
         self.slots.discard(batcher.slot.worker)
         batcher.drain()
         await self._finished(batcher)
@@ -253,7 +271,8 @@ class SharedGpus:
         held = {model for _, model in self._on}
         for name, model in self._models.items():
             if name not in held:
-                id, gpu = model.worker(0), next(iter(self._turns))
+                gpu = self._last.get(name) or next(iter(self._turns))
+                id = model.worker(self._numbers[gpu])
                 yield WorkerInfo(worker_id=id, model=name, status=WorkerStatus.COLD, runs=model.report, gpu=gpu)
 
 

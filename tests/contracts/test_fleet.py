@@ -171,3 +171,14 @@ async def test_the_capacity_of_a_model_is_what_was_published_last(harness: Harne
     assert known["other"].measured_at == pytest.approx(harness.now() - 1.0, abs=harness.grain)
     assert msgspec.structs.replace(known["m"], measured_at=-1.0) == capacity("m", healthy=3)
     assert msgspec.structs.replace(known["other"], measured_at=-1.0) == capacity("other")
+
+
+@story
+async def test_one_process_at_a_time_may_load_a_model(harness: Harness) -> None:
+    assert await harness.fleet.acquire_load("a", "host-1", 3.0)
+    assert not await harness.fleet_peer.acquire_load("a", "host-2", 3.0)
+    assert await harness.fleet_peer.acquire_load("b", "host-2", 3.0), "another model"
+    assert await harness.fleet_peer.acquire_load("a", "host-1", 3.0), "renewed"
+    assert await harness.fleet.acquire_leadership("host-2", 3.0), "controllers lead apart from that"
+    await harness.advance(3.1)
+    assert await harness.fleet_peer.acquire_load("a", "host-2", 3.0)

@@ -88,6 +88,9 @@ class Away:
     async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
         return await self.inner.acquire_leadership(candidate, seconds)
 
+    async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
+        return await self.inner.acquire_load(model, candidate, seconds)
+
     async def publish(self, capacity: Capacity) -> None:
         await self.inner.publish(capacity)
 

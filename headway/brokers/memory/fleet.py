@@ -23,6 +23,8 @@ class MemoryFleet:
         self._capacities: dict[str, Capacity] = {}
         self._leader = ""
         self._leads_until = 0.0
+        self._loads: dict[str, tuple[str, float]] = {}
+        """Process that may load each model, and until when."""
 
     async def heartbeat(self, member: ProcessInfo) -> None:
         """See Fleet."""
@@ -46,6 +48,15 @@ class MemoryFleet:
         if self._leader not in ("", candidate) and now < self._leads_until:
             return False
         self._leader, self._leads_until = candidate, now + seconds
+        return True
+
+    async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
+        """See Fleet."""
+        now = self._clock()
+        holder, until = self._loads.get(model, (candidate, now))
+        if holder != candidate and now < until:
+            return False
+        self._loads[model] = candidate, now + seconds
         return True
 
     async def publish(self, capacity: Capacity) -> None:

@@ -36,6 +36,11 @@ class RedisFleet:
         """See Fleet."""
         return bool(await self._ask("lead", candidate, seconds))
 
+    async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
+        """See Fleet. It is a lead of its own."""
+        connection, key = self._connection, f"{self._key}load:{model}:"
+        return bool(await connection.call("lead", key, connection.clock_text(), candidate, seconds))
+
     async def publish(self, capacity: Capacity) -> None:
         """See Fleet."""
         await self._ask("publish", capacity.model, wire.encode(capacity))

@@ -139,6 +139,13 @@ class Placement:
         pause = min(pause * 2, LONGEST_PAUSE)
         self._pauses[model] = now + pause, pause
 
+    def undo(self, move: Move) -> None:
+        """Take back a move that has not begun, as another process has been faster."""
+        place = self._gpus[move.gpu]
+        place.loading.discard(move.model)
+        if move.evicts:
+            place.warm[move.evicts] = -math.inf  # It has stayed for its residence.
+
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
         """Decide what to load now. What is returned counts as loading until `loaded` or `failed` is called.
 

@@ -184,3 +184,11 @@ def test_the_share_of_a_gpu_is_what_others_leave_and_at_least_an_even_part() -> 
     assert placement.share("g0", "a") == pytest.approx(0.95)
     assert placement.share("g0", "b") == pytest.approx(0.5)
     assert placement.share("g0", "unknown") == 0.0
+
+
+def test_a_move_that_another_process_was_faster_with_is_taken_back() -> None:
+    placement = placed(2, 1, "a", "b", "c", warm_at=-1000.0)
+    [move] = placement.look(asked(c=1.0), {}, 0.0)
+    placement.undo(move)
+    assert on(placement, 2) == ["a", "b"]
+    assert placement.look(asked(c=1.0), {}, 0.5) == [move]

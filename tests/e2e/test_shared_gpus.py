@@ -1,0 +1,168 @@
+"""GPUs that hold several models: real processes, some of which do not load, die while they load, or are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.client import wait_until
+from tests.e2e.server import Server
+from tests.e2e.test_models import Client
+from tests.servers.redis import RedisServer
+
+TARGETS = """
+import os
+import pathlib
+import time
+
+class Model:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        fault = pathlib.Path(f"{name}-fault")
+        if fault.exists():
+            how = fault.read_text()
+            if how == "die":
+                os._exit(3)
+            raise ValueError("does not load")
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        time.sleep(0.02)
+        return [f"{self.name}:{text}" for text in inputs]
+"""
+PATIENT = ("--request-timeout-ms", "60000", "--queue-timeout-ms", "60000")
+
+
+def serving(folder: Path, models: str, *flags: str, role: str = "serve") -> Server:
+    """Server of these models, whose targets are in place; not ready yet."""
+    (folder / "several.py").write_text(TARGETS)
+    first, *more = [f"{name}=several.py:Model('{name}')" for name in models]
+    patient = PATIENT if role == "serve" else ()
+    return Server(folder, target=first, flags=[*more, *patient, *flags], role=role)
+
+
+def statuses(server: Server) -> dict[str, str]:
+    return {worker["worker_id"]: worker["status"] for worker in server.workers()}
+
+
+def pid_of(server: Server, worker: str) -> int:
+    return int(next(one["pid"] for one in server.workers() if one["worker_id"] == worker))
+
+
+def test_a_flooded_model_uses_all_gpus_and_leaves_the_other_its_turns(tmp_path: Path) -> None:
+    server = serving(tmp_path, "ab", "--workers", "2", "--models-per-gpu", "2")
+    try:
+        server.ready()
+        client = Client(server, "none")
+        assert set(statuses(server)) == {"a/cpu-0", "a/cpu-1", "b/cpu-0", "b/cpu-1"}
+        with ThreadPoolExecutor(40) as threads:
+            flood = [threads.submit(client.native, str(number), "a") for number in range(200)]
+            for number in range(5):
+                assert client.native(str(number), "b")["output"] == f"b:{number}"
+            assert [one.result()["output"] for one in flood] == [f"a:{number}" for number in range(200)]
+        metrics = server.metrics()
+        assert all(metrics.value("gpu_batch_seconds_count", worker=f"a/cpu-{number}") for number in range(2))
+        assert metrics.by("model_loads_total", "worker") == dict.fromkeys(statuses(server), 1.0)
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()
+
+
+def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_path: Path) -> None:
+    server = serving(tmp_path, "abc", "--models-per-gpu", "2")
+    try:
+        server.ready()
+        client = Client(server, "none")
+        assert client.native("1", "a")["output"] == "a:1"
+        assert client.native("2", "c")["output"] == "c:2"
+        assert client.native("3", "a")["output"] == "a:3", "the one that was asked for has stayed"
+        wait_until(lambda: statuses(server) == {"a/cpu-0": "healthy", "b/cpu-0": "cold", "c/cpu-0": "healthy"})
+        metrics = server.metrics()
+        assert metrics.by("model_evictions_total", "reason") == {"cold": 1.0}
+        assert metrics.value("model_loads_total", model="c", worker="c/cpu-0") == 1
+        assert metrics.value("model_load_seconds_count", model="c") == 1
+        assert metrics.value("gpu_batch_seconds_count", model="c") == 1, "a load is no batch"
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()
+
+
+def test_a_model_that_fails_or_dies_while_it_loads_leaves_the_others_of_its_gpu_alone(tmp_path: Path) -> None:
+    server = serving(tmp_path, "abc", "--models-per-gpu", "2")
+    try:
+        server.ready()
+        server.expected = {
+            "worker does not start", "worker process ended", "the target raised while it started", "batch failed",
+        }  # fmt: skip
+        client = Client(server, "none")
+        for fault in ("raise", "die"):
+            (tmp_path / "c-fault").write_text(fault)
+            with ThreadPoolExecutor(1) as threads:
+                before = len(server.log("worker does not start"))
+                asked = threads.submit(client.native, "x", "c")
+                wait_until(lambda before=before: len(server.log("worker does not start")) > before)  # type: ignore[misc]
+                assert client.native("y", "a")["output"] == "a:y"
+                (tmp_path / "c-fault").unlink()
+                assert asked.result()["output"] == "c:x"
+            os.kill(pid_of(server, "c/cpu-0"), signal.SIGKILL)
+        assert client.native("z", "c")["output"] == "c:z"
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()
+
+
+def test_a_model_that_is_killed_while_it_is_warm_comes_back_and_the_other_serves_on(tmp_path: Path) -> None:
+    server = serving(tmp_path, "ab", "--models-per-gpu", "2")
+    try:
+        server.ready()
+        server.expected = {"worker process ended", "batch failed"}
+        client, killed = Client(server, "none"), pid_of(server, "a/cpu-0")
+        os.kill(killed, signal.SIGKILL)
+        assert client.native("1", "b")["output"] == "b:1"
+        assert client.native("2", "a")["output"] == "a:2"
+        wait_until(lambda: pid_of(server, "a/cpu-0") not in (0, killed))
+        server.signal()
+        server.check_end()
+    finally:
+        server.kill()
+
+
+def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_one_of_them(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
+
+        def up(server: Server) -> Server:
+            stack.callback(server.kill)
+            server.ready()
+            return server
+
+        def worker(models: str, name: str) -> Server:
+            flags = ["--broker", redis.url, "--name", name, "--models-per-gpu", "1"]
+            return up(serving(tmp_path, models, *flags, role="worker"))
+
+        hosts = [worker("ac", "one"), worker("bc", "two")]
+        gateway = up(Server(tmp_path, "", ["--broker", redis.url, *PATIENT], role="gateway"))
+        client = Client(gateway, "none")
+
+        def listed() -> Any:
+            return [model["id"] for model in client.ask("GET", "/v1/models")[1]["data"]]
+
+        wait_until(lambda: listed() == ["a", "b", "c"])
+        for model in "ab":
+            assert client.native("1", model)["output"] == f"{model}:1"
+        assert client.native("2", "c")["output"] == "c:2", "nobody had it loaded"
+        loads = [host.metrics().value("model_loads_total", model="c") for host in hosts]
+        assert sorted(loads) == [0.0, 1.0], "one of the two that could has loaded it"
+        hosts.append(worker("d", "three"))
+        wait_until(lambda: "d" in listed())
+        assert client.native("3", "d")["output"] == "d:3"
+        for host in hosts:
+            host.signal()
+            host.check_end()
+        gateway.signal()
+        gateway.check_end()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from headway import errors
 from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth
 from tests.contracts.brokers import MODELS, MOST_ATTEMPTS, QUEUES, output
@@ -16,6 +18,11 @@ from tests.contracts.culprits import Culprits
 
 def key(entry: Entry | Reply) -> Submission:
     return entry.tenant, entry.id, entry.nonce
+
+
+def uncharged(entry: Entry) -> Entry:
+    """The entry without its limits, which no worker needs: a broker may keep them to itself."""
+    return msgspec.structs.replace(entry, limits=())
 
 
 class Waiting:
@@ -37,12 +44,19 @@ class Held:
         self.expires_at = expires_at
 
 
+LIMIT_RATE, LIMIT_BURST = 600.0, 12.0
+"""Requests a minute of a tenant that is limited, and at once."""
+ROUNDING = 1e-3
+"""Seconds by which a broker may round a debt."""
+
+
 class BrokerModel:
     """What is known of a broker. Instants are on the broker's clock.
 
     Attributes:
         latest: ids are used again: the last submission under each.
         leases: those that have not ended for all that is known; their owner takes them out.
+        several: parts of the requests with several inputs, the first of which pays for all.
         failed: what failed in a batch for which an input may be blamed, or by itself.
     """
 
@@ -54,6 +68,8 @@ class BrokerModel:
         self.dead: list[Held] = []
         self.culprits = Culprits()
         self.failed: set[Submission] = set()
+        self.several: list[tuple[Submission, ...]] = []
+        self._paid_until: dict[str, float] = {}
         self._last_fence = dict.fromkeys(MODELS, 0)
 
     def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
@@ -68,6 +84,32 @@ class BrokerModel:
             assert verdict.retry_after is not None
             assert verdict.retry_after > 0.0
 
+    def offered_several(self, parts: Sequence[Entry], verdicts: Sequence[Failure | None], now: float) -> bool:
+        """Check the verdicts on the parts of one request, of which the first pays for all; whether all are let in.
+
+        All are charged or none: only a first part that is let in is, and only what does not fit is over the limit.
+        """
+        first, verdict = parts[0], verdicts[0]
+        debt = max(self._paid_until.get(first.tenant, now), now) - now + len(parts) * 60.0 / LIMIT_RATE
+        most = LIMIT_BURST * 60.0 / LIMIT_RATE
+        assert all(one is None or one.code != errors.RATE_LIMITED for one in verdicts[1:])
+        if verdict is not None and verdict.code == errors.RATE_LIMITED:
+            assert debt > most - ROUNDING
+        else:
+            self.offered(first, verdict, now)
+            if verdict is None:
+                assert debt <= most + ROUNDING
+                self._paid_until[first.tenant] = now + debt
+        for part, told in zip(parts[1:], verdicts[1:], strict=True):
+            self.offered(part, told, now)
+        self.several.append(tuple(key(part) for part, told in zip(parts, verdicts, strict=True) if told is None))
+        return not any(verdicts)
+
+    def abandoned(self, parts: Sequence[Submission]) -> bool:
+        """Whether a request with several inputs has failed, though others of its parts have no outcome."""
+        outcomes = [self.outcomes.get(part) for part in parts]
+        return any(one is not None and one.failure is not None for one in outcomes) and None in outcomes
+
     def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float) -> None:
         """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
         assert 1 <= len(lease.entries) <= limit
@@ -78,10 +120,10 @@ class BrokerModel:
         keys = tuple(map(key, lease.entries))
         assert len(set(keys)) == len(keys)
         busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
-        pasts = set()
+        pasts, riders = set(), [uncharged(entry) for entry in lease.entries]
         for rider in keys:
             known = self.let_in[rider]
-            assert known.entry in lease.entries
+            assert uncharged(known.entry) in riders
             assert known.entry.model == model
             assert not known.cancelled
             assert rider not in self.outcomes

@@ -1,7 +1,7 @@
 """The laws, under every interleaving that chance can find.
 
-Tenants, tiers, models and gateways ask; slots claim, answer, fail, give back, extend, or fall silent; clients leave;
-time passes; some inputs fail as often as they run, and are asked again. `tests.contracts.broker_model` knows what may be
+Tenants, tiers, models and gateways ask, also with several inputs at once; slots claim, answer, fail, give back, extend, or
+fall silent; clients leave; time passes; some inputs fail as often as they run, and are asked again. `tests.contracts.broker_model` knows what may be
 true. At the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
 """
 
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
+from headway.core.ratelimit import counting_as
 from headway.core.retry import BLAMED
 from headway.model import (
     Cause,
@@ -32,12 +33,13 @@ from headway.model import (
     EntryState,
     Failure,
     ItemResult,
+    Limit,
     NoWork,
     Reply,
     Submission,
     TierDepth,
 )
-from tests.contracts.broker_model import BrokerModel, Held, key
+from tests.contracts.broker_model import LIMIT_BURST, LIMIT_RATE, BrokerModel, Held, key
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
@@ -133,6 +135,42 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         broker = self.harness.peer() if peer else self.broker
         for entry, verdict in zip(entries, self.do(broker.enqueue(entries)), strict=True):
             self.note(entry, verdict)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        caller=st.sampled_from(CALLERS),
+        model=st.sampled_from(MODELS),
+        gateway=st.sampled_from(GATEWAYS),
+        texts=st.lists(st.sampled_from((*TEXTS, "", "")), min_size=1, max_size=int(LIMIT_BURST) - 1),
+        peer=st.booleans(),
+    )
+    def ask_several(self, tenant: str, caller: str, model: str, gateway: str, texts: list[str], peer: bool) -> None:
+        """Ask with several inputs: the first pays for all, and if one is refused, the others are withdrawn."""
+        limit = Limit(f"user:{tenant}", "user", LIMIT_RATE, LIMIT_BURST)
+        how = {"tenant": tenant, "caller": caller, "model": model, "gateway": gateway}
+        parts: list[Entry] = []
+        for text in ("", *texts):
+            id = f"id-{next(self.numbers)}"
+            limits = () if parts else (counting_as(limit, len(texts) + 1),)
+            parts.append(ask(text or f"input of {id}", id=id, limits=limits, **how))  # type: ignore[arg-type]
+        verdicts = self.do((self.harness.peer() if peer else self.broker).enqueue(parts))
+        if not self.offered_several(parts, verdicts, self.harness.now()):
+            self.let_go(self.several.pop(), gateway, peer)
+
+    @precondition(lambda self: self.several)
+    @rule(data=st.data(), peer=st.booleans())
+    def leave_with_several(self, data: st.DataObject, peer: bool) -> None:
+        """A client of several inputs goes: what has no outcome yet is withdrawn."""
+        parts = self.several.pop(data.draw(st.integers(0, len(self.several) - 1), label="request"))
+        self.let_go(parts, self.let_in[parts[0]].entry.gateway, peer)
+
+    @precondition(lambda self: any(map(self.abandoned, self.several)))
+    @rule(peer=st.booleans())
+    def abandon_what_failed(self, peer: bool) -> None:
+        """The first failure is the outcome of a request with several inputs: its other parts are withdrawn."""
+        for parts in [parts for parts in self.several if self.abandoned(parts)]:
+            self.several.remove(parts)
+            self.let_go(parts, self.let_in[parts[0]].entry.gateway, peer)
 
     @rule(
         text=st.sampled_from(TEXTS),
@@ -292,10 +330,15 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject, gateway: str, peer: bool) -> None:
         """Law 8: only what `gateway` holds, and only the submission named."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.let_in)), max_size=4, unique=True))
-        mine = [one for one in chosen if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
+        self.let_go([*chosen, ("nobody", "nothing", 0)], gateway, peer)
+
+    def let_go(self, chosen: Sequence[Submission], gateway: str, peer: bool) -> None:
+        """Withdraw submissions; whatever lives of those that `gateway` holds does so no more."""
+        known = [one for one in chosen if one in self.let_in]
+        mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
         standing = [self.do(self.broker.state(*one[:2])) for one in mine]
         broker = self.harness.peer() if peer else self.broker
-        self.do(broker.withdraw([*chosen, ("nobody", "nothing", 0)], gateway))
+        self.do(broker.withdraw(list(chosen), gateway))
         for one, stage in zip(mine, standing, strict=True):
             if stage is not None:
                 self.let_in[one].cancelled = True

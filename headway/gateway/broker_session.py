@@ -38,6 +38,8 @@ RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
 WORTH_GATHERING = 2.0
 """Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
+MOST_OFFERED = 512
+"""Most entries in one call, as all its verdicts are dealt with in one turn of the event loop."""
 LOOK_EVERY = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
 """
@@ -271,18 +273,19 @@ class BrokerSession:
             self._work.set()
 
     async def _hand_over(self, probe: bool) -> None:
-        """Offer what gathered; a part of it, where it may have been offered before."""
-        if not self._doubtful:
-            self.rate.observe(len(self._outbox), self._clock())
-        if not probe and not self._doubtful:
-            entries, self._outbox = self._outbox, []
-            await self._offer(entries)
-            return
-        entries, self._outbox = self._outbox[:CHUNK], self._outbox[CHUNK:]
-        self._doubtful = bool(self._outbox)
+        """Offer what gathered, as far as one call takes it; a smaller part, where it may have been offered before."""
+        again = probe or self._doubtful
+        most = CHUNK if again else MOST_OFFERED
+        if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
+            self.rate.observe(len(self._outbox) if again else min(len(self._outbox), most), self._clock())
+        entries, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
             self._work.set()
-        await self._offer_again(entries)
+        if again:
+            self._doubtful = bool(self._outbox)
+            await self._offer_again(entries)
+        else:
+            await self._offer(entries)
 
     async def _let_go(self) -> None:
         """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither."""

@@ -7,8 +7,8 @@
 
 The parts share the principal, the options and the deadline. They are let in together, all or none: the gateway judges the
 first part for as many as they are, and no other is submitted when it is refused. They count towards a rate limit in one
-charge, which the first part carries. Many parts are submitted in several turns of the event loop, so that nobody else waits
-for all of them.
+charge, which the first part carries. Many parts are submitted in slices, which wait for their turns with those of other requests,
+so that nobody else waits for all of them. What they wait is of their deadline.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, Principal, Reply, RequestOptions, Value
+from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024
 """Most inputs of one request."""
 AT_ONCE = 64
-"""Parts that are submitted in one turn of the event loop."""
+"""Most parts that are submitted in one turn of the event loop."""
+LEAST_TIME = 0.001
+"""Least seconds that a part gets, which has waited for its turn until its deadline."""
+FEW = 16
+"""Most parts of a request that is submitted at once, without waiting for its turn."""
 
 
 class Submitter(Protocol):
@@ -38,9 +43,11 @@ class Submitter(Protocol):
 
     Attributes:
         limiter: limiter that lets parts in, and takes back those that are not submitted.
+        turns: line in which slices of parts wait for their turn.
     """
 
     limiter: Limiter
+    turns: FairTurns
 
     def submit(
         self,
@@ -100,16 +107,20 @@ class FanOut:
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
+        self._begun = 0.0
 
     def start(self) -> None:
         """Submit the parts. The outcome comes on a later turn of the event loop."""
         count, loop = self._count, asyncio.get_running_loop()
+        self._begun = loop.time()
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
         if count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
             loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))])
-        else:
+        elif count <= FEW:
             self._submit()
+        else:
+            self._wait_turn()
 
     def abandon(self) -> None:
         """Let go of all parts, as the client has left."""
@@ -157,7 +168,10 @@ class FanOut:
                 return
             self._let_in = self._let_in - 1 if position else self._count - 1
         if len(self._parts) < self._count:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            self._wait_turn()
+
+    def _wait_turn(self) -> None:
+        self._gateway.turns.wait(self._principal.tenant, self._go_on)
 
     def _go_on(self) -> None:
         if self._ended is not None:
@@ -181,7 +195,10 @@ class FanOut:
         count = 0 if position else self._count
         if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
             self._whole = self._several.digest(self._model)
-        return msgspec.structs.replace(options, key=key, whole=self._whole, chosen=chosen, task=False, count=count)
+        left = options.timeout - (asyncio.get_running_loop().time() - self._begun)
+        return msgspec.structs.replace(
+            options, timeout=max(left, LEAST_TIME), key=key, whole=self._whole, chosen=chosen, task=False, count=count
+        )
 
     def _shown(self, position: int, failure: Failure | None) -> Failure:
         """Failure of a part, as that of the whole request."""

@@ -57,6 +57,7 @@ from headway.model import (
 )
 from headway.ports import RequestQueue
 from headway.runtime.counters import Counters
+from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
@@ -97,10 +98,10 @@ class Gateway:
         observers: Sequence[Observer] = (),
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self.settings = settings
-        self.counters = counters
+        self.settings, self.counters = settings, counters
         self.closed = False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
+        self.turns = FairTurns(clock)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
         self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models)
@@ -114,9 +115,8 @@ class Gateway:
         counts = OutcomeCounts(counters, self._tiers, self.kinds)
         self._observers: Sequence[Observer] = (counts, self._recent, *observers)
         self._emptied = asyncio.Event()
-        down_after = settings.broker_timeout_ms / 1000
-        held = self._pending, self._subscriptions
-        rest = self.name, *held, self.on_event, settings.max_queue, down_after, clock, rng
+        held = self.name, self._pending, self._subscriptions, self.on_event
+        rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
         self._shared = BrokerSession(broker, *rest)
         self._direct = BrokerSession(direct, *rest) if direct else None
         self._session = self._shared
@@ -175,7 +175,7 @@ class Gateway:
         origin, known = options.origin, b""
         dedup_keys: tuple[DedupKey, ...] = ()
         if rules.sharing or options.key or options.chosen or options.task:
-            asked = digest(model, "", input, parameters)
+            asked = digest(model, "", input, parameters) if several is None else several.digest_of(model, input)
             dedup_keys = dedup_keys_of(rules.settings, id, asked, options, rules.version)
             known = asked if options.chosen and not options.task else b""
         limits = principal.limits

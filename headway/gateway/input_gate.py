@@ -35,14 +35,19 @@ class Judgement:
 
     Arguments:
         caller: who asks.
-        texts: text of each input.
+        texts: text of each input; one for inputs in a row that are the same object.
         judges: judges that it has yet to pass, those in shadow too.
+        places: place of the first input of each text.
+        count: number of inputs.
     """
 
-    __slots__ = ("begun", "caller", "decided", "judges", "pending", "refusal", "texts")
+    __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "texts")
 
-    def __init__(self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge]) -> None:
+    def __init__(
+        self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge], places: Sequence[int], count: int
+    ) -> None:
         self.caller, self.texts, self.judges = caller, texts, list(judges)
+        self.places, self.count = places, count
         self.pending: list[PendingRequest] = []
         """Requests that wait for the verdict: the request, or its several inputs."""
         self.begun = self.decided = False
@@ -186,13 +191,17 @@ class InputGate:
         octets = kinds.takes(model) is ValueKind.BYTES
         noted: Noted = set()
         inputs = [input] if several is None else several.inputs
-        screened: list[Value] = []
+        screened, places = list[Value](), list[int]()
         refusing = ""
-        for value in inputs:
+        for place, value in enumerate(inputs):
+            if place and value is inputs[place - 1]:
+                screened.append(screened[-1])
+                continue
             one, refusing = _screened(screen, value, octets, noted)
             if refusing:
                 break
             screened.append(one)
+            places.append(place)
         if parameters and not refusing:
             changed, refusing = screen.value(parameters, noted)
             parameters = changed if isinstance(changed, bytes) else parameters
@@ -201,8 +210,8 @@ class InputGate:
         if refusing:
             return Inspection(input, parameters, _of_several(failures.by_policy(refusing), len(screened), len(inputs)))
         judgement = None
-        if judges and (texts := _texts(screened, parameters, octets)) is not None:
-            judgement = Judgement(caller, texts, judges)
+        if judges and (texts := _texts([screened[place] for place in places], parameters, octets)) is not None:
+            judgement = Judgement(caller, texts, judges, places, len(inputs))
         if several is not None:
             several.take_inspected(screened, parameters, judgement)
         return Inspection(screened[0], parameters, None, judgement)
@@ -258,7 +267,7 @@ class InputGate:
                 self._ask_next(judgement)
                 return
             failure = failures.unjudged(rule.name, busy=verdict is Verdict.BUSY)
-        self._decide(judgement, _of_several(failure, position, len(judgement.texts)))
+        self._decide(judgement, _of_several(failure, judgement.places[position], judgement.count))
 
     def _decide(self, judgement: Judgement, failure: Failure | None) -> None:
         judgement.decided, judgement.refusal = True, failure

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headway.core import values
+from headway.core import dedup, values
 from headway.model import Value
 
 if TYPE_CHECKING:
@@ -25,9 +25,12 @@ class SeveralInputs:
         count: number of its inputs.
         inspected: whether the input policy has been through all of them.
         judgement: verdict that all of them wait for; None for none.
+
+    A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
+    cost as much as one that is 128 times larger.
     """
 
-    __slots__ = ("_missing", "count", "id", "inputs", "inspected", "judgement", "parameters")
+    __slots__ = ("_asked", "_missing", "count", "id", "inputs", "inspected", "judgement", "parameters")
 
     def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
         self.id, self.count = id, len(inputs)
@@ -35,6 +38,7 @@ class SeveralInputs:
         self.inspected = False
         self.judgement: Judgement | None = None
         self._missing = len(inputs)
+        self._asked: tuple[Value, bytes] | None = None
 
     def take_inspected(self, inputs: Sequence[Value], parameters: bytes, judgement: Judgement | None) -> None:
         """Take inputs and parameters as the input policy leaves them."""
@@ -44,10 +48,21 @@ class SeveralInputs:
     def digest(self, model: str) -> bytes:
         """SHA-256 of the whole request."""
         hashed = hashlib.sha256()
-        for part in (model.encode(), self.parameters, *map(values.canonical, self.inputs)):
+        for part in (model.encode(), self.parameters):
             hashed.update(len(part).to_bytes(8, "big"))
             hashed.update(part)
+        before, found = None, b""
+        for input in self.inputs:
+            if input is not before:
+                before, found = input, hashlib.sha256(values.canonical(input)).digest()
+            hashed.update(found)
         return hashed.digest()
+
+    def digest_of(self, model: str, input: Value) -> bytes:
+        """SHA-256 of one of the inputs with the parameters, as dedup keys have it."""
+        if self._asked is None or self._asked[0] is not input:
+            self._asked = input, dedup.digest(model, "", input, self.parameters)
+        return self._asked[1]
 
     def ends(self, failed: bool) -> bool:
         """Note that an input has its outcome. True, once, when the request ends with it: the first failure or the last output."""

@@ -59,6 +59,7 @@ from headway.model import (
 from headway.ports import Broker
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
+from headway.runtime.fair_turns import FairTurns
 from headway.runtime.supervisor import Supervisor
 
 PATIENCE = 30.0
@@ -127,6 +128,7 @@ class EchoGateway:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker: Broker = broker
         self.limiter = Limiter(3, lambda: INSTANT)
+        self.turns = FairTurns(lambda: INSTANT)
         self.kinds = ModelKinds(["default"], Settings())
         self.kinds.learn([texts(WorkerStatus.HEALTHY)])
         self.refusals: list[tuple[str, Failure]] = []

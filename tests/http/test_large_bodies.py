@@ -59,6 +59,21 @@ def test_one_is_read_at_a_time_and_the_loop_is_free_for_as_long_as_that_took() -
     assert loop.next() == 2.5, "one that comes later leaves the pause to others, too"
 
 
+def test_work_that_asks_for_another_turn_leaves_the_loop_as_long_before_it() -> None:
+    loop, done = Loop(), list[float]()
+    line = LargeBodies(loop, lambda: loop.now)  # type: ignore[arg-type]
+
+    def piece() -> None:
+        done.append(loop.now)
+        loop.now += 0.25
+        if len(done) < 3:
+            line.wait("one", piece)
+
+    line.wait("one", piece)
+    assert [loop.next() for _ in range(3)] == [0.0, 0.5, 1.0]
+    assert (done, loop.due) == ([0.0, 0.5, 1.0], [])
+
+
 async def crowd(stand: Stand, count: int, request: bytes) -> list[Client]:
     """Clients that have sent a request each, all of whose bodies have arrived."""
     clients = [await stand.connect() for _ in range(count)]

@@ -8,9 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from headway import errors
-from headway.gateway.fan_out import AT_ONCE, FanOut, joined
-from headway.gateway.pending import Ending, PendingRequest
-from headway.model import DedupKind, Failure, Limit, Principal, Reply, RequestOptions
+from headway.core import values
+from headway.gateway.broker_session import MOST_OFFERED
+from headway.gateway.fan_out import AT_ONCE, FEW, FanOut, joined
+from headway.gateway.pending import Ending, FutureSink, PendingRequest
+from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
+from headway.runtime.fair_turns import FairTurns
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import run
@@ -116,6 +120,30 @@ def test_replies_are_joined_and_marked_by_what_holds_for_all(
     assert (reply.id, reply.shared, reply.kept) == ("id", *marks)
 
 
+def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Value] = []
+    canonical = values.canonical
+
+    def noted(value: Value) -> bytes:
+        read.append(value)
+        return canonical(value)
+
+    monkeypatch.setattr(values, "canonical", noted)
+
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        inputs = ["a"] * (AT_ONCE + 9) + ["b"] * 50
+        for key in ("k", "k", "l"):
+            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+            options = RequestOptions(30.0, 1, key)
+            FanOut(stand.gateway, ADA, new_id(), options, "m", inputs, b"", ended.set_result).start()
+            replies = await ended
+            assert [reply.output for reply in replies] == [text.upper() for text in inputs]
+            assert sorted(map(str, read)) == ["a", "a", "b", "b"], "for the whole, and for its parts"
+            read.clear()
+
+    served(act)
+
+
 def throttled(stand: Stand, burst: float) -> None:
     """Hold the lowest tier to a rate whose burst is this."""
     stand.gateway.limiter.throttles["m"].set_rate(burst, stand._clock())
@@ -148,10 +176,73 @@ def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() 
     served(act)
 
 
+def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        calls: list[int] = []
+        enqueue = stand.broker.enqueue
+
+        async def counted(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+            calls.append(len(entries))
+            return await enqueue(entries)
+
+        monkeypatch.setattr(stand.broker, "enqueue", counted)
+        asked = [FutureSink() for _ in range(2 * MOST_OFFERED + 1)]
+        for sink in asked:
+            stand.gateway.submit(sink, ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b"")
+        assert len(await asyncio.gather(*(sink.reply for sink in asked))) == len(asked)
+        assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
+
+    served(act, max_queue=5_000)
+
+
+class Line(FairTurns):
+    """Line whose turns are given by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+
+    def wait(self, tenant: str, begin: Callable[[], None]) -> None:
+        self.waiting.append((tenant, begin))
+
+
+def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        line = stand.gateway.turns = Line()
+        _, few = fan_out(stand, ["few"] * FEW)
+        _, many = fan_out(stand, ["a"] * (AT_ONCE + 1), caller=Principal("eve", "globex", 1))
+        assert stand.gateway.pending == FEW
+        for count in (AT_ONCE, 1):
+            [(tenant, begin)], before = line.waiting, stand.gateway.pending
+            line.waiting.clear()
+            begin()
+            assert (tenant, stand.gateway.pending) == ("globex", before + count)
+        assert line.waiting == []
+        assert (len(await few), len(await many)) == (FEW, AT_ONCE + 1)
+
+    served(act)
+
+
+def test_what_a_request_waits_for_its_turn_is_of_its_deadline() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        line = stand.gateway.turns = Line()
+        _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
+        await sleep(0.3)
+        line.waiting.pop()[1]()
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.code == errors.DEADLINE_EXCEEDED
+
+    served(act)
+
+
 def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         throttled(stand, 200.0)
         whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
+        await sleep(0.0)
         whole.abandon()
         throttle = stand.gateway.limiter.throttles["m"]
         assert throttle.admit(stand._clock(), 200 - AT_ONCE + 1) > 0.0

@@ -306,6 +306,18 @@ def test_a_function_that_is_busy_is_told_of_once_for_several_inputs() -> None:
     policed(act, JUDGED)
 
 
+def test_a_prompt_of_which_many_choices_are_asked_is_judged_once() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        asked = functions.by_rule["judged"].batches
+        assert [one.output for one in await ask_many(stand, ["one"] * 20 + ["two"] * 20)] == ["ONE"] * 20 + ["TWO"] * 20
+        assert [text for batch in asked for text in batch] == ["one", "two"]
+        [reply] = await ask_many(stand, ["one"] * 20 + ["bad"] * 20)
+        assert reply.failure is not None
+        assert reply.failure.message.startswith("input 20 of 40, counted from 0: ")
+
+    policed(act, JUDGED)
+
+
 def test_functions_of_several_rules_are_asked_one_after_the_other() -> None:
     async def act(stand: Stand, functions: Functions) -> None:
         assert (await stand.ask("good")).output == "GOOD"

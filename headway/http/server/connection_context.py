@@ -35,6 +35,7 @@ from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.ports import Identity, QueueCondition
 from headway.runtime.counters import Counters
+from headway.runtime.fair_turns import FairTurns
 from headway.runtime.listening import SPARE
 from headway.runtime.protocol_hints import ProtocolHints
 
@@ -59,10 +60,12 @@ class Intake(Protocol):
     Attributes:
         limiter: refuses by rate.
         kinds: what the models take and give.
+        turns: line in which requests with many inputs wait for their turn.
     """
 
     limiter: Limiter
     kinds: ModelKinds
+    turns: FairTurns
 
     @property
     def broker(self) -> QueueCondition:

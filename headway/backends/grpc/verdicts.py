@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import grpc
 
-from headway.errors import BackendError, RemoteError, RemoteExhausted, RemoteRefused
+from headway.errors import PAYLOAD_TOO_LARGE, BackendError, RemoteError, RemoteExhausted, RemoteRefused
 
 Code = grpc.StatusCode
 
@@ -21,7 +22,11 @@ _PASSING = frozenset((
 """Statuses of an API that is in trouble."""
 
 TOO_LARGE = "larger than max"
-"""Words of every stack's servers in the details of a message that is too large for them, which has no status of its own."""
+"""Words of gRPC's C library, and of Go's and Node's, in the details of a message that is too large, which has no status of its own."""
+_OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
+"""Words of Java's, .NET's and Rust's."""
+_TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
+"""Trailing metadata of another Headway whose own bounds an input is too large for."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -42,8 +47,8 @@ class CallVerdict(NamedTuple):
 
 def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CallVerdict:
     """Judge a status that is no success, with the details and the trailing metadata that came with it."""
-    too_large = code is Code.RESOURCE_EXHAUSTED and TOO_LARGE in details
-    if code in _REFUSALS or too_large:
+    trailers = list(trailers)
+    if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
         return CallVerdict(True, RemoteRefused)
     if code not in _PASSING:
         return CallVerdict(True, RemoteError)
@@ -52,6 +57,11 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
     # The status stands for a rate limit and for too many elements alike. Only a rest that is asked for tells them apart.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
     return CallVerdict(bool(wishes) and rest is None, kind, rest)
+
+
+def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:
+    """Whether what was sent is too large for the API: another call with the same never succeeds."""
+    return TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
 
 
 def pushback(value: str | bytes) -> float | None:

@@ -225,7 +225,7 @@ class _Runs:
                 yield Violation("rejected without any run", str(one))
 
     def _keys(self) -> Iterator[Violation]:
-        """A text that is asked under one key alone runs once, and all who are told hear the same."""
+        """A text that is asked under one key alone runs once for each of its places, and all who are told hear the same."""
         under: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         users: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for one in self._history.operations:
@@ -239,10 +239,11 @@ class _Runs:
             for text in {text for one in asked for text in one.texts}:
                 asking = [one for one in asked if text in one.texts]
                 ended = [run for run in self._of[text] if run.ended is not None]
-                if len(ended) < 2 or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
+                places = max(one.texts.count(text) for one in asking)
+                if len(ended) <= places or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
                     continue
                 deleted = self._deleted(asking, ended[-1].began)
-                if len(ended) > 1 + len(deleted) and not self._excused(asking[0].called, ended[-1].ended or 0.0):
+                if len(ended) > places + len(deleted) and not self._excused(asking[0].called, ended[-1].ended or 0.0):
                     story = _story([*asking, *deleted], asking[-1])
                     runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)
                     yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")

@@ -115,7 +115,7 @@ class Operation:
     def __str__(self) -> str:
         what = " ".join(word for word in (self.id, self.key and f"key {self.key}", repr(self.text)) if word)
         until = f"{self.returned:.3f}" if self.returned is not None else self.lost or "…"
-        got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else ""
+        got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else self.code
         got += ", known to fail" if self.turned_down else ""
         return (
             f"[{self.called:.3f}–{until}] {self.tenant} {self.kind.value} {what} at {self.gateway}, {self.way}: {got}"

@@ -105,6 +105,15 @@ def test_inputs_under_a_key_run_once_and_are_answered_alike() -> None:
     assert promises(it) == {"two outcomes", "second run under a key"}
 
 
+def test_a_text_that_a_request_under_a_key_has_twice_may_run_twice_and_no_more() -> None:
+    it = Scribe()
+    [first], [second] = it.run("a", at=(1.0, 2.0)), it.run("a", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "a", outputs=[first, second], key="k")
+    assert not promises(it)
+    it.run("a", at=(4.0, 5.0))
+    assert promises(it) == {"second run under a key"}
+
+
 def test_a_limit_counts_each_input_at_once_or_not_at_all() -> None:
     it = Scribe()
     it.history.limits["acme"] = 1.0, 3.0

@@ -1,12 +1,14 @@
 """Clients that behave badly: they leave before their answer, tear requests apart, and send what makes a model fail.
 
-Each client has one connection and one request at a time. Every text is unique, and an answer counts only when it is
-the right one for that very text; whatever arrives unasked is noted. So each request that was sent whole has one
-outcome here:
+Each client has one connection, one way into the service and one request at a time; those that call over gRPC
+(`crowd_calls.py`) share a few connections. Every text is unique, and an answer counts only when it is the right one for that
+very text; whatever arrives unasked is noted. A request may have several texts, where its way takes a list. So each
+text that was sent whole has one outcome here:
 
     ok          the right answer
     an error    the code of a refusal or failure, such as rejected_by_model
-    left        the client closed the connection while it waited (half of them politely, half by a reset)
+    let go      another text of its request has failed, so that nothing was told of this one
+    left        the client closed the connection while it waited (half of them politely, half by a reset), or cancelled the call
     cut         the server closed the connection instead of answering
     silent      no answer within PATIENCE
 """
@@ -14,22 +16,32 @@ outcome here:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import random
 import socket
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import uvloop
 
+from bench.promises.crowd_calls import Caller, Calls
+from tests.promises import ways_in
+from tests.promises.ways_in import WayIn, place_of_message
+
 PATIENCE = 15.0
 """Seconds after which a request counts as never answered."""
 SHOWN = 5
 """Violations that are kept word for word."""
+
+MOST = 4
+"""Most texts of a request."""
+ALL_WAYS = tuple(way for way in ways_in.WAYS_IN if not way.numbers)
+"""Ways by which texts come back as texts."""
+WAYS = {"all": ALL_WAYS, "native": (ways_in.NATIVE,)}
+"""Ways into the service, by what the command line calls them."""
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -59,9 +71,11 @@ class Tallied:
     """What became of all requests.
 
     Attributes:
-        sent: requests sent whole.
+        sent: texts sent whole.
+        unsure: those of calls that were cancelled, perhaps before they had left the client.
         torn: requests broken off; they have no outcome.
         outcomes: of those sent whole.
+        by_way: right answers by way.
         wrong: answers that are not the right answer to their request; none may be.
         unasked: bytes that came when no answer was due; none may be.
         blamed: requests with nothing wrong in them that were answered as if there were.
@@ -70,14 +84,24 @@ class Tallied:
     """
 
     def __init__(self) -> None:
-        self.sent = self.torn = self.wrong = self.unasked = self.blamed = self.spared = 0
+        self.sent = self.unsure = self.torn = self.wrong = self.unasked = self.blamed = self.spared = 0
         self.outcomes: Counter[str] = Counter()
+        self.by_way: Counter[str] = Counter()
         self.examples: list[str] = []
 
     def violation(self, text: str) -> None:
         """Keep one in words, if there is room."""
         if len(self.examples) < SHOWN:
             self.examples.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Texts of one request, and whether each is `plain`, one that the model refuses (`REJECT`), or `POISON`."""
+
+    way: WayIn
+    texts: Sequence[str]
+    kinds: Sequence[str]
 
 
 class Crowd:
@@ -88,23 +112,31 @@ class Crowd:
         size: how many clients.
         manners: how they behave.
         seed: of their dice.
+        ways: ways into the service, dealt to the clients in turn.
+        grpc_port: port of those over gRPC.
     """
 
-    def __init__(self, url: str, size: int, manners: Manners, seed: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        size: int,
+        manners: Manners,
+        seed: int,
+        ways: Sequence[WayIn] = WAYS["native"],
+        grpc_port: int = 0,
+    ) -> None:
         self.counters = Tallied()
         self.manners = manners
         self.rng = random.Random(seed)
         self.loop = asyncio.get_running_loop()
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
-        self.template = (
-            f"POST /v1/inference HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            'Content-Length: %d\r\n\r\n{"input": "%s"}'
-        )
+        self.netloc = parts.netloc
         self.nonce = f"{seed:08x}"
         self.left_to_send = 0
-        self._size = size
-        self._clients: set[_Client] = set()
+        self._calls = Calls(self, grpc_port)
+        self._ways = [ways[number % len(ways)] for number in range(size)]
+        self._clients: list[_Client | Caller] = []
         self._over = asyncio.Event()
 
     async def run(self, requests: int, seconds: float) -> Tallied:
@@ -113,7 +145,9 @@ class Crowd:
         stop = self.loop.call_later(seconds, self.stop)
         sweep = self.loop.create_task(self._sweep())
         try:
-            self._clients = {_Client(self) for _ in range(self._size)}
+            self._clients = [
+                _Client(self, way) if way.wire == "http" else Caller(self._calls, way) for way in self._ways
+            ]
             for client in self._clients:
                 client.connect()
             await self._over.wait()
@@ -122,6 +156,7 @@ class Crowd:
             sweep.cancel()
             for client in self._clients:
                 client.close()
+            await self._calls.close()
         return self.counters
 
     def stop(self) -> None:
@@ -134,6 +169,57 @@ class Crowd:
         """A client has nothing more to do."""
         if self.left_to_send <= 0 and all(client.idle for client in self._clients):
             self._over.set()
+
+    def draw(self, way: WayIn) -> Asked:
+        """Texts of the next request."""
+        rng, manners = self.rng, self.manners
+        self.left_to_send -= 1
+        texts, kinds = [], []
+        for place in range(rng.randint(1, min(way.most, MOST))):
+            luck = rng.random()
+            kind = (
+                "POISON" if luck < manners.poison else "REJECT" if luck < manners.poison + manners.reject else "plain"
+            )
+            kinds.append(kind)
+            texts.append(f"{kind} {self.nonce}-{self.left_to_send:09d}.{place} Headway, s'il vous plait")
+        return Asked(way, texts, kinds)
+
+    def judge(self, asked: Asked, outputs: Sequence[str], code: str, blamed: int, told: object) -> None:
+        """Note the answer to a request.
+
+        Arguments:
+            asked: the request.
+            outputs: outputs; empty for an error.
+            code: code of the error.
+            blamed: place of the text that the error names; -1: it names none.
+            told: the answer, for a violation in words.
+        """
+        counters, fine = self.counters, all(kind == "plain" for kind in asked.kinds)
+        if outputs:
+            self.count("ok", len(asked.texts))
+            counters.by_way[asked.way.name] += 1
+            if list(outputs) != [asked.way.input_of(text).upper() for text in asked.texts]:
+                counters.wrong += 1
+                counters.violation(f"wrong: {asked} got {told!r}")
+            elif not fine:
+                counters.spared += 1
+                counters.violation(f"spared: {asked}")
+            return
+        self.count(code.lower())
+        self.count("let go", len(asked.texts) - 1)
+        if code == "REJECTED_BY_MODEL" and (asked.kinds[blamed] == "plain" if blamed >= 0 else fine):
+            counters.blamed += 1
+            counters.violation(f"blamed: {asked} got {told!r}")
+
+    def count(self, outcome: str, times: int = 1) -> None:
+        """Note the outcome of so many texts."""
+        if times:
+            self.counters.outcomes[outcome] += times
+
+    def rest(self, client: _Client | Caller) -> None:
+        """Note that a client has nothing more to do."""
+        client.idle = True
+        self.went_idle()
 
     async def _sweep(self) -> None:
         while True:
@@ -151,14 +237,15 @@ class _Client(asyncio.Protocol):
        └───────── left · cut · silent ─────┘
     """
 
-    __slots__ = ("_buffer", "_crowd", "_kind", "_leaving", "_text", "_timer", "_transport", "_waiting", "idle", "since")
+    __slots__ = ("_asked", "_buffer", "_crowd", "_leaving", "_timer", "_transport", "_waiting", "_way", "idle", "since")
 
-    def __init__(self, crowd: Crowd) -> None:
+    def __init__(self, crowd: Crowd, way: WayIn) -> None:
         self._crowd = crowd
+        self._way = way
+        self._asked = Asked(way, (), ())
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = self._leaving = False
-        self._kind = self._text = ""
         self._buffer = b""
         self.idle = False
         self.since = 0.0
@@ -200,9 +287,9 @@ class _Client(asyncio.Protocol):
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return
-        at = self._buffer.lower().find(b"content-length: ", 0, end)
-        line = self._buffer.find(b"\r\n", at)
-        length = int(self._buffer[at + 16 : line])
+        lines = self._buffer[:end].decode("latin-1").lower().split("\r\n")[1:]
+        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(fields["content-length"])
         if len(self._buffer) < end + 4 + length:
             return
         status, body = int(self._buffer[9:12]), self._buffer[end + 4 : end + 4 + length]
@@ -211,7 +298,9 @@ class _Client(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._judge(status, body)
+        told = self._way.read(status, fields, body)
+        blamed = -1 if told.outputs else place_of_message(body.decode())
+        self._crowd.judge(self._asked, told.outputs, told.code, blamed, body[:300])
         if extra:
             self._crowd.counters.unasked += 1
             self._crowd.counters.violation(f"unasked, behind an answer: {extra[:200]!r}")
@@ -222,7 +311,7 @@ class _Client(asyncio.Protocol):
         if self._waiting and not self._leaving and now - self.since > PATIENCE:
             self._waiting = False
             self._count("silent")
-            self._crowd.counters.violation(f"silent: {self._text}")
+            self._crowd.counters.violation(f"silent: {self._asked}")
             self.close()
 
     def close(self) -> None:
@@ -238,19 +327,16 @@ class _Client(asyncio.Protocol):
         if crowd.left_to_send <= 0:
             self._rest()
             return
-        crowd.left_to_send -= 1
-        luck = rng.random()
-        self._kind = (
-            "POISON" if luck < manners.poison else "REJECT" if luck < manners.poison + manners.reject else "plain"
-        )
-        self._text = f"{self._kind} {crowd.nonce}-{crowd.left_to_send:09d} Headway, s'il vous plait"
-        request = (crowd.template % (len(self._text) + 13, self._text)).encode()
+        self._asked = crowd.draw(self._way)
+        path, fields, body = self._way.write(self._asked.texts)
+        head = [f"POST {path} HTTP/1.1", f"Host: {crowd.netloc}", *fields, f"Content-Length: {len(body)}", "", ""]
+        request = "\r\n".join(head).encode() + body
         if rng.random() < manners.tear:
             crowd.counters.torn += 1
             transport.write(request[: rng.randrange(1, len(request))])
             self._leave()
             return
-        crowd.counters.sent += 1
+        crowd.counters.sent += len(self._asked.texts)
         self._waiting = True
         self.since = crowd.loop.time()
         transport.write(request)
@@ -278,31 +364,10 @@ class _Client(asyncio.Protocol):
             step()
 
     def _rest(self) -> None:
-        self.idle = True
-        self._crowd.went_idle()
-
-    def _judge(self, status: int, body: bytes) -> None:
-        counters = self._crowd.counters
-        content: dict[str, Any] = {}
-        with contextlib.suppress(ValueError):
-            content = json.loads(body)
-        if status == 200:
-            self._count("ok")
-            if content.get("output") != self._text.upper():
-                counters.wrong += 1
-                counters.violation(f"wrong: {self._text!r} got {body[:200]!r}")
-            elif self._kind != "plain":
-                counters.spared += 1
-                counters.violation(f"spared: {self._text!r}")
-            return
-        code = str(content.get("error", status)).lower()
-        self._count(code)
-        if code == "rejected_by_model" and self._kind == "plain":
-            counters.blamed += 1
-            counters.violation(f"blamed: {self._text!r} got {body[:300]!r}")
+        self._crowd.rest(self)
 
     def _count(self, outcome: str) -> None:
-        self._crowd.counters.outcomes[outcome] += 1
+        self._crowd.count(outcome, len(self._asked.texts))
 
 
 def loop_factory() -> asyncio.AbstractEventLoop:

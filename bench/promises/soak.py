@@ -4,7 +4,9 @@
     python bench/promises/soak.py --minutes 20     long enough to tell
     python bench/promises/soak.py --kill-every 0.4 crashes above all: does a dead worker leave anything behind?
 
-A crowd of clients asks, leaves, tears requests apart and sends inputs that fail, and workers are killed, all at a
+By `--ways native` they come by the native route alone, and with `--broker redis` the broker is in Redis.
+
+A crowd of clients asks by all ways into the service, leaves, tears requests apart and sends inputs that fail, and workers are killed, all at a
 moderate rate. The memory of the front process, the memory of its workers, open descriptors, threads and processes are
 sampled; the medians of the second fifth and of the last fifth of the time must be alike. When the clients are gone,
 descriptors must be back to where they were before them. The books are audited as in exactness.py.
@@ -21,8 +23,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from bench.promises.crowd import Crowd, Manners, Tallied, loop_factory
-from bench.promises.exactness import audit, kill_workers, settled
+from bench.promises.crowd import WAYS, Crowd, Manners, Tallied, loop_factory
+from bench.promises.exactness import add_ways, audit, flaky, kill_workers, settled
 from bench.stand import processes, stand
 from bench.stand.findings import Findings
 from bench.stand.stand import Server
@@ -55,21 +57,21 @@ def main() -> int:
     parser.add_argument(
         "--kill-every", type=float, default=KILL_EVERY, help="seconds between kills of a worker (default %(default)g)"
     )
+    add_ways(parser)
     options = parser.parse_args()
     stand.end_in_order()
     stand.pin_to_load_core()
     seconds = options.minutes * 60
     findings = Findings(
         "soak", minutes=options.minutes, seed=options.seed, clients=CLIENTS, rate=RATE, workers=GPUS,
-        kill_every_s=options.kill_every, manners=asdict(MANNERS), pinning=stand.PINNING,
+        kill_every_s=options.kill_every, manners=asdict(MANNERS), ways=options.ways, broker=options.broker, pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.minutes:g} minutes at about {RATE:,.0f}/s, seed {options.seed}; {stand.PINNING}.")
-    flags = ("--workers", str(GPUS), "--max-batch-size", "64", "--log-level", "error")
     environment = {"BENCH_MS": "10", "BENCH_RAISE": "0.002", "BENCH_SEED": str(options.seed)}
-    with stand.headway(f"{stand.TARGETS}:Flaky", *flags, name="soak", environment=environment) as server:
+    with flaky("soak", options.broker, GPUS, environment) as server:
         before = sample(server, 0.0)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            counters, kills, samples = runner.run(_drive(server, seconds, options.seed, options.kill_every))
+            counters, kills, samples = runner.run(_drive(server, seconds, options))
         counted = settled(server)
         time.sleep(1.0)  # the server looks for connections that have gone twice a second
         after = sample(server, seconds)
@@ -95,13 +97,14 @@ def sample(server: Server, at: float) -> Sample:
     )
 
 
-async def _drive(server: Server, seconds: float, seed: int, kill_every: float) -> tuple[Tallied, int, list[Sample]]:
+async def _drive(server: Server, seconds: float, options: argparse.Namespace) -> tuple[Tallied, int, list[Sample]]:
     """The load, the kills and the samples."""
+    rng = random.Random(f"kills {options.seed}")
     kills: list[int] = []
     samples: list[Sample] = []
-    crowd = Crowd(server.url, CLIENTS, MANNERS, seed)
+    crowd = Crowd(server.url, CLIENTS, MANNERS, options.seed, WAYS[options.ways], server.grpc_port)
     chores = {
-        asyncio.create_task(kill_workers(server, kill_every, random.Random(f"kills {seed}"), kills)),
+        asyncio.create_task(kill_workers(server, options.kill_every, rng, kills)),
         asyncio.create_task(_watch(server, seconds / SAMPLES, samples)),
     }
     try:

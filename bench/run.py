@@ -42,6 +42,7 @@ PROGRAMS = {
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
     "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", ("--seconds", "900"), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
+    "shared_gpus": Program("load", "several models on shared GPUs", ("--seconds", "5"), ("--seconds", "20")),
     "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
     "foretold": Program(
         "load", "simulated beside real, where paced does worst", ("--worst", "0", "--seconds", "4"), ()

@@ -100,6 +100,32 @@ def test_workers_follow_the_devices_of_each_model() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "own", "named", "reason"),
+    [
+        ({"workers": 1, "models_per_gpu": 3}, {"min_warm": 2}, "models.a.min_warm", "more than there are GPUs"),
+        ({"workers": 2, "models_per_gpu": 1, "min_warm": 1}, {"min_warm": 2}, "models_per_gpu", "2 GPUs hold 2 models"),
+        ({"workers": 1, "models_per_gpu": 1}, {"min_warm": 1}, "models_per_gpu", "keeps 1 of them loaded"),
+        ({"workers": 2, "models_per_gpu": 1}, {"workers": 1}, "models_per_gpu", "model a has workers of its own"),
+        ({"models_per_gpu": -1}, {}, "models_per_gpu", "must lie between 0 and 256"),
+    ],
+)
+def test_models_that_share_gpus_must_fit_there(
+    settings: dict[str, int], own: dict[str, int], named: str, reason: str
+) -> None:
+    models = (ModelSettings("a", values=tuple(own.items())), ModelSettings("b"))
+    with pytest.raises(SettingError) as told:
+        Settings(models=models, **settings)  # type: ignore[arg-type]
+    assert told.value.setting == named
+    assert reason in told.value.reason
+
+
+def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
+    models = (ModelSettings("a", values=(("min_warm", 2), ("workers", 2))), ModelSettings("b", values=(("min_warm", 1),)))
+    served = Settings(models=models, workers=2, models_per_gpu=2).served
+    assert [one.min_warm for one in served.values()] == [2, 1]
+
+
+@pytest.mark.parametrize(
     ("table", "named", "reason"),
     [
         ("[models.a]\nport = 3", "[models.a] port = 3", "is a setting of the process"),

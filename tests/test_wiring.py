@@ -25,6 +25,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
+from headway.config.models import ModelSettings
 from headway.config.target import parse_target
 from headway.errors import SettingError, TargetError
 from headway.model import ItemResult, Lease, Role
@@ -97,6 +98,26 @@ def test_a_grpc_port_without_its_packages_is_told_by_its_setting(monkeypatch: py
     with pytest.raises(SettingError, match=r"grpc_port = 8081: needs the packages grpcio and protobuf") as caught:
         built(Role.SERVE, TARGET, grpc_port=8081)
     assert "pip install 'grpcio" in caught.value.hint
+
+
+def test_models_share_gpus_where_they_may_and_remote_apis_keep_their_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_gpus", lambda: Gpus(("0", "1")))
+    targets = {"a": TARGET, "far": "http://127.0.0.1:1/", "b": TARGET}
+    models = tuple(ModelSettings(name) for name in targets)
+
+    def workers(**settings: Any) -> set[str]:
+        made = within_a_loop(lambda: wiring.build(Settings(models=models, **settings), Role.SERVE, targets))
+        assert made.pool is not None
+        assert set(made.pool.slots) == {batcher.slot.worker for batcher in made.pool.batchers}
+        return set(made.pool.slots)
+
+    assert workers() == {"a/gpu-0", "far/remote-0", "b/gpu-0"}, "a has GPU 0, b has GPU 1"
+    shared = {f"{name}/gpu-{number}" for name in "ab" for number in range(2)}
+    remote = {"far/remote-0", "far/remote-1"}
+    assert workers(workers=2, models_per_gpu=2) == shared | remote
+    assert workers(workers=2, models_per_gpu=1) == {"a/gpu-0", "b/gpu-1"} | remote
+    with pytest.raises(SettingError, match="workers = 3"):
+        workers(workers=3, models_per_gpu=1)
 
 
 def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:

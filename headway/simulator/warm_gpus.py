@@ -310,4 +310,5 @@ class _Simulation:
         self._give_up(model, self._queues[model].expire(now))
 
     def _give_up(self, model: str, late: Iterable[object]) -> None:
-        self._record.lost[model] += sum(1 for _ in late)
+        for _ in late:
+            self._record.lost[model] += 1

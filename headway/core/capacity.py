@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from headway.core.departure import Load
 from headway.core.service_model import REACH
@@ -50,8 +50,3 @@ def pace(load: Load) -> float:
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
-
-
-def shared_slots(shares: Collection[float]) -> int:
-    """Number of whole GPUs that slots come to which have these shares of one each; at least 1 where there is one."""
-    return max(round(math.fsum(shares)), 1) if shares else 0

@@ -72,7 +72,7 @@ class ModelQueue:
         self._newest = -math.inf
         self.slots = 0
         self.factors = SlotFactors()
-        self._known_slots = 1
+        self.whole_slots = 1.0
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
@@ -114,13 +114,13 @@ class ModelQueue:
             oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
-    def set_slots(self, slots: int, workers: Collection[str] = ()) -> None:
-        """Set the number of live GPUs of this model, and the ids of their workers; of others no pace is learnt."""
+    def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf) -> None:
+        """Set the live GPUs, the ids of their workers, who alone are learnt of, and the whole GPUs that they come to."""
         if slots > self.slots:
             self.culprits.renew()
         self.slots = slots
         self.factors.keep(slots, workers, self._departures)
-        self._known_slots = slots or self._known_slots
+        self.whole_slots = min(slots, whole) or self.whole_slots
         self._gate_at = -math.inf
 
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
@@ -183,7 +183,7 @@ class ModelQueue:
         caller, suspects = caller_of(entry), self._suspects
         quarantine = suspects.quarantine(caller)
         waiting = self._size(quarantine.members) if quarantine is not None else 0
-        if waiting >= QUARANTINE_BATCHES * self.limits.max_batch * self._known_slots:
+        if waiting >= QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots:
             pace = self._gate_now(now).pace(entry.tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
         ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
@@ -225,7 +225,7 @@ class ModelQueue:
         gate = self._gate_now(now)
         if ahead < gate.allowed(entry.tier, entry):
             return None
-        if self.limits.fits(ahead, entry, self._known_slots - self._running.busy):
+        if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
             return None
         tier_queue, first = self._tier_queues[entry.tier], self._first_size()
         refused = gate.judge(ahead, first, entry.tier, entry)
@@ -475,7 +475,7 @@ class ModelQueue:
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:
             full = self.service.seconds(self.limits.max_batch)
-            drain = self._known_slots * self.limits.max_batch / full if full > 0 else 0.0
+            drain = self.whole_slots * self.limits.max_batch / full if full > 0 else 0.0
             slow = full + self.service.deviation
             self._gate = admission.AdmissionLimits.of(drain, slow, self._size_rates(now), self.limits.reserved_share)
             self._gate_at = now

@@ -252,28 +252,21 @@ class _Simulation:
 
     def _look(self, now: float) -> None:
         """Decide what is to be loaded, as long as anybody may still ask for it."""
-        for model, queue in self._queues.items():
-            self._rates[model] += (self._came[model] / self._scenario.look_every - self._rates[model]) * (
-                self._scenario.look_every / RATE_TIME
-            )
+        every = self._scenario.look_every
+        for model in self._queues:
+            self._rates[model] += (self._came[model] / every - self._rates[model]) * min(every / RATE_TIME, 1.0)
             self._came[model] = 0
             self._expire(model, now)
-            queue.set_slots(self._slots(model), self._homes[model])
+            self._count(model)
         for key in self._had.keys() | self._used.keys():
             used = self._used.get(key, 0.0)
-            self._used[key] = used + (self._had.pop(key, 0.0) / self._scenario.look_every - used) * (
-                self._scenario.look_every / USE_TIME
-            )
+            self._used[key] = used + (self._had.pop(key, 0.0) / every - used) * min(every / USE_TIME, 1.0)
         batch, entry = self._scenario.max_batch, self._scenario.entry_seconds
         asked = {model: Asked(self._rates[model], queue.depth, batch, entry) for model, queue in self._queues.items()}
         for move in self._placement.look(asked, self._used, now):
             self._begin(move, now)
         if not self._closed or any(queue.depth for queue in self._queues.values()):
             self._at(now + self._scenario.look_every, self._look)
-
-    def _slots(self, model: str) -> int:
-        homes = len(self._homes[model])
-        return min(homes, max(1, round(self._placement.capacity(model))))
 
     def _begin(self, move: Move, now: float) -> None:
         """Begin a move: what makes room leaves as soon as its batch is done."""
@@ -304,7 +297,8 @@ class _Simulation:
         self._wake(move.model, now)
 
     def _count(self, model: str) -> None:
-        self._queues[model].set_slots(self._slots(model), self._homes[model])
+        homes = self._homes[model]
+        self._queues[model].set_slots(len(homes), homes, self._placement.capacity(model))
 
     def _expire(self, model: str, now: float) -> None:
         self._give_up(model, self._queues[model].expire(now))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.model import WorkerInfo, WorkerStatus
-from tests.contracts.brokers import MAX_BATCH, MODELS, Harness, ask, story
+from headway.model import Lease, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, MODELS, Harness, ask, slot, story
 
 BATCH_SECONDS = 0.1
 
@@ -77,3 +77,32 @@ async def test_the_rate_is_that_of_arrivals(harness: Harness) -> None:
         await harness.broker.enqueue([ask(), ask()])
         await harness.advance(0.1)
     assert (await harness.broker.loads())["m"].rate == pytest.approx(20.0, rel=0.2)
+
+
+@story
+async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_have(harness: Harness) -> None:
+    async def admitted(*shares: float, status: WorkerStatus = WorkerStatus.HEALTHY) -> int:
+        """Entries let in of many, which are withdrawn again."""
+        for number, share in enumerate(shares):
+            beat = WorkerInfo(worker_id=f"gpu-{number}", model="m", status=status, share=share)
+            await harness.broker.heartbeat(beat)
+        asked = [ask(tier=0, timeout=0.4) for _ in range(8 * MAX_BATCH)]
+        answers = await harness.broker.enqueue(asked)
+        await harness.broker.withdraw([one.submission for one in asked], asked[0].gateway)
+        return answers.count(None)
+
+    await harness.healthy("gpu-0", "gpu-1")
+    for _ in range(8):
+        await harness.broker.enqueue([ask() for _ in range(MAX_BATCH)])
+        lease = await harness.broker.claim(slot("gpu-0"), AT_ONCE)
+        assert isinstance(lease, Lease)
+        await harness.advance(BATCH_SECONDS)
+        await harness.answer(lease)
+    whole = await admitted(1.0, 1.0)
+    assert 20 < whole < 50
+    assert await admitted(0.5, 0.5) == pytest.approx(whole / 2, abs=2)
+    assert await admitted(0.75, 0.75) == pytest.approx(whole * 0.75, abs=2)
+    assert await admitted(1.0, 1.0) == pytest.approx(whole, abs=2)
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.COLD))
+    assert await admitted(1.0) == pytest.approx(whole / 2, abs=2)
+    assert (await harness.broker.loads())["m"].slots == 1

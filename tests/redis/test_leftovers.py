@@ -16,7 +16,7 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
 FIGURES = {"q"}
-HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf"}
+HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
 LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
 

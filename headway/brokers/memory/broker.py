@@ -19,7 +19,6 @@ from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, l
 from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
 from headway.core import failures
 from headway.core.admission import Refused
-from headway.core.capacity import shared_slots
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
@@ -489,7 +488,7 @@ class MemoryBroker:
     def _count_slots(self, model: str, now: float) -> None:
         own = (believed(worker, now) for worker in self._workers.values() if worker.model == model)
         healthy = {worker.worker_id: worker.share for worker in own if worker.status is WorkerStatus.HEALTHY}
-        queue, slots = self._queues[model], shared_slots(healthy.values())
-        if healthy.keys() != queue.factors.workers or slots != queue.slots:
-            queue.set_slots(slots, healthy)
+        queue, whole = self._queues[model], math.fsum(healthy.values())
+        if healthy.keys() != queue.factors.workers or (healthy and whole != queue.whole_slots):
+            queue.set_slots(len(healthy), healthy, whole)
             self._wake_idle(model, now)

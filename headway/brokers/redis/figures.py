@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
     "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "strayed", "largest", "alpha", "beta", "deviation"), 0.0),
     "FLEET": {
         "slots": 0.0, "known_slots": 1.0, "generation": 0.0, "reaper_until": -math.inf, "swept_at": -math.inf, "differ": 0.0,
+        "shared": 0.0,
         **dict.fromkeys(PACES, 0.0),
     },
     "SELDOM": {

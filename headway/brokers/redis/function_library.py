@@ -32,7 +32,7 @@ from headway.core import (
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause, DedupKind
 
-LAYOUT = "headway6"
+LAYOUT = "headway7"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1

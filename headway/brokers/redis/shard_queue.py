@@ -287,8 +287,8 @@ class Queue:
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """Note whether a slot that is at home here is healthy, and what batches took when it started."""
-        runs = itertools.chain.from_iterable(worker.warm_up)
-        self._note(await self._call("beat", worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), *runs))
+        healthy, runs = int(worker.status is WorkerStatus.HEALTHY), itertools.chain.from_iterable(worker.warm_up)
+        self._note(await self._call("beat", worker.worker_id, healthy, worker.share, *runs))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""

@@ -28,21 +28,21 @@ local function recount(s)
   return changed
 end
 
--- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, then size and
--- seconds of each batch that its start has run, which are learnt as long as nothing else is known.
+-- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
+-- GPU, then size and seconds of each batch that its start has run, which are learnt as long as nothing else is known.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', s.now, worker)
-    begin_factor(s, worker)
+    begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
-    for i = HEAD + 3, #args, 2 do
+    for i = HEAD + 4, #args, 2 do
       observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
     end
     s.q.gate_at = -INF

@@ -96,10 +96,22 @@ local function load_of(s)
   return struct.pack(LOAD_FORMAT, EACH_OF_LOAD)
 end
 
--- Healthy slots, from heartbeats; true when they have changed.
+-- Healthy slots, from heartbeats, and the whole GPUs that they come to with their shares; true when there are more or fewer.
 local function count_slots(s)
-  local q = s.q
-  local healthy = redis.call('ZCOUNT', s.prefix .. 'h', '(' .. exact(s.now - DEGRADED_AFTER), '+inf')
+  local q, since = s.q, '(' .. exact(s.now - DEGRADED_AFTER)
+  local healthy = redis.call('ZCOUNT', s.prefix .. 'h', since, '+inf')
+  local whole = healthy
+  if q.shared > 0 then
+    whole = 0
+    for _, worker in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'h', since, '+inf')) do
+      whole = whole + tonumber(redis.call('HGET', s.prefix .. 'hp', worker) or 1)
+    end
+  end
+  if healthy > 0 and whole ~= q.known_slots then
+    q.known_slots = whole
+    q.gate_at = -INF
+    s.touched[FLEET] = true
+  end
   if healthy == q.slots then
     return false
   end
@@ -108,9 +120,6 @@ local function count_slots(s)
     q.generation = q.generation + 1
   end
   q.slots = healthy
-  if healthy > 0 then
-    q.known_slots = healthy
-  end
   q.gate_at = -INF
   return true
 end

@@ -44,11 +44,28 @@ local function worker_of(slot)
   return string.match(slot, '%z(.*)$')
 end
 
-function begin_factor(s, worker)
+-- Note the share of its GPU that a slot can have; one that has all of it is not listed.
+local function set_share(s, worker, share)
+  local q, change = s.q, 0
+  if share < 1 then
+    change = redis.call('HSET', s.prefix .. 'hp', worker, exact(share))
+    lasting(s, 'hp')
+  elseif q.shared > 0 then
+    change = -redis.call('HDEL', s.prefix .. 'hp', worker)
+  end
+  if change ~= 0 then
+    q.shared = q.shared + change
+    s.touched[FLEET] = true
+  end
+end
+
+function begin_factor(s, worker, share)
+  set_share(s, worker, share)
   redis.call('HSETNX', key_of_factors(s), worker, struct.pack(SLOT, 1, 0, USUAL_PACE, s.q.departures))
 end
 
 function forget_factor(s, worker)
+  set_share(s, worker, 1)
   local _, _, position = known_of(s, worker)
   count(s, position, -1)
   redis.call('HDEL', key_of_factors(s), worker)

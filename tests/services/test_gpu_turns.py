@@ -1,0 +1,180 @@
+"""Turns of the batchers that share a GPU: one claims at a time, whoever does not come is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headway.core.departure import Policy
+from headway.core.locality.turns import Contender
+from headway.core.policies import build
+from headway.errors import BrokerUnavailable
+from headway.model import Lease, NoWork, Slot, WorkerInfo, WorkerStatus
+from headway.worker.gpu_turns import TURN, GpuTurns, TurnedSource
+from tests.virtual_time import run
+
+POLICY = build("window", 0.0)
+
+
+class Broker:
+    """Broker of which each model has as many batches as it is given."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, int] = {}
+        self.away = False
+        self.asked: list[str] = []
+        self.beats: list[WorkerInfo] = []
+
+    async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
+        self.asked.append(slot.model)
+        if self.away:
+            raise BrokerUnavailable("out of reach")
+        if not self.batches.get(slot.model):
+            return NoWork(None)
+        self.batches[slot.model] -= 1
+        return Lease(1, slot, (), "full", 0.0, 10.0, 1.0)
+
+    async def wait_for_work(self, slot: Slot, until: float | None) -> None:
+        await asyncio.Event().wait()
+
+    async def release(self, lease: Lease, failure: object = None) -> bool:
+        return True
+
+    async def heartbeat(self, worker: WorkerInfo) -> None:
+        self.beats.append(worker)
+
+
+class Stand:
+    """One GPU with two models."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.broker = Broker()
+        self.turns = GpuTurns("gpu-0", clock, Contender, lambda model: 0.5)
+        self.slots = {model: Slot(f"{model}/gpu-0", model, 8) for model in "abc"}
+        self.sources = {model: TurnedSource(self.broker, self.turns, model) for model in "abc"}  # type: ignore[arg-type]
+
+    async def claim(self, model: str) -> Lease | NoWork:
+        return await self.sources[model].claim(self.slots[model], POLICY)
+
+    def wait(self, model: str) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.sources[model].wait_for_work(self.slots[model], None))
+
+    async def running(self, model: str) -> Lease:
+        self.broker.batches[model] = 1
+        lease = await self.claim(model)
+        assert isinstance(lease, Lease)
+        return lease
+
+
+def played(scene: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        await scene(Stand(clock))
+
+    run(main)
+
+
+def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then() -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        assert await stand.claim("b") == NoWork(None)
+        assert stand.broker.asked == ["a"], "the broker has not heard of it"
+        waits = stand.wait("b")
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        await stand.sources["a"].release(lease)
+        await waits
+        stand.broker.batches["b"] = 1
+        assert await stand.claim("a") == NoWork(None), "it is the other's turn"
+        assert isinstance(await stand.claim("b"), Lease)
+
+    played(scene)
+
+
+def test_a_turn_without_a_batch_goes_to_the_next_and_then_anybody_may_look() -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        for model in "bc":
+            await stand.claim(model)
+        waits = {model: stand.wait(model) for model in "bc"}
+        await asyncio.sleep(0.1)
+        await stand.sources["a"].release(lease)
+        for model in "bc":
+            await waits[model]
+            assert await stand.claim(model) == NoWork(None)
+        assert stand.broker.asked == ["a", "b", "c"]
+        assert await stand.claim("a") == NoWork(None)
+        assert not stand.turns.busy
+
+    played(scene)
+
+
+def test_who_does_not_come_for_its_turn_is_passed_over() -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        await stand.claim("b")
+        waits = stand.wait("b")
+        await asyncio.sleep(0)
+        await stand.sources["a"].release(lease)
+        await waits
+        assert await stand.claim("a") == NoWork(None)
+        again = stand.wait("a")
+        await asyncio.sleep(TURN * 1.5)
+        assert again.done()
+        await stand.claim("a")
+        assert stand.broker.asked == ["a", "a"]
+
+    played(scene)
+
+
+def test_a_wait_for_work_on_a_free_gpu_ends_when_another_takes_it() -> None:
+    async def scene(stand: Stand) -> None:
+        assert await stand.claim("b") == NoWork(None)
+        waits = stand.wait("b")
+        await asyncio.sleep(0.1)
+        await stand.running("a")
+        await asyncio.wait_for(waits, 0.1)
+        assert await stand.claim("b") == NoWork(None)
+
+    played(scene)
+
+
+def test_a_broker_out_of_reach_takes_no_turn_away() -> None:
+    async def scene(stand: Stand) -> None:
+        stand.broker.away = True
+        with pytest.raises(BrokerUnavailable):
+            await stand.claim("a")
+        stand.broker.away = False
+        await stand.running("b")
+
+    played(scene)
+
+
+def test_a_model_that_leaves_passes_its_turn_on() -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        for model in "bc":
+            await stand.claim(model)
+        waits = {model: stand.wait(model) for model in "bc"}
+        await asyncio.sleep(0)
+        await stand.sources["a"].release(lease)
+        await waits["b"]
+        stand.turns.leave("b")
+        await waits["c"]
+        await stand.running("c")
+
+    played(scene)
+
+
+def test_heartbeats_tell_the_gpu_and_a_model_that_has_made_room_is_cold() -> None:
+    async def scene(stand: Stand) -> None:
+        gone = WorkerInfo(worker_id="a/gpu-0", model="a", status=WorkerStatus.OFFLINE)
+        await stand.sources["a"].heartbeat(gone)
+        stand.turns.evicted.add("a")
+        await stand.sources["a"].heartbeat(gone)
+        told = [(beat.status, beat.gpu, beat.share) for beat in stand.broker.beats]
+        assert told == [(WorkerStatus.OFFLINE, "gpu-0", 0.5), (WorkerStatus.COLD, "gpu-0", 0.5)]
+
+    played(scene)

@@ -120,7 +120,10 @@ def test_models_that_share_gpus_must_fit_there(
 
 
 def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
-    models = (ModelSettings("a", values=(("min_warm", 2), ("workers", 2))), ModelSettings("b", values=(("min_warm", 1),)))
+    models = (
+        ModelSettings("a", values=(("min_warm", 2), ("workers", 2))),
+        ModelSettings("b", values=(("min_warm", 1),)),
+    )
     served = Settings(models=models, workers=2, models_per_gpu=2).served
     assert [one.min_warm for one in served.values()] == [2, 1]
 

@@ -66,6 +66,6 @@ class QueueLimits:
         places = weight / self.unit
         return places if places > count else count
 
-    def fits(self, ahead: float, entry: Entry, batches: int) -> bool:
+    def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
         """Whether so many batches hold an entry beside what is ahead of it, of this size."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch

@@ -223,6 +223,7 @@ def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Seq
         "queues": [
             {
                 "model": depth.model,
+                "version": depth.version,
                 "tier": tier_name(depth.tier, tiers),
                 "depth": depth.depth,
                 "oldest_seconds": round(depth.oldest_seconds, 4),

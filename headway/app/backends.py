@@ -281,12 +281,15 @@ def make_batchers(
     request_timeout: float = math.inf,
     queue_timeout: float = math.inf,
     certificates: RemoteCertificates | None = None,
+    *,
+    versioned: bool = False,
 ) -> MakeBatcher:
     """Make the builder of the batchers that run a target.
 
     Raises SettingError for settings with which no backend of the target can be made.
 
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
+    `versioned` says whether they claim what is for their version, and not what any version may answer.
     """
     shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -295,6 +298,7 @@ def make_batchers(
     weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
     report = make_report(settings, target)
+    version = settings.model_version if versioned else ""
 
     def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
@@ -310,7 +314,7 @@ def make_batchers(
             shared=shared,
         )
         return Batcher(
-            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report),
+            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report, version),
             partial(make_backend, target, plan),
             broker,
             policy,

@@ -12,6 +12,7 @@ from headway.config import FIELDS
 from headway.model import Role
 
 _OF_CLIENTS = (
+    "version_weights",
     "host",
     "port",
     "grpc_port",

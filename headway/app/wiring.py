@@ -39,6 +39,7 @@ from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
+from headway.app.version_weights import WeightsResource
 from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
 from headway.config.target import Target, parse_target
 from headway.controller.controller import Controller
@@ -63,6 +64,7 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
+from headway.worker.helping import StrayWatcher
 from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools, Workers
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
@@ -191,9 +193,14 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:
             further.append(make_grpc_listener(settings, gateway, identity, ready, counters, certificates))
+        if settings.weights_file:
+            resources.append(WeightsResource(settings, gateway.rules))
     elif parts.controller:
         fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, None))
         resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models))
+    if made.pool is not None and settings.broker:
+        pool = made.pool
+        resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
     service = Service(
         settings,
         bundle.broker,
@@ -271,8 +278,9 @@ def make_pools(
         if decides:
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
         make = batchers[model] = make_batchers(
-            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates
-        )
+            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
+            versioned=bool(settings.broker) and model not in shares,
+        )  # fmt: skip
         if model not in shares:
             pools[model] = make_pool(settings, plan.devices, make, broker, slots)
     if shares:

@@ -122,12 +122,18 @@ def _summary(found: dict[str, Any]) -> str:
 
 
 def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
-    several = len({queue["model"] for queue in queues}) > 1
+    several = len({_queue(queue) for queue in queues if queue["depth"]} | {queue["model"] for queue in queues}) > 1
     return [
-        f"{queue['depth']} {queue['tier']}{' of ' + queue['model'] if several else ''}"
+        f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}"
         for queue in queues
         if queue["depth"]
     ]
+
+
+def _queue(queue: dict[str, Any]) -> str:
+    """Model of a queue, and the version that it is for."""
+    version = queue.get("version")  # A process of an earlier version does not tell.
+    return f"{queue['model']} version {version}" if version else str(queue["model"])
 
 
 def _capacity(capacity: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ A flag beats the environment, which beats the file, which beats the default.
 from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
-from headway.config.sources import load, load_arguments
+from headway.config.sources import load, load_arguments, read_weights_again
 from headway.config.terms import on_terms, terms_of
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "load_arguments",
     "on_terms",
+    "read_weights_again",
     "shown_url",
     "terms_of",
 ]

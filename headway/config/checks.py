@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database, remote_headers
-from headway.core import arguments, policies, weight_estimate
+from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
@@ -260,6 +260,13 @@ def _tier_rates(settings: Settings) -> None:
         seen.add(name)
 
 
+def _version_weights(settings: Settings) -> None:
+    try:
+        versions.read_weights(settings.version_weights)
+    except versions.NoWeights as exc:
+        _refuse(settings, "version_weights", f"cannot be read: {exc}", "For example 3=95,4=5.")
+
+
 def _broker(settings: Settings) -> None:
     wrong = broker.fault(settings.broker) if settings.broker else None
     if wrong is not None:
@@ -404,6 +411,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _shed_depths,
     _room,
     _tier_rates,
+    _version_weights,
     _burst,
     _broker,
     _bodies,

@@ -15,7 +15,7 @@ from headway.config.target import shown_target
 from headway.errors import SettingError
 
 MODEL_FIELDS = (
-    "model_version", "chat_template",
+    "model_version", "version_weights", "chat_template",
     "target_arguments", "workers", "devices", "min_warm", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
     "max_batch_size", "max_batch_weight", "weight", "max_wait_ms", "policy", "max_queue", "shed_depths",
     "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",

@@ -66,6 +66,11 @@ class Settings:
     )
     model: str = _setting("default", _SERVICE, "Name under which the target is served.")
     model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
+    version_weights: str = _setting(
+        "",
+        _SERVICE,
+        "Weights of a model's versions, as 3=95,4=5; 0: it gets nothing new; left out: by their workers; SIGHUP reads them again.",
+    )
     default_model: str = _setting(
         "",
         _SERVICE,
@@ -365,6 +370,8 @@ class Settings:
 
     models: tuple[ModelSettings, ...] = ()
     """Models of which each may have settings of its own; empty: there is one, named by `model`."""
+    weights_file: str = dataclasses.field(default="", compare=False, repr=False)
+    """File that weights of versions are read from again; empty where they come from elsewhere."""
 
     def __post_init__(self) -> None:
         for check in CHECKS:

@@ -45,7 +45,25 @@ def load(
     tables = model_tables(table)
     sources = [values_of(table), _from_environ(environ), _from_flags(flags, spell)]
     named = targets if targets is None or isinstance(targets, Mapping) else named_targets(targets, tables)
-    return _merged(sources, spell, tables, named, targets is not None)
+    merged = _merged(sources, spell, tables, named, targets is not None)
+    elsewhere = any("version_weights" in given for given in sources[1:])
+    return merged if elsewhere or not table.content else replace(merged, weights_file=str(table.path))
+
+
+def read_weights_again(settings: Settings) -> dict[str, str]:
+    """Weights of versions as the file of these settings has them now, by model; those of models without a table at "".
+
+    Raises:
+        SettingError: the file cannot be used.
+    """
+    table = read_file(Path(settings.weights_file), "config")
+    whole = str(values_of(table).get("version_weights", ("", ""))[1])
+    found = {"": whole}
+    for model, own in model_tables(table).items():
+        found[model] = str(dict(own.own).get("version_weights", whole))
+    for text in found.values():
+        replace(settings, models=(), default_model="", version_weights=text)  # It is checked there.
+    return found
 
 
 def load_arguments(values: Mapping[str, Any]) -> Settings:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import structlog
 
 from headway.core.capacity import capacity
+from headway.core.departure import Load
 from headway.errors import BrokerUnavailable
-from headway.model import Capacity
+from headway.model import Capacity, model_and_version
 from headway.ports import Broker, Fleet
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -80,8 +81,16 @@ class Controller:
     async def _publish(self) -> None:
         workers, loads = await self._broker.workers(), await self._broker.loads()
         target, scarce = self._target_utilisation, self._broker.memory_pressure
-        for model in sorted({*loads, *(worker.model for worker in workers)}):
-            found = capacity(model, workers, loads.get(model), target, scarce)
+        of_models: dict[str, Load] = {}
+        for (
+            queue,
+            load,
+        ) in loads.items():  # Versions of a model mostly cost alike; that which has run most is known best.
+            model, _ = model_and_version(queue)
+            if model not in of_models or load.departures > of_models[model].departures:
+                of_models[model] = load
+        for model in sorted({*of_models, *(worker.model for worker in workers)}):
+            found = capacity(model, workers, of_models.get(model), target, scarce)
             await self._fleet.publish(found)
             self._tell(found)
 

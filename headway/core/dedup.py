@@ -119,10 +119,10 @@ def is_task(entry: Entry) -> bool:
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
-def follower(subscription: Subscription, model: str) -> Entry:
+def follower(subscription: Subscription, model: str, version: str = "") -> Entry:
     """Entry that stands for a subscription inside a broker: it follows the task's flight, and never runs.
 
-    `model` is the name of the model in whose queue the task is.
+    `model` and `version` say in which queue the task is.
     """
     return Entry(
         id=subscription.id,
@@ -135,6 +135,7 @@ def follower(subscription: Subscription, model: str) -> Entry:
         timeout=subscription.timeout,
         dedup_keys=(DedupKey(DedupKind.TASK, subscription.task),),
         nonce=subscription.nonce,
+        version=version,
     )
 
 

@@ -70,6 +70,19 @@ def no_model(model: str, served: Iterable[str]) -> Failure:
     return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 
+def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
+    """Refusal because the model has no such version that takes requests."""
+    found = ", ".join(sorted(there)) or "none yet"
+    message = f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {found}"
+    return Failure(errors.NOT_FOUND, message)
+
+
+def no_version_here(version: str) -> Failure:
+    """Refusal because the fallback, which answers while the broker is away, has no versions."""
+    message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"
+    return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
+
+
 def no_default(served: Iterable[str]) -> Failure:
     """Refusal because the request names no model, and there are several."""
     there = ", ".join(sorted(served))
@@ -175,6 +188,8 @@ def spent(failure: BatchFailure, size: int) -> Failure:
 
 def item_failure(item: ItemResult) -> Failure:
     """Failure of the one input for which the black box gave no output."""
+    if item.elsewhere:
+        return Failure(errors.NO_WORKERS, item.error or "no worker runs this version of the model", 1.0, "no_workers")
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
 

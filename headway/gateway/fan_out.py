@@ -23,8 +23,8 @@ from headway import errors
 from headway.core import failures, ratelimit
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
-from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Failure, Principal, Reply, RequestOptions, Value
+from headway.gateway.several_inputs import PART, SeveralInputs
+from headway.model import Failure, Principal, Reply, RequestOptions, Value, queue_name
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 
@@ -190,11 +190,11 @@ class FanOut:
         options = self._options
         if self._count == 1 and not options.key and not options.task:
             return options
-        key = f"{options.key}\x01{position}" if options.key and position else options.key
+        key = f"{options.key}{PART}{position}" if options.key and position else options.key
         chosen = options.chosen and not position
         count = 0 if position else self._count
         if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
-            self._whole = self._several.digest(self._model)
+            self._whole = self._several.digest(queue_name(self._model, options.version))
         left = options.timeout - (asyncio.get_running_loop().time() - self._begun)
         return msgspec.structs.replace(
             options, timeout=max(left, LEAST_TIME), key=key, whole=self._whole, chosen=chosen, task=False, count=count

@@ -22,7 +22,7 @@ import structlog
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
-from headway.core.dedup import dedup_keys_of, digest, unkept
+from headway.core.dedup import unkept
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import (
     Admitted,
@@ -43,7 +43,6 @@ from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
 from headway.model import (
-    DedupKey,
     Entry,
     EntryState,
     Failure,
@@ -104,7 +103,7 @@ class Gateway:
         self.turns = FairTurns(clock)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
-        self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models)
+        self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng)
         self._clock = clock
         self._tiers = settings.tier_names
         self._pending = PendingTable()
@@ -167,26 +166,14 @@ class Gateway:
             parameters: text of a JSON object, or empty.
             several: request with several inputs of which this is one.
         """
-        tier = principal.tier if principal.tier > options.tier else options.tier
-        rules = self.rules[model]
-        timeout, longest = options.timeout, rules.longest_task if options.task else rules.longest
-        if timeout > longest:
-            timeout = longest
-        origin, known = options.origin, b""
-        dedup_keys: tuple[DedupKey, ...] = ()
-        if rules.sharing or options.key or options.chosen or options.task:
-            asked = digest(model, "", input, parameters) if several is None else several.digest_of(model, input)
-            dedup_keys = dedup_keys_of(rules.settings, id, asked, options, rules.version)
-            known = asked if options.chosen and not options.task else b""
-        limits = principal.limits
-        if limits and self._session is not self._shared:
+        limits, alone = principal.limits, self._session is not self._shared
+        if limits and alone:
             limits = self.limiter.parts(limits)
-        entry = Entry(
-            id, model, input, tier, principal.tenant, self.name, timeout if options.task else rules.queue_timeout, timeout,
-            parameters, limits, dedup_keys, next(self._submissions), known, principal.user if origin is None else origin,
-            rules.weigh(input) if rules.weighs else 1,
-        )  # fmt: skip
-        failure = self._check(principal, entry, options.count)
+        nonce = next(self._submissions)
+        entry = self.rules[model].entry(
+            principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
+        )
+        failure = self._check(principal, entry, options)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
@@ -262,8 +249,8 @@ class Gateway:
         """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
-        of = task.entry.model if task is not None else ""
-        subscription = Subscription(new_id(), id, of, tenant, self.name, seconds, next(self._submissions))
+        of = (task.entry.model, task.entry.version) if task is not None else ("", "")
+        subscription = Subscription(new_id(), id, of[0], tenant, self.name, seconds, next(self._submissions), of[1])
         outcome: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         pending = PendingSubscription(subscription, self._clock() + seconds, session, outcome)
         self._subscriptions[tenant, subscription.id] = pending
@@ -317,7 +304,7 @@ class Gateway:
                 return waiting(pending, state, self._clock())
         return self._recent.find(id, tenant)
 
-    def _check(self, principal: Principal, entry: Entry, count: int) -> Failure | None:
+    def _check(self, principal: Principal, entry: Entry, options: RequestOptions) -> Failure | None:
         """Failure for which a request is refused at once; None when it is not."""
         model, session = entry.model, self._session
         if self.closed:
@@ -328,11 +315,18 @@ class Gateway:
             return wrong
         if principal.models and model not in principal.models:
             return failures.no_model_for(model, principal.models)
+        if options.version and (wrong := self._check_version(model, options.version)):
+            return wrong
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
-        if session.full(count or 1):
+        if session.full(options.count or 1):
             return session.no_room()
-        return self.limiter.check(entry, session is self._direct, count)
+        return self.limiter.check(entry, session is self._direct, options.count)
+
+    def _check_version(self, model: str, version: str) -> Failure | None:
+        """Failure of a request that names a version; None where that may be asked now."""
+        refusal = self.rules[model].versions.refusal(model, version)
+        return refusal or (failures.no_version_here(version) if self._session is self._direct else None)
 
     def _refuse(
         self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None
@@ -387,11 +381,15 @@ class Gateway:
             return
         self._session, self.broker = direct, direct.broker
         log.warning("direct mode until the broker is back", held=len(self._pending))
+        for pending in self._pending.on(session):
+            if pending.entry.pinned:  # What answers there is no version of the fleet's.
+                self._answer(pending, failures.no_version_here(pending.entry.version), Ending.REFUSED)
+                session.withdraw(pending.entry.submission)
         moved = self._pending.on(session)
         for pending in moved:
             pending.session = direct
-            if pending.entry.limits:  # It may have been charged; a burst that was let in is not refused now.
-                pending.entry = msgspec.structs.replace(pending.entry, limits=())
+            # It may have been charged; a burst that was let in is not refused now. Nobody there claims for a version.
+            pending.entry = msgspec.structs.replace(pending.entry, limits=(), version="", pinned=False)
             if not pending.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
                 session.withdraw(pending.entry.submission)
         subscribed = self._subscriptions.on(session)

@@ -3,43 +3,103 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from headway.config import Settings
+from headway.core.dedup import dedup_keys_of, digest
+from headway.core.versions import Weights, read_weights
+from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.version_choice import VersionChoice
 from headway.gateway.weigher import Weigher
-from headway.model import Value, WorkerInfo, WorkerStatus
+from headway.model import DedupKey, Entry, Limit, Principal, RequestOptions, Value, WorkerInfo
 
 
 class ModelRules:
     """Rules of one model.
 
+    Arguments:
+        model: name of the model.
+        settings: settings of the model.
+        alone: whether the process serves no other model.
+        rng: uniform in [0, 1), by which versions are drawn.
+
     Attributes:
         settings: settings of the model.
-        version: version of the model, by which identical requests share answers.
+        versions: choice of the version that answers.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue.
         longest: most seconds of a request in all; infinite where its connection sees to that.
         longest_task: most seconds of a task.
         weigher: weigher of inputs.
-        weighs: whether inputs are weighed.
-        weigh: returns the weight of an input.
     """
 
     __slots__ = (
-        "longest", "longest_task", "queue_timeout", "settings", "sharing", "version", "weigh", "weigher", "weighs",
+        "_weigh", "_weighs", "longest", "longest_task", "queue_timeout", "settings", "sharing", "versions", "weigher",
     )  # fmt: skip
 
-    def __init__(self, model: str, settings: Settings, *, alone: bool) -> None:
+    def __init__(self, model: str, settings: Settings, rng: Callable[[], float], *, alone: bool) -> None:
         self.settings = settings
-        self.version = settings.model_version
-        self.sharing = settings.cache or settings.collapse
-        self.queue_timeout = settings.queue_timeout_ms / 1000
+        self.versions = VersionChoice(settings.model_version, read_weights(settings.version_weights), rng)
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
         self.weigher = Weigher(settings, model)
-        self.weighs = settings.max_batch_weight > 0
-        self.weigh: Callable[[Value], int] = self.weigher.weigh
+        self.sharing = settings.cache or settings.collapse
+        self.queue_timeout = settings.queue_timeout_ms / 1000
+        self._weighs = settings.max_batch_weight > 0
+        self._weigh: Callable[[Value], int] = self.weigher.weigh
+
+    def entry(
+        self,
+        principal: Principal,
+        id: str,
+        options: RequestOptions,
+        model: str,
+        input: Value,
+        parameters: bytes,
+        limits: tuple[Limit, ...],
+        gateway: str,
+        nonce: int,
+        several: SeveralInputs | None,
+        any_version: bool,
+    ) -> Entry:
+        """Make the entry of a request.
+
+        Arguments:
+            principal: principal of the request.
+            id: id of the request.
+            options: options of the request.
+            model: name of the model.
+            input: the value for the model.
+            parameters: text of a JSON object, or empty.
+            limits: limits that it counts towards.
+            gateway: name of the gateway.
+            nonce: number of the submission.
+            several: request with several inputs of which this is one.
+            any_version: whether any worker may answer it, whatever it runs.
+        """
+        timeout, longest = options.timeout, self.longest_task if options.task else self.longest
+        if timeout > longest:
+            timeout = longest
+        choice, origin, tenant, known = self.versions, options.origin, principal.tenant, b""
+        version, label = "", choice.label
+        if not (choice.any or any_version):
+            version = label = choice.version(tenant, id, options, several)
+        dedup_keys: tuple[DedupKey, ...] = ()
+        if self.sharing or options.key or options.chosen or options.task:
+            if several is None:
+                asked = digest(model, options.version, input, parameters)
+            else:
+                asked = several.digest_of(model, options.version, input)
+            dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
+            known = asked if options.chosen and not options.task else b""
+        return Entry(
+            id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
+            timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
+            principal.user if origin is None else origin, self._weigh(input) if self._weighs else 1,
+            version, bool(version and options.version),
+        )  # fmt: skip
 
 
 class RuleTable(dict[str, ModelRules]):
@@ -48,19 +108,23 @@ class RuleTable(dict[str, ModelRules]):
     Arguments:
         settings: settings of the process.
         models: names of the models at first.
+        rng: uniform in [0, 1), by which versions are drawn.
 
     Attributes:
         unserved: rules of requests for any other model, which are refused.
     """
 
-    def __init__(self, settings: Settings, models: Iterable[str]) -> None:
+    def __init__(self, settings: Settings, models: Iterable[str], rng: Callable[[], float] = random.random) -> None:
         super().__init__()
         of_each: Mapping[str, Settings] = settings.served
         alone = not settings.models
         self._settings: Mapping[str, Settings] = of_each
-        self.unserved = ModelRules("", settings, alone=alone)
+        self._rng = rng
+        self._weights: Mapping[str, Weights] | None = None
+        """Weights that are in force instead of those of the settings."""
+        self.unserved = ModelRules("", settings, rng, alone=alone)
         for model in models:
-            self[model] = ModelRules(model, of_each.get(model, settings), alone=alone)
+            self[model] = ModelRules(model, of_each.get(model, settings), rng, alone=alone)
 
     def __missing__(self, model: str) -> ModelRules:
         return self.unserved
@@ -71,16 +135,25 @@ class RuleTable(dict[str, ModelRules]):
             del self[gone]
         for model, settings in served.items():
             if model not in self or self._settings.get(model) is not settings:
-                self[model] = ModelRules(model, settings, alone=False)
+                self[model] = ModelRules(model, settings, self._rng, alone=False)
+                self._set_weights(model)
         self._settings = served
+
+    def weigh(self, weights: Mapping[str, Weights]) -> None:
+        """Go by other weights of versions, by model, from now on; those at "" are for all other models."""
+        self._weights = weights
+        for model in self:
+            self._set_weights(model)
+
+    def _set_weights(self, model: str) -> None:
+        if self._weights is not None:
+            self[model].versions.weigh(self._weights.get(model, self._weights[""]))
 
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
         """Take note of what workers report of weights and versions."""
-        listed, versions = list(workers), defaultdict[str, set[str]](set)
-        for worker in listed:
-            if worker.status is WorkerStatus.HEALTHY and worker.runs.version:
-                versions[worker.model].add(worker.runs.version)
+        of_each = defaultdict[str, list[WorkerInfo]](list)
+        for worker in workers:
+            of_each[worker.model].append(worker)
         for model, rules in self.items():
-            rules.weigher.learn(listed)
-            if model in versions:  # Of two at once an answer may come from either; so neither's outcomes are taken.
-                rules.version = ",".join(sorted(versions[model]))
+            rules.weigher.learn(of_each[model])
+            rules.versions.learn(of_each[model])

@@ -16,7 +16,7 @@ from headway.gateway.input_gate import InputGate, Judgement
 from headway.gateway.limiter import CHARGED
 from headway.gateway.pending import Ending, PendingRequest, ReplySink
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Entry, EntryState, Failure, Principal, Reply, RequestOptions, Value
+from headway.model import Entry, EntryState, Failure, Principal, Reply, RequestOptions, Value, queue_name
 
 
 class ScreenedGateway(Gateway):
@@ -59,7 +59,8 @@ class ScreenedGateway(Gateway):
             input, parameters, failure = found.input, found.parameters, found.failure
             self._judgement = found.judgement
             if first and options.whole and several is not None:
-                options = msgspec.structs.replace(options, whole=several.digest(model))
+                whole = several.digest(queue_name(model, options.version))
+                options = msgspec.structs.replace(options, whole=whole)
         if failure is not None:
             self._judgement = None
             entry = Entry(id, model, input, tier, principal.tenant, self.name, 0.0, 0.0, parameters, limits)

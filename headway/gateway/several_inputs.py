@@ -12,6 +12,9 @@ from headway.model import Value
 if TYPE_CHECKING:
     from headway.gateway.input_gate import Judgement
 
+PART = "\x01"
+"""Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
+
 
 class SeveralInputs:
     """Request with several inputs, of which each is submitted, and ends, by itself.
@@ -46,7 +49,7 @@ class SeveralInputs:
         self.inspected = True
 
     def digest(self, model: str) -> bytes:
-        """SHA-256 of the whole request."""
+        """SHA-256 of the whole request. `model` names the model, with the version that is asked for."""
         hashed = hashlib.sha256()
         for part in (model.encode(), self.parameters):
             hashed.update(len(part).to_bytes(8, "big"))
@@ -58,10 +61,10 @@ class SeveralInputs:
             hashed.update(found)
         return hashed.digest()
 
-    def digest_of(self, model: str, input: Value) -> bytes:
-        """SHA-256 of one of the inputs with the parameters, as dedup keys have it."""
+    def digest_of(self, model: str, version: str, input: Value) -> bytes:
+        """SHA-256 of one of the inputs with the parameters, as dedup keys have it. `version` is what the client asks for."""
         if self._asked is None or self._asked[0] is not input:
-            self._asked = input, dedup.digest(model, "", input, self.parameters)
+            self._asked = input, dedup.digest(model, version, input, self.parameters)
         return self._asked[1]
 
     def ends(self, failed: bool) -> bool:

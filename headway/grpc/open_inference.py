@@ -23,7 +23,7 @@ from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Written
-from headway.http.oip.infer import check_version
+from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import find_model, index_of
 from headway.model import Principal, RequestOptions, Value
 from headway.oip import elements, metadata, parameters, tensors
@@ -52,6 +52,7 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
         asked = messages.read(_REQUEST, body)
         model = asked.model_name or kinds.default
         check_version(kinds, model, asked.model_version or None)
+        options = with_version(options, asked.model_version)
         try:
             shape, found = _input_of(asked, most)
             tensors.check_outputs([one.name for one in asked.outputs])

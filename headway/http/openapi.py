@@ -134,6 +134,12 @@ def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
         "description": "The model; required when the body is application/octet-stream, unused otherwise.",
         "schema": {"type": "string"},
     })  # fmt: skip
+    operation["parameters"].append({
+        "name": "version",
+        "in": "query",
+        "description": "The version that must answer, where the body is application/octet-stream; unused otherwise.",
+        "schema": {"type": "string"},
+    })  # fmt: skip
     shape = components(settings)["schemas"]["Input"]
     operation["requestBody"]["content"]["application/octet-stream"] = {
         "schema": {**shape, "description": "The input itself, in UTF-8."}

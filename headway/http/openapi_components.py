@@ -29,6 +29,7 @@ _VALUES: dict[ValueKind | None, dict[str, Any]] = {
 }
 """Schemas of the values that are no texts."""
 
+_VERSION = {"type": ["string", "null"], "description": "Version of the model that must answer; left out: any."}
 _LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 
@@ -156,6 +157,7 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                     "maxProperties": settings.max_parameters,
                     "description": "Handed to the model as it is.",
                 },
+                "version": _VERSION,
                 "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
             },
         ),
@@ -174,7 +176,9 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
         ),
         "PlainRequest": object_of(("input",), {"input": _INPUT}),
         "PlainAnswer": object_of(("output", "request_id", "latency_ms"), predicted),
-        "PredictRequest": object_of(("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT}),
+        "PredictRequest": object_of(
+            ("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT, "version": _VERSION}
+        ),
         "PredictAnswer": object_of(("request_id", "output", "latency_ms"), predicted),
         "Task": object_of(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
         "Result": object_of(

@@ -24,6 +24,7 @@ from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
 from headway.model.value import WARM_UP, Octets, Signature, Value, ValueKind, WeightLine
+from headway.model.versions import model_and_version, queue_name
 
 __all__ = [
     "BatchFailure",
@@ -62,4 +63,6 @@ __all__ = [
     "NoWork",
     "WorkerInfo",
     "WorkerStatus",
+    "model_and_version",
+    "queue_name",
 ]

@@ -21,6 +21,8 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         max_batch: most entries in a batch.
         max_weight: most weight of a batch; 0 where entries are not weighed.
         runs: report on the model that it runs.
+        version: version whose queue it claims from; empty: the queue for any.
+        helps: whether it has its home in another queue, and only helps out in this one.
     """
 
     worker: str
@@ -28,6 +30,13 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     max_batch: int
     max_weight: int = 0
     runs: ModelReport = ModelReport()
+    version: str = ""
+    helps: bool = False
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that it claims from."""
+        return f"{self.model}@{self.version}" if self.version else self.model
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +113,8 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
 
     False when it rejected the input.
     """
+    elsewhere: bool = False
+    """True when the entry did not run, as it is pinned to a version that the worker does not run."""
 
 
 class Cause(enum.Enum):

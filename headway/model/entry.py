@@ -73,6 +73,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
             for what that task asked.
         caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
         weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
+        version: version of the model whose queue it waits in; empty: the queue for any.
+        pinned: whether no other version may answer.
     """
 
     id: str
@@ -90,6 +92,13 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     digest: bytes = b""
     caller: str = ""
     weight: int = 1
+    version: str = ""
+    pinned: bool = False
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that it waits in."""
+        return f"{self.model}@{self.version}" if self.version else self.model
 
     @property
     def submission(self) -> Submission:
@@ -108,6 +117,7 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
         gateway: id of the gateway that gets the reply.
         timeout: seconds from the call until the outcome is worthless to who waits.
         nonce: number of the submission, unique within `gateway`.
+        version: version in whose queue the task is, where the model is known.
     """
 
     id: str
@@ -117,6 +127,7 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
     gateway: str
     timeout: float
     nonce: int = 0
+    version: str = ""
 
     @property
     def submission(self) -> Submission:

@@ -92,6 +92,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         runs: report on the model that it runs.
         gpu: name of its GPU in its process, where that holds several models; else empty.
         share: share of its GPU that it can have.
+        version: version whose queue it claims from; empty: the queue for any.
     """
 
     worker_id: str
@@ -113,6 +114,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     runs: ModelReport = ModelReport()
     gpu: str = ""
     share: float = 1.0
+    version: str = ""
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that it claims from."""
+        return f"{self.model}@{self.version}" if self.version else self.model
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +147,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierDepth(msgspec.Struct, frozen=True):
-    """Depth of one tier of one model's queue, and how long its oldest entry has waited, in seconds."""
+    """Depth of one tier of one queue of a model, and how long its oldest entry has waited, in seconds.
+
+    `version` is that of the queue; empty: the queue for any.
+    """
 
     model: str
     tier: int
     depth: int
     oldest_seconds: float
+    version: str = ""

@@ -19,6 +19,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
             runs even if its input is known to fail.
         whole: digest of the whole request, where this is one of its several inputs and has a key; empty elsewhere. Under
             the key of one input, another whole is a conflict.
+        version: version of the model that must answer; empty: any.
         count: inputs that are let in with this one. The first of a request's several inputs has their number, the others 0.
     """
 
@@ -31,3 +32,4 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     origin: str | None = None
     whole: bytes = b""
     count: int = 1
+    version: str = ""

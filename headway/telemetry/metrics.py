@@ -101,12 +101,14 @@ def families(state: State) -> Iterator[Metric]:
     )
     yield from _histogram("queue_seconds", "From the enqueue to the claim.", ("model", "tier"), counters.queue_seconds)
     tier_of = dict(enumerate(state.tiers))
-    depths = {(d.model, tier_of.get(d.tier, str(d.tier))): d for d in state.depths}
-    yield _gauge("queue_depth", "Entries that wait.", ("model", "tier"), {key: d.depth for key, d in depths.items()})
-    yield _gauge(
-        "queue_oldest_seconds", "How long the oldest entry has waited.",
-        ("model", "tier"), {key: d.oldest_seconds for key, d in depths.items()},
-    )  # fmt: skip
+    depths: dict[tuple[str, str], int] = {}
+    oldest: dict[tuple[str, str], float] = {}
+    for one in state.depths:  # Of a model with several versions, all together.
+        key = one.model, tier_of.get(one.tier, str(one.tier))
+        depths[key] = depths.get(key, 0) + one.depth
+        oldest[key] = max(oldest.get(key, 0.0), one.oldest_seconds)
+    yield _gauge("queue_depth", "Entries that wait.", ("model", "tier"), depths)
+    yield _gauge("queue_oldest_seconds", "How long the oldest entry has waited.", ("model", "tier"), oldest)
     yield from _histogram("batch_size", "Entries in a batch.", ("model",), _keyed(counters.batch_size))
     yield _counter("batches", "Batches that left, by reason.", ("model", "reason"), counters.batches)
     yield from _histogram(

@@ -57,6 +57,7 @@ from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.failure_log import FailureLog
+from headway.worker.helping import Claims, run_batch
 from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, probe_entry, start
 
@@ -100,6 +101,7 @@ class Batcher:
     Attributes:
         loading_since: instant at which the backend began to start; None while none starts.
         figures: figures that the heartbeats tell.
+        claims: claims of the slot.
     """
 
     def __init__(
@@ -122,14 +124,12 @@ class Batcher:
         self._started = started
         self.loading_since: float | None = None
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
-        self._make_backend = make_backend
-        self._broker = broker
-        self._policy = policy
+        self._make_backend, self._broker = make_backend, broker
+        self.claims = Claims(slot, broker, policy)
         self._breaker = breaker
         self._limits = limits
         self._counters = counters
-        self._clock = clock
-        self._rng = rng
+        self._clock, self._rng = clock, rng
         self._availability = Availability(slot.worker, clock)
         self._unanswered = 0
         self._backend: Backend | None = None
@@ -271,10 +271,10 @@ class Batcher:
         """Claim the batch that leaves now; None when it is worth asking again."""
         self._interrupted = False  # An interrupt of the call finds no pause to cancel.
         try:
-            claimed = await self._broker.claim(self.slot, self._policy)
+            claimed = await self.claims.claim()
             await self._reached()
             if isinstance(claimed, NoWork) and not self._interrupted:
-                await self._idle(self._broker.wait_for_work(self.slot, claimed.until))
+                await self._idle(self.claims.wait(claimed.until))
         except BrokerUnavailable as error:
             self._availability.failed(self._clock(), error)
             self._unanswered += 1
@@ -317,7 +317,7 @@ class Batcher:
         self._asked = True
         self._running_since = since = self._clock()
         try:
-            items = await backend.run(lease.entries, self._limits.gpu_timeout)
+            items = await run_batch(backend, lease, self._limits.gpu_timeout)
         except WorkerAbsent:
             self._retire, self._asked = True, False
             await self._tell(lease, lambda: self._broker.release(lease), since)

@@ -108,4 +108,5 @@ class SlotFigures:
             gives=signature.gives.value if signature is not None else "",
             weight=signature.weight if signature is not None else None,
             runs=self._slot.runs,
+            version=self._slot.version,
         )

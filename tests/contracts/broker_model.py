@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headway import errors
-from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth
-from tests.contracts.brokers import MODELS, MOST_ATTEMPTS, QUEUES, output
+from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth, queue_name
+from tests.contracts.brokers import MOST_ATTEMPTS, NAMED_QUEUES, QUEUES, output
 from tests.contracts.culprits import Culprits
 
 
@@ -70,7 +70,7 @@ class BrokerModel:
         self.failed: set[Submission] = set()
         self.several: list[tuple[Submission, ...]] = []
         self._paid_until: dict[str, float] = {}
-        self._last_fence = dict.fromkeys(MODELS, 0)
+        self._last_fence = dict.fromkeys(NAMED_QUEUES, 0)
 
     def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
         """Check the verdict on a new entry, and note the entry if it is let in."""
@@ -114,7 +114,7 @@ class BrokerModel:
         """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
         assert 1 <= len(lease.entries) <= limit
         weight = sum(entry.weight for entry in lease.entries)
-        assert weight <= limit * QUEUES[model].unit or len(lease.entries) == 1
+        assert weight <= limit * QUEUES[model.partition("@")[0]].unit or len(lease.entries) == 1
         assert lease.fence > self._last_fence[model]
         self._last_fence[model] = lease.fence
         keys = tuple(map(key, lease.entries))
@@ -124,7 +124,7 @@ class BrokerModel:
         for rider in keys:
             known = self.let_in[rider]
             assert uncharged(known.entry) in riders
-            assert known.entry.model == model
+            assert known.entry.queue == model
             assert not known.cancelled
             assert rider not in self.outcomes
             assert rider not in busy
@@ -186,8 +186,8 @@ class BrokerModel:
         """Every admitted entry waits, runs, or has its outcome; depths count the waiting and leases the running."""
         waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
         running = {one for one, state in states.items() if state is EntryState.PROCESSING}
-        counted = Counter((self.let_in[one].entry.model, self.let_in[one].entry.tier) for one in waiting)
-        assert {(one.model, one.tier): one.depth for one in depths if one.depth} == counted
+        counted = Counter((self.let_in[one].entry.queue, self.let_in[one].entry.tier) for one in waiting)
+        assert {(queue_name(one.model, one.version), one.tier): one.depth for one in depths if one.depth} == counted
         leased = {key(rider) for held in self.leases for rider in held.lease.entries}
         certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
         gone = {one for one, known in self.let_in.items() if known.cancelled} | set(self.outcomes)

@@ -43,6 +43,7 @@ from headway.model import (
     Value,
     WorkerInfo,
     WorkerStatus,
+    model_and_version,
 )
 from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
@@ -59,6 +60,8 @@ WEIGHED = replace(LIMITS, max_weight=MAX_WEIGHT)
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 MODELS = ("m", "other")
 """Batches of the other one are bounded by weight, too."""
+NAMED_QUEUES = (*MODELS, "m@3")
+"""Names of queues: those for any version of each model, and one for a version."""
 QUEUES = {"m": LIMITS, "other": WEIGHED}
 MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
 """Runs of a batch as a whole, and then one for each halving."""
@@ -188,7 +191,7 @@ class RedisHarness(Harness):
             for link in self._links
         ]
         self.broker = self._brokers[0]
-        self.dead = RedisDeadLetters(self._links[0], MODELS, shards)
+        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].models, shards)
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
         self.run(self._open())
 
@@ -264,9 +267,12 @@ def ask(
     digest: bytes = b"",
     caller: str = "",
     weight: int = 1,
+    version: str = "",
+    pinned: bool = False,
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
+    model, of_queue = model_and_version(model)
     input = f"input of {id}" if input is None else input
     return Entry(
         id,
@@ -284,6 +290,8 @@ def ask(
         digest,
         caller,
         weight,
+        version or of_queue,
+        pinned,
     )
 
 
@@ -306,7 +314,8 @@ def output(input: Value) -> Value:
 
 
 def slot(worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Slot:
-    return Slot(worker, model, limit)
+    model, version = model_and_version(model)
+    return Slot(worker, model, limit, version=version)
 
 
 def failed(cause: Cause = Cause.RAISED, worker: str = "gpu-0") -> BatchFailure:

@@ -43,10 +43,11 @@ from tests.contracts.broker_model import LIMIT_BURST, LIMIT_RATE, BrokerModel, H
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
+    LIMITS,
     MAX_BATCH,
     MAX_WEIGHT,
-    MODELS,
     MOST_ATTEMPTS,
+    NAMED_QUEUES,
     WHEN_FULL,
     Harness,
     ask,
@@ -75,6 +76,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         RuleBasedStateMachine.__init__(self)
         self.harness = self.made()
         self.broker = self.harness.broker
+        for broker in (self.broker, self.harness.peer()):  # As each does that hears of a worker of the version.
+            broker.know({"m@3": LIMITS})
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.numbers = itertools.count()
 
@@ -90,7 +93,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         tenant=st.sampled_from(TENANTS),
         caller=st.sampled_from(CALLERS),
         tier=st.integers(0, 2),
-        model=st.sampled_from(MODELS),
+        model=st.sampled_from(NAMED_QUEUES),
         gateway=st.sampled_from(GATEWAYS),
         count=st.integers(1, 10),
         queue_timeout=st.sampled_from([0.05, 3.0, 60.0]),
@@ -117,7 +120,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(
         asked=st.lists(
-            st.tuples(*map(st.sampled_from, (TEXTS, TENANTS, CALLERS, MODELS, GATEWAYS))), min_size=1, max_size=3
+            st.tuples(*map(st.sampled_from, (TEXTS, TENANTS, CALLERS, NAMED_QUEUES, GATEWAYS))), min_size=1, max_size=3
         ),
         peer=st.booleans(),
     )
@@ -139,7 +142,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(
         tenant=st.sampled_from(TENANTS),
         caller=st.sampled_from(CALLERS),
-        model=st.sampled_from(MODELS),
+        model=st.sampled_from(NAMED_QUEUES),
         gateway=st.sampled_from(GATEWAYS),
         texts=st.lists(st.sampled_from((*TEXTS, "", "")), min_size=1, max_size=int(LIMIT_BURST) - 1),
         peer=st.booleans(),
@@ -205,7 +208,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def use_an_id_again(self, data: st.DataObject, gateway: str, peer: bool) -> None:
         """Law 6: a conflict while the id is live, and a request like any other afterwards, read or not."""
         tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
-        model = self.let_in[tenant, id, nonce].entry.model
+        model = self.let_in[tenant, id, nonce].entry.queue
         entry = ask(f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0)
         live = self.do(self.broker.state(tenant, id)) is not None
         [verdict] = self.do((self.harness.peer() if peer else self.broker).enqueue([entry]))
@@ -230,7 +233,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(
         worker=st.sampled_from(WORKERS),
-        model=st.sampled_from(MODELS),
+        model=st.sampled_from(NAMED_QUEUES),
         limit=st.integers(1, MAX_BATCH),
         patient=st.booleans(),
     )
@@ -282,7 +285,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def fail(self, data: st.DataObject, cause: Cause) -> None:
         self.end_in_failure(self.pick(data), cause)
 
-    @rule(model=st.sampled_from(MODELS), times=st.integers(1, 6), cause=st.sampled_from(Cause))
+    @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
     def keep_failing(self, model: str, times: int, cause: Cause) -> None:
         """Far enough into the retry plan for somebody to stand alone."""
         for _ in range(times):
@@ -381,9 +384,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def outlive_what_is_known(self) -> None:
         """Wait until nothing is known of failed inputs, so that all of them run again."""
         self.do(self.harness.advance(KNOWN_SECONDS + 0.1))
-        self.ask_the_same(
-            [(text, tenant, CALLERS[0], MODELS[0], GATEWAYS[0]) for text in TEXTS for tenant in TENANTS], False
-        )
+        self.ask_the_same([(text, tenant, CALLERS[0], "m", GATEWAYS[0]) for text in TEXTS for tenant in TENANTS], False)
 
     @rule()
     def reap(self) -> None:
@@ -413,7 +414,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Run what is left, let all leases end, run what that leaves, and read every reply."""
         for _ in range(100):
             self.advance(0.6)
-            ran = [self.run_one(model) for model in MODELS]
+            ran = [self.run_one(model) for model in NAMED_QUEUES]
             if not any(ran):
                 if not self.leases and not any(one.depth for one in self.do(self.broker.depths())):
                     break
@@ -424,7 +425,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.read(gateway, acknowledge=True)
         self.everything_has_ended()
         assert not any(one.depth for one in self.do(self.broker.depths()))
-        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None) for model in MODELS)
+        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None) for model in NAMED_QUEUES)
 
     def run_one(self, model: str) -> bool:
         """Run a batch as it should be run, if there is one."""

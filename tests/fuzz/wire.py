@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.letters import pack_letter, read_letter
 from headway.errors import STATUS
 from headway.model import (
     BatchFailure,
@@ -37,7 +38,7 @@ ENTRIES = (
     wire.pack_entry(_PLAIN),
     _FAILURE,
 )
-LETTERS = (wire.pack_letter(1000.0, 3, _FAILURE, wire.pack_entry(_ENTRY)),)
+LETTERS = (pack_letter(1000.0, 3, _FAILURE, wire.pack_entry(_ENTRY)),)
 
 _RUN = wire.encode(
     wire.WireRun(
@@ -105,7 +106,7 @@ def check_entry(data: bytes) -> None:
 
 def check_letter(data: bytes) -> None:
     """A dead letter, likewise."""
-    _quietly(wire.read_letter, data)
+    _quietly(read_letter, data)
 
 
 _PACKED = (b"d", b"f", b"p", b"x")

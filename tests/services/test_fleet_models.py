@@ -100,9 +100,9 @@ def test_an_unnamed_request_means(settings: dict[str, object], workers: list[str
 def test_dedup_keys_go_by_the_versions_that_workers_run() -> None:
     known = Known(model="a")
     known.learn(worker("a", model_version="3"))
-    assert (known.rules["a"].version, known.kinds.versions("a")) == ("3", ("3",))
+    assert (known.rules["a"].versions.label, known.kinds.versions("a")) == ("3", ("3",))
     known.learn(worker("a", "x", model_version="3"), worker("a", "y", model_version="4"))
-    assert (known.rules["a"].version, known.kinds.versions("a")) == ("3,4", ("3", "4"))
+    assert (known.rules["a"].versions.label, known.kinds.versions("a")) == ("3,4", ("3", "4"))
 
 
 def test_two_targets_under_one_name_and_version_are_warned_of_once() -> None:

@@ -16,7 +16,8 @@ import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
 from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
-from headway.brokers.memory.wakeups import TIMER_GRAIN, Wakeups
+from headway.brokers.memory.queues import Queues
+from headway.brokers.memory.wakeups import TIMER_GRAIN
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.dedup import Dedup, Ripple, follower
@@ -47,6 +48,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
     WorkerStatus,
+    model_and_version,
 )
 from headway.ports import DeadLetters
 from headway.runtime.counters import Counters
@@ -86,8 +88,8 @@ class MemoryBroker:
         kept: KeptLimits = KEPT,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        self._queues = {model: ModelQueue(limits) for model, limits in models.items()}
-        self._wakeups = {model: Wakeups() for model in models}
+        self._queues = Queues(models)
+        self._wakeups = self._queues.wakeups
         self._mailboxes = defaultdict[str, Mailbox](Mailbox)
         self._entries: dict[tuple[str, str], QueuedEntry] = {}
         self._book = Book()
@@ -123,8 +125,7 @@ class MemoryBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        now, known = self._clock(), self._entries
-        answers: list[Failure | None] = []
+        now, known, answers = self._clock(), self._entries, list[Failure | None]()
         for entry in entries:
             key = (entry.tenant, entry.id)
             before = known.get(key)
@@ -134,13 +135,14 @@ class MemoryBroker:
                 answers.append(failures.conflict())
             else:
                 answers.append(self._admit(entry, now))
-        for model in {entry.model for entry in entries} & self._queues.keys():
-            self._wake_idle(model, now)
+        for name in {entry.queue for entry in entries} & self._queues.keys():
+            self._wake_idle(name, now)
         return answers
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
-        return await self.enqueue([follower(one, one.model or next(iter(self._queues))) for one in subscriptions])
+        first = next(iter(self._queues))
+        return await self.enqueue([follower(one, one.model or first, one.version) for one in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
@@ -149,13 +151,15 @@ class MemoryBroker:
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
-        now = self._clock()
-        queue = self._queues[slot.model]
-        self._wakeups[slot.model].coming.discard(slot.worker)
+        now, name = self._clock(), slot.queue
+        if not self._queues.has(name):
+            return NoWork(None)
+        queue = self._queues[name]
+        self._wakeups[name].coming.discard(slot.worker)
         self._send_late(queue, queue.expire(now), now)
         departure = queue.depart(slot.worker, slot.max_batch, policy, now)
         if isinstance(departure, Hold):
-            self._wake_idle(slot.model, now)
+            self._wake_idle(name, now)
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
         lease = Lease(
@@ -168,23 +172,22 @@ class MemoryBroker:
             time_left=min(member.due for member in departure.members) - now,
         )
         self._running[lease.fence] = Running(lease, departure, lease.expires_at)
-        self._wake_idle(slot.model, now)
+        self._wake_idle(name, now)
         return lease
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker. The wake-ups keep a timer of their own, so `until` is not needed here."""
-        wakeups = self._wakeups[slot.model]
-        sleeper = asyncio.get_running_loop().create_future()
-        wakeups.idle[slot.worker] = sleeper
+        wakeups, name = self._wakeups[slot.queue], slot.queue
+        wakeups.idle[slot.worker] = sleeper = asyncio.get_running_loop().create_future()
         wakeups.coming.discard(slot.worker)
-        self._wake_idle(slot.model, self._clock())
+        self._wake_idle(name, self._clock())
         try:
             await sleeper
         except asyncio.CancelledError:
             if wakeups.idle.get(slot.worker) is sleeper:
                 del wakeups.idle[slot.worker]
             wakeups.coming.discard(slot.worker)  # It may have been woken; it will not claim, so another should.
-            self._wake_idle(slot.model, self._clock())
+            self._wake_idle(name, self._clock())
             raise
 
     def contender(self, model: str) -> Contender:
@@ -202,7 +205,7 @@ class MemoryBroker:
         departure = running.departure
         ran = run_of(lease, departure, lease.slot.worker, now)
         outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
-        wanted = self._queues[lease.slot.model].finish(departure, now)
+        wanted = self._queues[lease.slot.queue].finish(departure, now)
         letters, replies = [], []
         if len(wanted) != len(departure.members):
             chosen = set(map(id, wanted))
@@ -211,7 +214,8 @@ class MemoryBroker:
             failure = None
             if item.output is None:
                 failure = failures.item_failure(item)
-                letters.append(letter_of(member, item.error or "", "item", lease.slot.worker))
+                if not item.elsewhere:
+                    letters.append(letter_of(member, item.error or "", "item", lease.slot.worker))
             replies.append(reply_to(member, departure.left_at, item.output, failure, ran))
         self._deliver(wanted, replies, now)
         for letter in letters:
@@ -225,10 +229,10 @@ class MemoryBroker:
         if running is None:
             return False
         if failure is None:
-            self._queues[lease.slot.model].hand_back(running.departure, now)
+            self._queues[lease.slot.queue].hand_back(running.departure, now)
         else:
             await self._fail(running, failure, now)
-        self._wake_idle(lease.slot.model, now)
+        self._wake_idle(lease.slot.queue, now)
         return True
 
     async def extend(self, lease: Lease) -> bool:
@@ -285,8 +289,9 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
-        self._queues[worker.model].service.warm_up(worker.warm_up)
-        self._count_slots(worker.model, now)
+        if self._queues.has(worker.queue):
+            self._queues[worker.queue].service.warm_up(worker.warm_up)
+            self._count_slots(worker.queue, now)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker."""
@@ -297,20 +302,20 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         return [
-            TierDepth(model, tier, depth, oldest)
-            for model, queue in self._queues.items()
+            TierDepth(model, tier, depth, oldest, version)
+            for name, queue in self._queues.items()
+            for model, version in [model_and_version(name)]
             for tier, (depth, oldest) in enumerate(queue.depths(now))
         ]
 
     async def loads(self) -> Mapping[str, Load]:
         """See Broker."""
         now = self._clock()
-        return {model: queue.load(now) for model, queue in self._queues.items()}
+        return {name: queue.load(now) for name, queue in self._queues.items()}
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
         """See Broker. The bounds of a queue that is there stay, as its workers are of this process."""
-        for model in models.keys() - self._queues.keys():
-            self._queues[model], self._wakeups[model] = ModelQueue(models[model]), Wakeups()
+        self._queues.know(models)
 
     async def reap(self) -> float:
         """See Broker."""
@@ -330,17 +335,17 @@ class MemoryBroker:
                 left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
                 self._ripple(left, now)
-        for model, queue in self._queues.items():
+        for name, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
-            self._count_slots(model, now)
-            self._wakeups[model].coming.clear()  # A worker that was woken and died must not keep others asleep.
-            self._wake_idle(model, now)
+            self._count_slots(name, now)
+            self._wakeups[name].coming.clear()  # A worker that was woken and died must not keep others asleep.
+            self._wake_idle(name, now)
             due = min(due, queue.next_due())
         return max(due - now, TIMER_GRAIN)
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known. It is charged when it is admitted."""
-        if entry.model not in self._queues:
+        if not self._queues.has(entry.queue):
             return failures.not_here(entry.model)
         if entry.digest:
             entry = self._dedup.with_id(entry, now)
@@ -361,7 +366,7 @@ class MemoryBroker:
         return refusal
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
-        queue = self._queues[entry.model]
+        queue = self._queues[entry.queue]
         if queue.culprits.active and queue.culprits.knows(entry, now):
             return failures.known_culprit()
         offered = queue.offer(entry, now)
@@ -392,13 +397,13 @@ class MemoryBroker:
         if self._dedup.active and entry.dedup_keys:
             self._ripple(self._dedup.cancel(queued, deleted=deleted), self._clock())
         else:
-            self._queues[entry.model].remove(queued)
+            self._queues[entry.queue].remove(queued)
             queued.reservation = None
 
     def _ripple(self, ripple: Ripple, now: float) -> None:
         """Carry out the consequences of an event for other entries."""
         for queued in ripple.idle:
-            self._queues[queued.entry.model].remove(queued)
+            self._queues[queued.entry.queue].remove(queued)
         if ripple.replies:
             self._post(ripple.replies)
         for queued in ripple.anew:
@@ -419,13 +424,13 @@ class MemoryBroker:
         if refusal is not None:
             self._dedup.begin(queued, now)  # If it is a task, that is its outcome.
             self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
-        self._wake_idle(entry.model, now)
+        self._wake_idle(entry.queue, now)
 
     def _state(self, queued: QueuedEntry) -> EntryState:
         return EntryState.PROCESSING if self._dedup.original_of(queued).state == RUNNING else EntryState.QUEUED
 
     async def _fail(self, running: Running, failure: BatchFailure, now: float) -> None:
-        queue = self._queues[running.lease.slot.model]
+        queue = self._queues[running.lease.slot.queue]
         left_at = running.departure.left_at
         after = queue.fail(running.departure, failure.cause, now, self._rng)
         self._counters.retries[failure.cause.value] += after.again
@@ -474,21 +479,21 @@ class MemoryBroker:
             queued.state, queued.reservation = GONE, None
             self._mailboxes[queued.entry.gateway].put((reply,))
 
-    def _wake_idle(self, model: str, now: float) -> None:
+    def _wake_idle(self, name: str, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
-        wakeups = self._wakeups[model]
+        wakeups = self._wakeups[name]
         if not wakeups.idle or wakeups.coming:
             return
-        found = self._queues[model].wake(wakeups.idle, now)
+        found = self._queues[name].wake(wakeups.idle, now)
         if isinstance(found, str):
             wakeups.wake(found)
         else:
-            wakeups.arm(found, now, lambda: self._wake_idle(model, self._clock()))
+            wakeups.arm(found, now, lambda: self._wake_idle(name, self._clock()))
 
-    def _count_slots(self, model: str, now: float) -> None:
-        own = (believed(worker, now) for worker in self._workers.values() if worker.model == model)
+    def _count_slots(self, name: str, now: float) -> None:
+        own = (believed(worker, now) for worker in self._workers.values() if worker.queue == name)
         healthy = {worker.worker_id: worker.share for worker in own if worker.status is WorkerStatus.HEALTHY}
-        queue, whole = self._queues[model], math.fsum(healthy.values())
+        queue, whole = self._queues[name], math.fsum(healthy.values())
         if healthy.keys() != queue.factors.workers or (healthy and whole != queue.whole_slots):
             queue.set_slots(len(healthy), healthy, whole)
-            self._wake_idle(model, now)
+            self._wake_idle(name, now)

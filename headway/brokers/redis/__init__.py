@@ -13,8 +13,10 @@ shard_router       the shard of each slot and of each entry
 wakeups            wake-ups of the idle slots of this process
 mailbox            replies to the gateways of this process
 completion         bound on the outputs of one completion
+loads              load of a queue that is cut into shards
 rate_limit_cache   rate-limit debts that this process has heard of
 broker             the Broker made of them
+letters            wire format of dead letters
 dead_letters       dead letters
 registry           worker registry
 fleet              processes, leader, capacities

@@ -20,6 +20,7 @@ import uuid_utils
 from headway.brokers.redis import wire
 from headway.brokers.redis.completion import fitting, pack, parts
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.loads import together
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
@@ -31,7 +32,6 @@ from headway.core.departure import Load, Policy
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
-from headway.core.slot_factors import FACTORS, USUAL, paces
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -50,6 +50,7 @@ from headway.model import (
     Subscription,
     TierDepth,
     WorkerInfo,
+    model_and_version,
 )
 from headway.runtime.counters import Counters
 
@@ -156,23 +157,38 @@ class RedisBroker:
 
     @property
     def models(self) -> Collection[str]:
-        """Names of the models that have queues, as they are at any time."""
+        """Names of the queues, as they are at any time."""
         return self._queues.keys()
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
-        """See Broker."""
+        """See Broker. The queues of its versions have the bounds of a model."""
         for model, limits in models.items():
-            if model in self._queues:
-                for queue in self._queues[model]:
-                    queue.limits = limits
-            else:
-                lease, kept = self._lease_seconds, self._kept_by_queue
-                added = [Queue(self._connection, model, shard, limits, lease, kept) for shard in range(self._shards)]
-                self._queues[model] = added
-                self._every += added
-                for box in self._mailboxes.values():
-                    box.add(added)
-            self._limits[model] = limits
+            self._add_queue(model, limits)
+            for name in [name for name in self._queues if name.startswith(f"{model}@")]:
+                self._add_queue(name, limits)
+
+    def _add_queue(self, name: str, limits: QueueLimits) -> None:
+        """Have a queue of a name, with these bounds."""
+        if name in self._queues:
+            for queue in self._queues[name]:
+                queue.limits = limits
+        else:
+            lease, kept = self._lease_seconds, self._kept_by_queue
+            added = [Queue(self._connection, name, shard, limits, lease, kept) for shard in range(self._shards)]
+            self._queues[name] = added
+            self._every += added
+            for box in self._mailboxes.values():
+                box.add(added)
+        self._limits[name] = limits
+
+    def _has_queue(self, name: str) -> bool:
+        """Whether there is a queue of a name. That of a version of a model that is known is made."""
+        if name in self._queues:
+            return True
+        limits = self._limits.get(model_and_version(name)[0])
+        if limits is not None:
+            self._add_queue(name, limits)
+        return limits is not None
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
@@ -184,7 +200,7 @@ class RedisBroker:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         await self._router.count()
-        if not all(entry.model in self._queues for entry in entries):
+        if not all(self._has_queue(entry.queue) for entry in entries):
             return await self._enqueue_known(entries)
         groups: dict[Queue, list[int]] = {}
         for position, queue in enumerate(self._router.deal(entries)):
@@ -205,7 +221,11 @@ class RedisBroker:
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
-        return await self.enqueue([follower(one, one.model or await self._model_of(one)) for one in subscriptions])
+        followers = []
+        for one in subscriptions:
+            model, version = (one.model, one.version) if one.model else await self._queue_with(one)
+            followers.append(follower(one, model, version))
+        return await self.enqueue(followers)
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
@@ -217,7 +237,11 @@ class RedisBroker:
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
-        home = self._router.home(slot.worker, slot.model)
+        if not self._has_queue(slot.queue):
+            return NoWork(None)
+        if slot.helps:
+            return await self._help(slot, policy)
+        home = self._router.home(slot.worker, slot.queue)
         doubt = self._doubts.get(slot)
         hint = self._hints.pop(slot, home)
         queue = doubt.queue if doubt is not None else hint
@@ -239,7 +263,7 @@ class RedisBroker:
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""
-        home = self._router.home(slot.worker, slot.model)
+        home = self._router.home(slot.worker, slot.queue)
         idle_at = self._idle_at.get(slot, home)
         if idle_at is not home:  # It has moved since it claimed.
             await idle_at.unlisten(slot.worker)
@@ -265,7 +289,7 @@ class RedisBroker:
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         items = fitting(lease.entries, items)
-        waited = self._waited.get((lease.slot.model, lease.fence)) or [0.0] * len(items)
+        waited = self._waited.get((lease.slot.queue, lease.fence)) or [0.0] * len(items)
         queue, fence = self._queue_of(lease)
         *ahead, last = parts(items)
         delivered = 0
@@ -275,7 +299,7 @@ class RedisBroker:
                 break  # The lease has ended, as the completion will say.
             delivered += answered
         settled = await queue.complete(fence, pack(lease, items, waited, last))
-        self._waited.pop((lease.slot.model, lease.fence), None)
+        self._waited.pop((lease.slot.queue, lease.fence), None)
         if delivered:
             departed = max(settled.departed - delivered, 0)
             settled = Completion(settled.answered + delivered, departed, settled.fenced)
@@ -285,7 +309,7 @@ class RedisBroker:
         """See Broker."""
         queue, fence = self._queue_of(lease)
         again = await queue.release(fence, failure, (self._rng(), self._rng()))
-        self._waited.pop((lease.slot.model, lease.fence), None)
+        self._waited.pop((lease.slot.queue, lease.fence), None)
         if again and failure is not None:
             self._counters.retries[failure.cause.value] += again
         return again is not None
@@ -335,34 +359,44 @@ class RedisBroker:
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
         await self._router.count(wait=True)
+        if not self._has_queue(worker.queue):
+            await self._registry.record(worker)
+            return
         before = self._router.move(worker)
         if before is not None:
             before.wakeups.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
-        home = self._router.home(worker.worker_id, worker.model)
+        home = self._router.home(worker.worker_id, worker.queue)
         await _all(home.heartbeat(worker), self._registry.record(worker))
         if before is not None:
             await before.forget(worker.worker_id)
             await before.unlisten(worker.worker_id)
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """See Broker."""
-        return await self._registry.workers()
+        """See Broker. The queues that they claim from are known from then on."""
+        workers = await self._registry.workers()
+        for name in {worker.queue for worker in workers}:
+            self._has_queue(name)
+        return workers
 
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
         sums: dict[tuple[str, int], tuple[int, float]] = {}
         for queue, look in zip(self._every, await self._look(), strict=True):
             for tier, (depth, waited) in enumerate(look.tiers):
-                known, longest = sums.get((queue.model, tier), (0, 0.0))
-                sums[queue.model, tier] = known + depth, max(longest, waited)
-        return [TierDepth(model, tier, depth, oldest) for (model, tier), (depth, oldest) in sums.items()]
+                known, longest = sums.get((queue.name, tier), (0, 0.0))
+                sums[queue.name, tier] = known + depth, max(longest, waited)
+        return [
+            TierDepth(model, tier, depth, oldest, version)
+            for (name, tier), (depth, oldest) in sums.items()
+            for model, version in [model_and_version(name)]
+        ]
 
     async def loads(self) -> Mapping[str, Load]:
         """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
         found: dict[str, list[Load]] = {}
         for queue, look in zip(self._every, await self._look(), strict=True):
-            found.setdefault(queue.model, []).append(look.load)
-        return {model: _together(loads) for model, loads in found.items()}
+            found.setdefault(queue.name, []).append(look.load)
+        return {model: together(loads) for model, loads in found.items()}
 
     async def reap(self) -> float:
         """See Broker."""
@@ -374,18 +408,18 @@ class RedisBroker:
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""
-        known = [entry for entry in entries if entry.model in self._queues]
+        known = [entry for entry in entries if self._has_queue(entry.queue)]
         answers = iter(await self.enqueue(known) if known else ())
-        return [next(answers) if entry.model in self._queues else failures.not_here(entry.model) for entry in entries]
+        return [next(answers) if entry.queue in self._queues else failures.not_here(entry.model) for entry in entries]
 
-    async def _model_of(self, subscription: Subscription) -> str:
-        """Model in one of whose queues a task is; of a task that is nowhere the first one."""
+    async def _queue_with(self, subscription: Subscription) -> tuple[str, str]:
+        """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
         if len(self._queues) == 1:
-            return self._every[0].model
+            return model_and_version(self._every[0].name)
         key = wire.key_of(subscription.tenant, subscription.task)
         found = await _all(*(queue.outcome(key) for queue in self._every))
-        there = (queue.model for queue, one in zip(self._every, found, strict=True) if one is not None)
-        return next(there, self._every[0].model)
+        there = (queue.name for queue, one in zip(self._every, found, strict=True) if one is not None)
+        return model_and_version(next(there, self._every[0].name))
 
     async def _reap(self, queue: Queue) -> None:
         due, again = await queue.reap((self._rng(), self._rng()), self._shards)
@@ -406,12 +440,20 @@ class RedisBroker:
             raise
         if isinstance(claimed, NoWork):
             return claimed
-        self._waited[slot.model, claimed.lease.fence] = claimed.waited
+        self._waited[slot.queue, claimed.lease.fence] = claimed.waited
         if len(self._waited) > RUNNING:
             del self._waited[next(iter(self._waited))]
         if claimed.unreadable:
             return await self._refuse_batch(claimed)
         return claimed.lease
+
+    async def _help(self, slot: Slot, policy: Policy) -> Lease | NoWork:
+        """Claim for a slot whose home is another queue: it waits for no wake-up here."""
+        for queue in self._queues[slot.queue]:
+            claimed = await self._claim_from(queue, slot, policy, guest=True)
+            if isinstance(claimed, Lease):
+                return claimed
+        return NoWork(None)
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
         """Give back a batch with an entry that this release cannot read.
@@ -445,7 +487,7 @@ class RedisBroker:
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
-        return self._queues[lease.slot.model][shard], fence
+        return self._queues[lease.slot.queue][shard], fence
 
 
 async def _all(*calls: Awaitable[T]) -> list[T]:
@@ -455,26 +497,3 @@ async def _all(*calls: Awaitable[T]) -> list[T]:
         if isinstance(answer, BaseException):
             raise answer
     return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-
-def _together(loads: Sequence[Load]) -> Load:
-    slots = sum(load.slots for load in loads)
-    counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
-    counts[USUAL] = 0  # Where all are alike they are not counted.
-    known = max(loads, key=lambda load: load.departures)
-    rate = sum(load.rate for load in loads)
-    return Load(
-        rate=rate,
-        alpha=known.alpha,
-        beta=known.beta,
-        slots=slots,
-        max_batch=known.max_batch,
-        depth=sum(load.depth for load in loads),
-        utilisation=known.utilisation,
-        wait=max(load.wait for load in loads),
-        departures=sum(load.departures for load in loads),
-        deviation=known.deviation,
-        largest=known.largest,
-        entry_size=sum(load.size_rate for load in loads) / rate if rate else 1.0,
-        paces=paces(counts, slots),
-    )

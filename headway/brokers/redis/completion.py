@@ -85,6 +85,7 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
         entry, item, failure = lease.entries[position], items[position], None
         if item.output is None:
             failure = failures.item_failure(item)
+        if failure is not None and not item.elsewhere:
             bad.append((position, wire.encode(wire.WireFailure("item", item.error or "", worker))))
         reply = wire.WireReply(
             position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version

@@ -10,6 +10,7 @@ import structlog
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.letters import pack_letter, read_letter
 from headway.model import DeadLetter
 
 log = structlog.get_logger(__name__)
@@ -22,7 +23,7 @@ class RedisDeadLetters:
 
     Arguments:
         connection: connection to the server.
-        models: names of the models, to which others may be added.
+        models: names of the queues, to which others may be added.
         shards: queues that each model is split into.
     """
 
@@ -40,11 +41,11 @@ class RedisDeadLetters:
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
         failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
-        model = f"{{{letter.entry.model}:"
-        keys = self._keys
-        key = next((key for key in keys if model in key), keys[0])
-        packed = wire.pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(letter.entry))
-        await self._connection.call("bury", key, wire.key_of(letter.entry.tenant, letter.entry.id), packed)
+        entry, keys = letter.entry, self._keys
+        wanted = (f"{{{name}:" for name in (entry.queue, entry.model))
+        key = next((key for name in wanted for key in keys if name in key), keys[0])
+        packed = pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(entry))
+        await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
@@ -83,7 +84,7 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
 def _read(packed: bytes) -> DeadLetter | None:
     """Read a dead letter; None, and it stays where it is, when a later release has written it."""
     try:
-        return wire.read_letter(packed)
+        return read_letter(packed)
     except wire.UNREADABLE as exc:
         log.warning("a dead letter cannot be read", error=wire.reason(exc))
         return None

@@ -82,7 +82,7 @@ class Queue:
 
     Arguments:
         connection: connection to the server.
-        model: name of the model.
+        name: name of the queue, which is that of the model unless it is for one version.
         shard: number of the shard.
         limits: bounds of the queue.
         lease_seconds: seconds for which a lease lasts.
@@ -99,19 +99,19 @@ class Queue:
     def __init__(
         self,
         connection: RedisConnection,
-        model: str,
+        name: str,
         shard: int,
         limits: QueueLimits,
         lease_seconds: float,
         kept: Callable[[], KeptLimits],
     ) -> None:
         self.connection = connection
-        self.model = model
+        self.name = name
         self.shard = shard
         self.born = 0.0
         self.losses = 0
         self.headway = -1.0
-        self._key = f"{connection.prefix}:{{{model}:{shard}}}:"
+        self._key = f"{connection.prefix}:{{{name}:{shard}}}:"
         self.in_use = 1
         self.limits = limits
         self._lease_seconds = lease_seconds

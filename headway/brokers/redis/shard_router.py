@@ -88,14 +88,14 @@ class ShardRouter:
 
     def move(self, worker: WorkerInfo) -> Queue | None:
         """Give a slot the home that it has by the last census. Returns its former home if that was another."""
-        home = self._found_home(worker.worker_id, worker.model)
-        key = (worker.model, worker.worker_id)
+        home = self._found_home(worker.worker_id, worker.queue)
+        key = (worker.queue, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
 
     def others(self, queue: Queue) -> list[Queue]:
         """Other shards of a model."""
-        return [one for one in self._queues[queue.model] if one is not queue]
+        return [one for one in self._queues[queue.name] if one is not queue]
 
     def deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
@@ -103,8 +103,8 @@ class ShardRouter:
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
         """
         if self._shards == 1:
-            return [self._queues[entry.model][0] for entry in entries]
-        counts = Counter(entry.model for entry in entries)
+            return [self._queues[entry.queue][0] for entry in entries]
+        counts = Counter(entry.queue for entry in entries)
         parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
         dealt = []
         for position, entry in enumerate(entries):
@@ -113,10 +113,10 @@ class ShardRouter:
             if queue is None and (entry.limits or entry.dedup_keys or entry.digest):
                 queue = self._placed[key] = self._of_tenant(entry)
             elif queue is None:
-                slots = len(self._census.get(entry.model, []))
-                turn = self._turn + position % parts[entry.model]
+                slots = len(self._census.get(entry.queue, []))
+                turn = self._turn + position % parts[entry.queue]
                 shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
-                queue = self._placed[key] = self._queues[entry.model][shard]
+                queue = self._placed[key] = self._queues[entry.queue][shard]
             if len(self._placed) > REMEMBERED:
                 del self._placed[next(iter(self._placed))]
             dealt.append(queue)
@@ -138,7 +138,7 @@ class ShardRouter:
         return sharding.active(self._shards, len(self._census.get(model, [])))
 
     def _of_tenant(self, entry: Entry) -> Queue:
-        return self._queues[entry.model][sharding.of_tenant(entry.tenant, self._in_use(entry.model))]
+        return self._queues[entry.queue][sharding.of_tenant(entry.tenant, self._in_use(entry.queue))]
 
     def _found_home(self, worker: str, model: str) -> Queue:
         alive = self._census.get(model, [])
@@ -149,7 +149,7 @@ class ShardRouter:
         with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
             for worker in await self._registry.workers():
                 if worker.status is WorkerStatus.HEALTHY:
-                    census.setdefault(worker.model, []).append(worker.worker_id)
+                    census.setdefault(worker.queue, []).append(worker.worker_id)
             self._census = census
             for model, queues in self._queues.items():
                 for queue in queues:

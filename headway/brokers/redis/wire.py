@@ -25,7 +25,6 @@ from headway.model import (
     BatchRun,
     Capacity,
     Cause,
-    DeadLetter,
     DedupKey,
     DedupKind,
     Entry,
@@ -95,6 +94,8 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     caller: str = ""
     weight: int = 1
     octets: bool = False
+    version: str = ""
+    pinned: bool = False
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -210,6 +211,8 @@ def pack_entry(entry: Entry) -> bytes:
             entry.caller,
             entry.weight,
             raw,
+            entry.version,
+            entry.pinned,
         )
     )
 
@@ -241,6 +244,8 @@ def read_entry(payload: bytes) -> Entry:
         b"",
         found.caller,
         found.weight,
+        found.version,
+        found.pinned,
     )
 
 
@@ -337,22 +342,6 @@ def batch_failure(found: WireFailure) -> BatchFailure:
     """Failure of a whole batch; a cause that is not known here counts as an exception."""
     known = {cause.value: cause for cause in Cause}
     return BatchFailure(known.get(found.cause, Cause.RAISED), found.message, found.worker, found.shown)
-
-
-def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
-    """Pack a dead letter of an entry's payload and a packed failure."""
-    return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
-
-
-def read_letter(packed: bytes) -> DeadLetter:
-    """Read a dead letter."""
-    died_at, attempts, length = LETTER.unpack_from(packed)
-    start = LETTER.size
-    failure = read_failure(packed[start : start + length])
-    return DeadLetter(
-        entry=read_entry(packed[start + length :]), error=failure.message, cause=failure.cause, attempts=int(attempts),
-        worker=failure.worker, died_at=died_at,
-    )  # fmt: skip
 
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:

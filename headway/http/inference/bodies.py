@@ -68,15 +68,15 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
     return read
 
 
-Asked = tuple[str | None, Value | list[Value], bytes]
-"""Model or None, one input or a list of several, and parameters."""
+Asked = tuple[str | None, Value | list[Value], bytes, str]
+"""Model or None, one input or a list of several, parameters, and the version that is asked for or empty."""
 
 
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked]:
     """Make the function that reads JSON bodies with an input that is any JSON value, or with several; see `Codec.read_value`.
 
     Arguments:
-        kind: msgspec Struct of a body, with `model`, `input`, `inputs` and `parameters`, all but the first as Raw.
+        kind: msgspec Struct of a body, with `model`, `input`, `inputs`, `parameters` and `version`, the middle three as Raw.
         settings: bounds of inputs and parameters.
     """
     most = min(MOST_INPUTS, settings.max_queue)
@@ -95,17 +95,26 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
             if asked.inputs is not ABSENT:
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
-                return asked.model, [check(value) for value in _several(asked.inputs, most)], parameters
+                inputs = [check(value) for value in _several(asked.inputs, most)]
+                return asked.model, inputs, parameters, _version(asked.version)
             if asked.input is ABSENT:
                 raise BadRequest("Object missing required field `input`")
             value = values.read(bytes(asked.input))
+            version = _version(asked.version)
         except values.NoValue as exc:
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, body)) from None
-        return asked.model, check(value), parameters
+        return asked.model, check(value), parameters, version
 
     return read
+
+
+def _version(version: str | None) -> str:
+    """Version that a body asks for; empty: any."""
+    if version == "":
+        raise BadRequest("Expected the name of a version, or none - at `$.version`")
+    return version or ""
 
 
 def _several(raw: msgspec.Raw, most: int) -> list[Value]:

@@ -101,6 +101,7 @@ class _Inference(msgspec.Struct, gc=False):
     parameters: msgspec.Raw = ABSENT
     client_id: str | None = None
     inputs: msgspec.UnsetType = msgspec.UNSET
+    version: msgspec.UnsetType = msgspec.UNSET
 
 
 class _Plain(msgspec.Struct, gc=False):
@@ -113,6 +114,7 @@ class _Predict(msgspec.Struct, gc=False):
     model: str = msgspec.field(name="model_id")
     input: str = msgspec.field(name="input_data")
     parameters: ClassVar[msgspec.Raw] = ABSENT
+    version: msgspec.UnsetType = msgspec.UNSET
 
 
 class _AnyInference(msgspec.Struct, gc=False):
@@ -121,6 +123,7 @@ class _AnyInference(msgspec.Struct, gc=False):
     model: str | None = None
     parameters: msgspec.Raw = ABSENT
     client_id: str | None = None
+    version: str | None = None
 
 
 class _AnyPlain(msgspec.Struct, gc=False):
@@ -128,6 +131,7 @@ class _AnyPlain(msgspec.Struct, gc=False):
     inputs: ClassVar[msgspec.Raw] = ABSENT
     model: ClassVar[None] = None
     parameters: ClassVar[msgspec.Raw] = ABSENT
+    version: ClassVar[None] = None
 
 
 class _AnyPredict(msgspec.Struct, gc=False):
@@ -135,6 +139,7 @@ class _AnyPredict(msgspec.Struct, gc=False):
     input: msgspec.Raw = msgspec.field(name="input_data")
     inputs: ClassVar[msgspec.Raw] = ABSENT
     parameters: ClassVar[msgspec.Raw] = ABSENT
+    version: str | None = None
 
 
 class _Metadata(msgspec.Struct, gc=False):

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs
 
+from msgspec.structs import replace
+
 from headway.core import values
 from headway.errors import BadRequest
 from headway.http.inference.exchange import (
@@ -114,7 +116,10 @@ def open_octets(
                 return exchange
 
             return read_any
-        model, writer = _model(target.query), writers[read_accept(head.fields, Form.AS_OUTPUT)]
+        model, version = _named(target.query)
+        writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
+        if version:
+            options = replace(options, version=version)
 
         def read(body: bytes) -> Exchange:
             octets = context.kinds.takes(model) is ValueKind.BYTES
@@ -126,12 +131,15 @@ def open_octets(
     return open_head
 
 
-def _model(query: bytes) -> str:
+def _named(query: bytes) -> tuple[str, str]:
+    """Model and version that a query names; the version is empty where it names none."""
     try:
         named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError:
         raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
-    values = named.get("model_id", [])
-    if len(values) != 1 or not values[0]:
+    models, versions = named.get("model_id", []), named.get("version", [""])
+    if len(models) != 1 or not models[0]:
         raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
-    return values[0]
+    if len(versions) != 1:
+        raise BadRequest("the query names several versions; expected one, or none")
+    return models[0], versions[0]

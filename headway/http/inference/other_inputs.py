@@ -1,8 +1,13 @@
-"""Inputs of native routes that are not one text: other values, and several inputs. The fast path leaves them to this."""
+"""Requests of native routes that ask more than one text of any version: other values, several inputs, a version.
+
+The fast path leaves them to this.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headway.core.values import name_of
 from headway.errors import BadRequest
@@ -29,14 +34,16 @@ def read_other(
     Raises:
         RequestError: it is wrong for any model, or for this one.
     """
-    named, input, parameters = codec.read_value(body)
+    named, input, parameters, version = codec.read_value(body)
+    if version:
+        options = replace(options, version=version)
     kinds = context.kinds
     model = named or kinds.default
     takes = kinds.takes(model)
     if takes is ValueKind.TEXT:
-        if not isinstance(input, list):
+        if not isinstance(input, list | str):
             raise wrong
-        for position, value in enumerate(input):
+        for position, value in enumerate(input if isinstance(input, list) else ()):
             if not isinstance(value, str):
                 raise BadRequest(f"Expected `str`, got `{name_of(value)}` - at `$.inputs[{position}]`")
     elif takes is ValueKind.BYTES and isinstance(input, list):

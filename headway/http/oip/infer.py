@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.errors import BadRequest, NotFound
@@ -27,8 +29,9 @@ def infer(settings: Settings) -> Codec:
     read_request, check = request_reader(settings), value_checker(settings)
 
     def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
-        model = target.names["model"]
-        check_version(context.kinds, model, target.names.get("version"))
+        model, version = target.names["model"], target.names.get("version")
+        check_version(context.kinds, model, version)
+        options = with_version(options, version)
         length, coding = _json_length(head), _coding(head)
 
         def read(body: bytes) -> Exchange:
@@ -55,6 +58,11 @@ def infer(settings: Settings) -> Codec:
         return read
 
     return exchange_codec(open_head, encode_error, compressed=True, tasks=False)
+
+
+def with_version(options: RequestOptions, version: str | None) -> RequestOptions:
+    """Options of a request that names a version, or none."""
+    return replace(options, version=version) if version else options
 
 
 def check_version(kinds: ModelKinds, model: str, version: str | None) -> None:

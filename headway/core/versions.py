@@ -1,0 +1,107 @@
+"""Choice of the version of a model that answers a request: the one that the client names, or one that is drawn by weight.
+
+A version is there while a worker runs it that is not gone, and live while such a worker is healthy. Weights count among
+the live versions; without weights each live version gets as much as its part of the healthy slots. A version with weight 0
+drains: it takes nothing new, whoever asks. One that the weights leave out is for requests that name it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from headway.model import WorkerInfo, WorkerStatus
+
+Weights = Mapping[str, float]
+"""Weights by version; empty: none are set."""
+
+_WEIGHT = re.compile(r"(?P<version>[A-Za-z0-9_.:/-]{1,128})=(?P<weight>[0-9]{1,9}(?:\.[0-9]{1,6})?)")
+
+
+class NoWeights(Exception):
+    """Error for a text that is no list of weights; says why."""
+
+
+def read_weights(text: str) -> Weights:
+    """Weights in a text such as `3=95,4=5`; none in an empty one.
+
+    Raises:
+        NoWeights: it is no such text.
+    """
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        found = _WEIGHT.fullmatch(part)
+        if found is None:
+            raise NoWeights(f"{part!r} is not VERSION=WEIGHT")
+        if found["version"] in weights:
+            raise NoWeights(f"names the version {found['version']!r} twice")
+        weights[found["version"]] = float(found["weight"])
+    if weights and not any(weights.values()):
+        raise NoWeights("gives no version a weight above 0")
+    return weights
+
+
+class Versions:
+    """Versions of one model, as a gateway sees them.
+
+    Arguments:
+        slots: healthy slots of each live version.
+        there: versions that are there, live or not.
+        weights: weights by version.
+
+    Attributes:
+        only: version of every request that names none, where there is one such version; None where they are several.
+    """
+
+    __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
+
+    def __init__(self, slots: Mapping[str, int], there: Iterable[str], weights: Weights) -> None:
+        self._there, self._weights = frozenset(there), weights
+        shares = {version: float(count) for version, count in slots.items()}
+        if weights:
+            wanted = {version: weight for version, weight in weights.items() if weight}
+            shares = (
+                {version: weight for version, weight in wanted.items() if version in slots}
+                or {version: weight for version, weight in wanted.items() if version in self._there}
+                or wanted
+            )
+        self._drawn: Sequence[str] = sorted(shares)
+        self._bounds = list(accumulate(shares[version] for version in self._drawn))
+        self.only = self._drawn[0] if len(self._drawn) == 1 else None
+
+    @property
+    def open(self) -> Sequence[str]:
+        """Versions that are there and take requests."""
+        return sorted(version for version in self._there if self._weights.get(version) != 0.0)
+
+    def takes(self, version: str) -> bool:
+        """Whether a version takes requests that name it."""
+        return version in self._there and self._weights.get(version) != 0.0
+
+    def drawn(self, position: float) -> str:
+        """Version of a request that names none. `position`: evenly spread over [0, 1)."""
+        if not self._drawn:
+            return ""
+        return self._drawn[min(bisect_right(self._bounds, position * self._bounds[-1]), len(self._drawn) - 1)]
+
+
+def position_of(*names: str) -> float:
+    """Position in [0, 1) of a request that must get the same version whenever and wherever it is sent again."""
+    hashed = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
+    return math.ldexp(int.from_bytes(hashed[:6]), -48)
+
+
+def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | None:
+    """Versions of the model that these workers serve; None where none of them claims for a version."""
+    slots: dict[str, int] = {}
+    there: set[str] = set()
+    for worker in workers:
+        if worker.status is WorkerStatus.HEALTHY:  # One that claims what is for any version gets its part, too.
+            slots[worker.version] = slots.get(worker.version, 0) + 1
+        if worker.version and worker.status is not WorkerStatus.OFFLINE:
+            there.add(worker.version)
+    return Versions(slots or dict.fromkeys(there, 1), there, weights) if there else None

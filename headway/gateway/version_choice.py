@@ -1,0 +1,76 @@
+"""Choice of the version that answers each request of one model, and what is refused for its version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headway.core import failures
+from headway.core.versions import Versions, Weights, position_of, versions_of
+from headway.gateway.several_inputs import PART, SeveralInputs
+from headway.model import Failure, RequestOptions, WorkerInfo, WorkerStatus
+
+
+class VersionChoice:
+    """Versions of one model, as this gateway has heard of them.
+
+    Arguments:
+        configured: version that the settings name, until workers report theirs.
+        weights: weights by version.
+        rng: uniform in [0, 1).
+
+    Attributes:
+        any: whether all requests that name no version may be answered by any worker, as none claims for a version.
+        label: version by which identical requests share answers, where `any` holds.
+    """
+
+    __slots__ = ("_named", "_rng", "_versions", "_workers", "any", "label", "weights")
+
+    def __init__(self, configured: str, weights: Weights, rng: Callable[[], float]) -> None:
+        self.weights, self._rng = weights, rng
+        self.any, self.label = True, configured
+        self._named: Sequence[str] = (configured,)
+        self._versions: Versions | None = None
+        self._workers: Sequence[WorkerInfo] = ()
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of the model's workers. While there is none, what was known of them holds."""
+        self._workers = workers = workers or self._workers
+        versions = versions_of(workers, self.weights)
+        if versions is not None:
+            self.any, self._versions = False, versions
+            return
+        named = {one.runs.version for one in workers if one.status is WorkerStatus.HEALTHY and one.runs.version}
+        if named:  # Of two at once an answer may come from either; so neither's outcomes are taken.
+            self.any, self._versions = True, None
+            self._named, self.label = sorted(named), ",".join(sorted(named))
+
+    def weigh(self, weights: Weights) -> None:
+        """Go by other weights from now on."""
+        self.weights = weights
+        self.learn(self._workers)
+
+    def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
+        """Version in whose queue a request waits; empty: any.
+
+        A request that may be sent again to be answered once gets the same version each time; so do all inputs of one.
+        """
+        versions = self._versions
+        if versions is None:
+            return ""
+        if options.version:
+            return options.version
+        if versions.only is not None:
+            return versions.only
+        if several is not None:
+            return versions.drawn(position_of(tenant, options.key.partition(PART)[0] or several.id))
+        if options.key or options.chosen or options.task:
+            return versions.drawn(position_of(tenant, options.key or id))
+        return versions.drawn(self._rng())
+
+    def refusal(self, model: str, version: str) -> Failure | None:
+        """Refusal of a request that names a version; None where that takes requests."""
+        if self._versions is None:
+            taken, there = list(self._named) == [version], self._named
+        else:
+            taken, there = self._versions.takes(version), self._versions.open
+        return None if taken else failures.no_version(model, version, there)

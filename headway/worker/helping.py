@@ -1,0 +1,144 @@
+"""Help of a slot for versions of its model that nobody serves any more.
+
+A version has a queue of its own, and workers that claim from it. When the last of them has left, what still waits there
+would wait for ever. So slots of other versions take turns: a batch of their own, then one of those. An entry that is
+pinned to the other version does not run: it fails, as nobody is there who could answer it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from headway.core.departure import Policy
+from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerStatus, queue_name
+from headway.ports import Backend, Registry, WorkSource
+from headway.runtime.periodic import Periodic
+from headway.runtime.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from headway.worker.batcher import Batcher
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks for queues that nobody serves, of a process alone."""
+LOOKS = 50
+"""Most looks of all processes in a second: the more workers there are, the more seldom each process looks."""
+
+
+class Claims:
+    """Claims of one slot: for its own queue, and for those where it helps.
+
+    Arguments:
+        slot: the slot.
+        broker: broker that batches come from.
+        policy: departure policy.
+    """
+
+    def __init__(self, slot: Slot, broker: WorkSource, policy: Policy) -> None:
+        self._slot, self._broker, self._policy = slot, broker, policy
+        self._strays: Sequence[Slot] = ()
+        self._helped = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def help(self, versions: Iterable[str]) -> None:
+        """Help where entries wait for these versions, until none is left."""
+        self._strays = [replace(self._slot, version=version, helps=True) for version in versions]
+        if self._strays and self._waiting is not None:
+            self._waiting.cancel()
+
+    async def claim(self) -> Lease | NoWork:
+        """Claim the batch that leaves now for the slot, or learn when to claim again."""
+        if self._strays and not self._helped:
+            for stray in self._strays:
+                claimed = await self._broker.claim(stray, self._policy)
+                if isinstance(claimed, Lease):
+                    self._helped = True
+                    return claimed
+            self._strays = ()
+        self._helped = False
+        return await self._broker.claim(self._slot, self._policy)
+
+    async def wait(self, until: float | None) -> None:
+        """Return when a claim is worth trying again; see `WorkSource.wait_for_work`."""
+        if not self._slot.version:  # It has no versions to help.
+            await self._broker.wait_for_work(self._slot, until)
+            return
+        self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self._slot, until))
+        try:
+            if self._strays:  # It claims there next, so that its own queue is to wait for it no longer.
+                await asyncio.sleep(0)
+            else:
+                await asyncio.wait({waiting})
+            if waiting.done() and not waiting.cancelled():
+                waiting.result()
+        finally:
+            self._waiting = None
+            if not waiting.done():
+                waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
+    """Run a batch on a backend; one item per entry. See `Backend.run`.
+
+    Of a batch of another version the entries that are pinned to it do not run.
+    """
+    if not lease.slot.helps or not any(map(_is_elsewhere, lease.entries)):
+        return await backend.run(lease.entries, timeout)
+    own = [entry for entry in lease.entries if not _is_elsewhere(entry)]
+    items = iter(await backend.run(own, timeout) if own else ())
+    reason = f"no worker runs version {lease.slot.version!r} of the model any more"
+    elsewhere = ItemResult(None, reason, elsewhere=True)
+    return [elsewhere if _is_elsewhere(entry) else next(items) for entry in lease.entries]
+
+
+def _is_elsewhere(entry: Entry) -> bool:
+    return entry.pinned
+
+
+class StrayWatcher:
+    """Watcher for queues that nobody serves, as a resource of its process; see `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        batchers: returns the batchers of the process.
+        registry: broker that knows workers and depths.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, batchers: Callable[[], Iterable[Batcher]], registry: Registry, clock: Callable[[], float]
+    ) -> None:
+        self._batchers, self._registry, self._clock = batchers, registry, clock
+        self._periodic = Periodic("strays", self._look_in_turn, clock, every=LOOK_EVERY)
+        self._next_at = 0.0
+
+    async def open(self) -> None:
+        """See Resource. Nothing is needed."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start watching."""
+        self._periodic.start(supervisor)
+
+    async def close(self) -> None:
+        """See Resource. Nothing is held."""
+
+    async def _look_in_turn(self) -> None:
+        if self._clock() >= self._next_at:
+            self._next_at = self._clock() + await self.look() / LOOKS
+
+    async def look(self) -> int:
+        """Look once. Returns the number of workers that there are."""
+        workers = await self._registry.workers()
+        served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
+        strays: dict[str, set[str]] = {}
+        for one in await self._registry.depths():
+            if one.depth and queue_name(one.model, one.version) not in served:
+                strays.setdefault(one.model, set()).add(one.version)
+        for batcher in self._batchers():
+            slot = batcher.slot
+            if slot.version:
+                batcher.claims.help(sorted(strays.get(slot.model, set()) - {slot.version}))
+        return len(workers)

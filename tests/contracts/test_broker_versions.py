@@ -1,0 +1,151 @@
+"""Versions of a model: each has a queue of its own, beside the one for any, and all is the model's for who asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from headway import errors
+from headway.model import (
+    EntryState,
+    ItemResult,
+    Lease,
+    ModelReport,
+    NoWork,
+    Slot,
+    Subscription,
+    TierDepth,
+    WorkerInfo,
+    WorkerStatus,
+)
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, output, story
+from tests.contracts.dedup_keys import admit, task
+
+
+def slot_of(version: str, worker: str = "gpu-0", *, helps: str | None = None) -> Slot:
+    """A slot of one version, or one of another version that helps out."""
+    if helps is None:
+        return Slot(worker, "m", MAX_BATCH, 0, ModelReport(version), version)
+    return Slot(worker, "m", MAX_BATCH, 0, ModelReport(helps), version, helps=True)
+
+
+async def healthy(harness: Harness, version: str, worker: str = "gpu-0") -> None:
+    runs = ModelReport(version)
+    beat = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY, runs=runs, version=version)
+    await harness.broker.heartbeat(beat)
+
+
+async def claimed(harness: Harness, slot: Slot) -> Lease:
+    lease = await harness.broker.claim(slot, AT_ONCE)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+@story
+async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: Harness) -> None:
+    await healthy(harness, "3", "old")
+    await healthy(harness, "4", "new")
+    await admit(harness, *(ask(f"{version}", version=version) for version in ("3", "4", "4", "")))
+    lease = await claimed(harness, slot_of("4", "new"))
+    assert [(entry.input, entry.version) for entry in lease.entries] == [("4", "4"), ("4", "4")]
+    await harness.answer(lease)
+    assert isinstance(await harness.broker.claim(slot_of("4", "new"), AT_ONCE), NoWork)
+    await harness.answer(await claimed(harness, slot_of("3", "old")))
+    ran = [reply.ran.version for reply in (await drained(harness)).values() if reply.ran is not None]
+    assert sorted(ran) == ["3", "4", "4"]
+    waiting = {(one.model, one.version): one.depth for one in await harness.broker.depths() if one.tier == 1}
+    assert {key: depth for key, depth in waiting.items() if depth} == {("m", ""): 1}
+
+
+@story
+async def test_what_waits_is_told_by_version_and_another_process_sees_it_by_the_workers(harness: Harness) -> None:
+    await healthy(harness, "3")
+    await admit(harness, ask(version="3"))
+    peer = harness.peer()
+    assert {(worker.model, worker.version) for worker in await peer.workers()} == {("m", "3")}
+    assert TierDepth("m", 1, 1, 0.0, "3") in await peer.depths()
+    assert {"m", "m@3"} <= set(await peer.loads())
+
+
+@story
+async def test_an_idle_slot_is_woken_by_what_comes_for_its_version(harness: Harness) -> None:
+    await healthy(harness, "3")
+    slot = slot_of("3")
+    until = holds(await harness.broker.claim(slot, AT_ONCE)).until
+    waiting = harness.broker.wait_for_work(slot, until)
+    sleeper = asyncio.ensure_future(waiting)
+    await harness.settle()
+    await admit(harness, ask())
+    await harness.settle()
+    assert not sleeper.done()
+    await admit(harness, ask(version="3"))
+    await harness.settle()
+    assert sleeper.done()
+
+
+@story
+async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Harness) -> None:
+    await healthy(harness, "4")
+    free, pinned = ask("free", version="3"), ask("pinned", version="3", pinned=True)
+    await admit(harness, free, pinned)
+    lease = await claimed(harness, slot_of("3", helps="4"))
+    assert [(entry.input, entry.pinned) for entry in lease.entries] == [("free", False), ("pinned", True)]
+    elsewhere = ItemResult(None, "no worker runs version '3'", elsewhere=True)
+    await harness.broker.complete(lease, [ItemResult(output("free")), elsewhere])
+    replies = await drained(harness)
+    assert (replies[free.id].output, replies[free.id].ran.version) == (output("free"), "4")  # type: ignore[union-attr]
+    failure = replies[pinned.id].failure
+    assert failure is not None
+    assert failure.code == errors.NO_WORKERS
+    assert await harness.dead.count() == 0
+    assert isinstance(await harness.broker.claim(slot_of("3", helps="4"), AT_ONCE), NoWork)
+
+
+@story
+async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harness) -> None:
+    await healthy(harness, "3")
+    entry = ask("a", version="3", dedup_keys=(task("job"),), id="job")
+    await admit(harness, entry)
+    assert await harness.broker.outcome("t", "job") is EntryState.QUEUED
+    subscriptions = [
+        Subscription("unknown", "job", "", "t", "g2", 60.0, 1),
+        Subscription("known", "job", "m", "t", "g2", 60.0, 2, "3"),
+    ]
+    assert await harness.broker.subscribe(subscriptions) == [None, None]
+    await harness.answer(await claimed(harness, slot_of("3")))
+    replies = await drained(harness, "g2")
+    assert {id: reply.output for id, reply in replies.items()} == dict.fromkeys(("known", "unknown"), output("a"))
+    other = ask("b", version="3", dedup_keys=(task("other"),), id="other")
+    await admit(harness, other)
+    await harness.broker.cancel_task("t", "other")
+    assert isinstance(await harness.broker.claim(slot_of("3"), AT_ONCE), NoWork)
+
+
+@story
+async def test_what_failed_runs_again_on_its_version(harness: Harness) -> None:
+    await healthy(harness, "3")
+    await admit(harness, ask("a", version="3"))
+    lease = await claimed(harness, slot_of("3"))
+    assert await harness.broker.extend(lease)
+    assert await harness.broker.release(lease)
+    again = await claimed(harness, slot_of("3"))
+    assert [entry.input for entry in again.entries] == ["a"]
+    await harness.answer(again)
+    assert not (await harness.broker.complete(again, [ItemResult("x")])).answered
+
+
+@story
+async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> None:
+    [refusal] = await harness.broker.enqueue([ask(model="strange", version="3")])
+    assert refusal is not None
+    assert refusal.code == errors.NO_WORKERS
+    assert isinstance(await harness.broker.claim(replace(slot_of("3"), model="strange"), AT_ONCE), NoWork)
+
+
+@story
+async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness) -> None:
+    await healthy(harness, "3")
+    entries = [ask(version="3", tenant=f"t{number}") for number in range(100)]
+    verdicts = await harness.broker.enqueue(entries)
+    assert verdicts.count(None) == 60

@@ -1,0 +1,226 @@
+"""Versions of one model side by side: who answers, what is refused, and what becomes of a version that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from headway import errors
+from headway.app.brokers import queue_limits
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.config import Settings
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.versions import read_weights
+from headway.fleet.reaper import reap_on
+from headway.gateway.fan_out import FanOut
+from headway.gateway.gateway import Gateway
+from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+from headway.worker.helping import StrayWatcher
+from headway.worker.pool import WorkerPool
+from headway.worker.starting import Limits
+from tests.services.fake_backend import FakeBackend
+from tests.virtual_time import run
+
+ANYBODY = Principal("anonymous", "default", 0)
+
+
+class Rollout:
+    """A gateway, and a slot for each version of one model."""
+
+    def __init__(self, clock: Callable[[], float], *versions: str, **settings: object) -> None:
+        self.settings = Settings(model="m", max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
+        self.clock, counters, rng = clock, Counters(), random.Random(3)
+        limits = {"m": queue_limits(self.settings)}
+        self.broker = MemoryBroker(limits, DeadLetterBox(), counters, clock, rng.random)
+        self.gateway = Gateway(self.settings, ["m"], self.broker, counters, clock, rng=rng.random)
+        self.backends = {version: FakeBackend(0.1) for version in versions}
+        self.pools = {version: WorkerPool(partial(self._slot_of, version, counters), 1, 1) for version in versions}
+        self.strays = StrayWatcher(
+            lambda: [one for pool in self.pools.values() for one in pool.batchers], self.broker, clock
+        )
+        self._supervisor = Supervisor()
+
+    def _slot_of(self, version: str, counters: Counters, number: int = 0) -> Batcher:
+        return Batcher(
+            Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version),
+            lambda: self.backends[version],
+            self.broker,
+            policies.build("window", 0.0),
+            Breaker(5, 0.5),
+            Limits(3.0),
+            counters,
+            self.clock,
+            rng=lambda: 0.5,
+        )
+
+    async def __aenter__(self) -> Rollout:
+        for pool in self.pools.values():
+            await pool.start()
+            pool.run(self._supervisor)
+        self.gateway.start(self._supervisor)
+        self._supervisor.start("reaper", lambda: reap_on(self.broker))
+        await self.look()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._supervisor.stop()
+        for pool in self.pools.values():
+            await pool.stop()
+
+    async def look(self) -> None:
+        """Have the gateway hear of the workers, and the workers of what nobody serves."""
+        workers = await self.broker.workers()
+        self.gateway.kinds.learn(workers)
+        self.gateway.rules.learn(workers)
+        await self.strays.look()
+
+    async def ask(self, text: str = "x", **options: object) -> Reply:
+        asked = RequestOptions(4.0, **options)  # type: ignore[arg-type]
+        return await self.gateway.ask(ANYBODY, new_id(), asked, "m", text, b"")
+
+    async def versions(self, count: int, **options: object) -> Counter[str]:
+        """Versions that answered so many requests, none of which failed."""
+        found: Counter[str] = Counter()
+        while count > 0:
+            part = min(count, 16)
+            replies = await asyncio.gather(*(self.ask(str(count - number), **options) for number in range(part)))
+            assert not [reply.failure for reply in replies if reply.failure]
+            found.update(reply.ran.version for reply in replies if reply.ran is not None)
+            count -= part
+        return found
+
+
+def test_versions_answer_as_their_weights_say_until_one_drains() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights="3=95,4=5") as rollout:
+            assert await rollout.versions(32, version="4") == {"4": 32}
+            found = await rollout.versions(1600)
+            assert found["4"] == pytest.approx(80, abs=30)
+            waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
+            await asyncio.sleep(0)
+            rollout.gateway.rules.weigh({"": read_weights("3=0,4=100")})
+            assert await rollout.versions(64) == {"4": 64}
+            answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
+            assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
+            await rollout.pools["3"].drain()
+            await rollout.look()
+            assert await rollout.versions(64) == {"4": 64}
+
+    run(main)
+
+
+@pytest.mark.parametrize("weights", ["", "3=1,4=0"])
+def test_an_unknown_version_and_one_that_drains_are_refused_with_those_there_are(weights: str) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights=weights) as rollout:
+            for version in ("9", *(("4",) if weights else ())):
+                failure = (await rollout.ask(version=version)).failure
+                assert failure is not None
+                assert failure.code == errors.NOT_FOUND
+                there = "3" if weights else "3, 4"
+                assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
+
+    run(main)
+
+
+def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:
+            free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
+            pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
+            await asyncio.sleep(0.05)
+            await rollout.pools["3"].drain()
+            await rollout.look()
+            replies = await asyncio.gather(*free)
+            assert {reply.failure for reply in replies} == {None}
+            assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3", "4"}
+            failure = (await pinned).failure
+            assert failure is not None
+            assert (failure.code, failure.message) == (
+                errors.NO_WORKERS, "no worker runs version '3' of the model any more",
+            )  # fmt: skip
+            assert all("pinned" not in batch for batch in rollout.backends["4"].batches)
+            assert await rollout.broker._dead.count() == 0
+
+    run(main)
+
+
+def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4") as rollout:
+            await rollout.pools["3"].drain()
+            lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
+            await asyncio.sleep(0.01)
+            rollout.gateway.kinds.learn(await rollout.broker.workers())
+            await rollout.strays.look()
+            assert (await lost).failure is not None
+            for _ in range(3):
+                begun = clock()
+                assert (await rollout.ask(version="4")).failure is None
+                assert clock() - begun == pytest.approx(0.1, abs=0.02)
+                await asyncio.sleep(1.0)
+
+    run(main)
+
+
+def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_inputs_one_version() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights="3=50,4=50") as rollout:
+            for number in range(12):
+                first, again = [await rollout.ask("x", key=f"k{number}") for _ in range(2)]
+                assert (first.ran, again.shared is not None) == (again.ran, True)
+            ended: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+            inputs = [str(number) for number in range(12)]
+            options = RequestOptions(4.0)
+            FanOut(
+                rollout.gateway,
+                ANYBODY,
+                new_id(),
+                options,
+                "m",
+                inputs,
+                b"",
+                lambda replies: ended.set_result([*replies]),
+            ).start()
+            assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
+
+    run(main)
+
+
+def test_the_cache_answers_with_the_version_that_is_asked() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", cache=True) as rollout:
+            for _ in range(2):
+                for version in ("3", "4"):
+                    reply = await rollout.ask("same", version=version)
+                    assert reply.ran is not None
+                    assert reply.ran.version == version
+            assert [len(backend.batches) for backend in rollout.backends.values()] == [1, 1]
+
+    run(main)
+
+
+def test_a_gateway_that_knows_no_version_yet_asks_any() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock) as rollout:
+            asked = asyncio.ensure_future(rollout.ask())
+            await asyncio.sleep(0.01)
+            rollout.backends["3"] = FakeBackend(0.1)
+            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+            await rollout.pools["3"].start()
+            rollout.pools["3"].run(rollout._supervisor)
+            await rollout.look()
+            assert (await asked).failure is None
+
+    run(main)

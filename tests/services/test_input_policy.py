@@ -432,3 +432,16 @@ def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_th
         assert counts(stand) == {("new", "refused"): 1}
 
     policed(act, JUDGED, WORDS)
+
+
+def test_names_of_models_that_are_not_there_are_not_kept() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        assert stand.gate is not None
+        plans = stand.gate._policy._plans
+        before = dict(plans)
+        for number in range(100):
+            reply = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(4.0), f"m{number}", "evil", b"")
+            assert codes([reply]) == [errors.NOT_FOUND]
+        assert plans == before
+
+    policed(act, WORDS)

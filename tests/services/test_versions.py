@@ -224,3 +224,31 @@ def test_a_gateway_that_knows_no_version_yet_asks_any() -> None:
             assert (await asked).failure is None
 
     run(main)
+
+
+def test_names_of_unknown_models_and_versions_are_not_kept() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4") as rollout:
+            gateway = rollout.gateway
+            await rollout.versions(16)
+
+            def known() -> list[object]:
+                counters = gateway.counters
+                return [
+                    set(gateway.rules), set(gateway.kinds.models), set(gateway.limiter.throttles), set(rollout.broker._queues),
+                    {(model, tier) for model, tier, _ in counters.requests}, len(gateway._recent._last), gateway.pending,
+                ]  # fmt: skip
+
+            await rollout.ask(version="none")
+            before = known()
+            for number in range(1000):
+                options = RequestOptions(4.0, version=f"v{number}")
+                for model in ("m", f"strange-{number}"):
+                    sink = await gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+                    assert sink.failure is not None
+                    assert sink.failure.code == errors.NOT_FOUND
+                if number == 0:
+                    before = known()
+            assert known() == before
+
+    run(main)

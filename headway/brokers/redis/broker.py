@@ -381,7 +381,7 @@ class RedisBroker:
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
         sums: dict[tuple[str, int], tuple[int, float]] = {}
-        for queue, look in zip(self._every, await self._look(), strict=True):
+        for queue, look in await self._look():
             for tier, (depth, waited) in enumerate(look.tiers):
                 known, longest = sums.get((queue.name, tier), (0, 0.0))
                 sums[queue.name, tier] = known + depth, max(longest, waited)
@@ -394,7 +394,7 @@ class RedisBroker:
     async def loads(self) -> Mapping[str, Load]:
         """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
         found: dict[str, list[Load]] = {}
-        for queue, look in zip(self._every, await self._look(), strict=True):
+        for queue, look in await self._look():
             found.setdefault(queue.name, []).append(look.load)
         return {model: together(loads) for model, loads in found.items()}
 
@@ -416,9 +416,9 @@ class RedisBroker:
         """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
         if len(self._queues) == 1:
             return model_and_version(self._every[0].name)
-        key = wire.key_of(subscription.tenant, subscription.task)
-        found = await _all(*(queue.outcome(key) for queue in self._every))
-        there = (queue.name for queue, one in zip(self._every, found, strict=True) if one is not None)
+        key, queues = wire.key_of(subscription.tenant, subscription.task), list(self._every)
+        found = await _all(*(queue.outcome(key) for queue in queues))
+        there = (queue.name for queue, one in zip(queues, found, strict=True) if one is not None)
         return model_and_version(next(there, self._every[0].name))
 
     async def _reap(self, queue: Queue) -> None:
@@ -482,8 +482,9 @@ class RedisBroker:
                     self._hints[slot] = queue
                     return
 
-    async def _look(self) -> list[Look]:
-        return await _all(*(queue.look() for queue in self._every))
+    async def _look(self) -> list[tuple[Queue, Look]]:
+        queues = list(self._every)  # There may be more of them when the answers come.
+        return list(zip(queues, await _all(*(queue.look() for queue in queues)), strict=True))
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)

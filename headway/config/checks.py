@@ -298,6 +298,7 @@ IDLE_WITHOUT = {
     "ledger_content": "ledger",
     "ledger_retention_days": "ledger",
     "ledger_buffer": "ledger",
+    "min_warm": "models_per_gpu",
 }
 """Settings that do nothing unless another one is set."""
 

@@ -21,6 +21,10 @@ NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD
 """Seconds after which a killed process's name is free again."""
 
 
+_GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD)
+"""Statuses of workers whose ids others may have: nothing runs there."""
+
+
 class Membership:
     """Membership of one process in the fleet.
 
@@ -106,6 +110,6 @@ class Membership:
             if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):
                 return f"by process {member.pid} on {member.host}"
         for worker in await self._broker.workers():
-            if worker.worker_id in self._slots and worker.status is not WorkerStatus.OFFLINE:
+            if worker.worker_id in self._slots and worker.status not in _GONE:
                 return f"a worker {worker.worker_id} is there already"
         return ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from headway.core.capacity import pace
@@ -167,6 +168,9 @@ class SharedGpus:
         for batcher in self.batchers:
             batcher.drain()
         await asyncio.gather(*map(self._finished, self.batchers), *self._moving)
+        with contextlib.suppress(BrokerUnavailable):  # Then they are forgotten.
+            for beat in self._cold(everywhere=True):
+                await self._broker.heartbeat(msgspec.structs.replace(beat, status=WorkerStatus.OFFLINE))
 
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or drained."""
@@ -237,7 +241,12 @@ class SharedGpus:
     def _begin(self, moving: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(moving)
         self._moving.add(task)
-        task.add_done_callback(self._moving.discard)
+        task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a move of models broke", error=repr(error), exc_info=error)
 
     async def _move(self, move: Move) -> None:
         """Have a model make room, if one must, and load another."""
@@ -266,12 +275,17 @@ class SharedGpus:
         await batcher.stop()
         self._serving.pop(batcher, None)
 
-    def _cold(self) -> Iterator[WorkerInfo]:
-        """Heartbeats for models that are nowhere loaded here: they can be asked for all the same."""
+    def _cold(self, *, everywhere: bool = False) -> Iterator[WorkerInfo]:
+        """Heartbeats for models that are nowhere loaded here: they can be asked for all the same.
+
+        `everywhere`: for all that were told of, also where another GPU has the model.
+        """
         held = {model for _, model in self._on}
         for name, model in self._models.items():
+            left = {gpu for gpu, turns in self._turns.items() if name in turns.evicted} if everywhere else set()
             if name not in held:
-                gpu = self._last.get(name) or next(iter(self._turns))
+                left.add(self._last.get(name) or next(iter(self._turns)))
+            for gpu in sorted(left):
                 id = model.worker(self._numbers[gpu])
                 yield WorkerInfo(worker_id=id, model=name, status=WorkerStatus.COLD, runs=model.report, gpu=gpu)
 

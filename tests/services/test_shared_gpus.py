@@ -289,6 +289,7 @@ def test_a_drain_ends_the_batches_and_begins_no_load() -> None:
             assert failure is not None
             assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
             assert ("c", 0) not in stand.backends
+            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}, "also of what was cold"
 
     run(main)
 

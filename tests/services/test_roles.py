@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
-from headway.model import Capacity, ProcessInfo, Role, WorkerStatus
+from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
@@ -409,6 +409,18 @@ def test_two_processes_may_not_have_one_name() -> None:
         third = fleets.worker("host", FakeBackend(), pid=3)
         await third.start()
         await ended(third)
+
+    played(scene)
+
+
+def test_a_slot_on_which_nothing_is_loaded_keeps_its_name_for_nobody() -> None:
+    async def scene(fleets: Fleets) -> None:
+        left = WorkerInfo(worker_id="host/gpu-0", model="m", status=WorkerStatus.COLD)
+        await fleets.broker.heartbeat(left)
+        anew = fleets.worker("host", FakeBackend())
+        await anew.start()
+        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+        await ended(anew)
 
     played(scene)
 

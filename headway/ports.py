@@ -62,6 +62,14 @@ class QueueCondition(Protocol):
         ...
 
     @property
+    def apart_from(self) -> float:
+        """Length of an input above which it is brought to the broker by itself; infinite where none is.
+
+        A call of `enqueue` with such an entry takes longer, so it should keep no others waiting.
+        """
+        ...
+
+    @property
     def kept(self) -> KeptLimits:
         """Byte budgets of kept outcomes.
 

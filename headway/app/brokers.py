@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     models = _models(settings)
     connection = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
     lease, kept = settings.lease_ms / 1000, _kept(settings)
-    broker = RedisBroker(connection, models, counters, random.random, settings.shards, lease, kept)
+    room, apart_from = settings.max_queue_mb << 20, (settings.large_payload_kb << 10) or math.inf
+    rng, shards = random.random, settings.shards
+    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)
     fleet = RedisFleet(connection)
 
     class Whole:

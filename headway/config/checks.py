@@ -240,7 +240,7 @@ def _room(settings: Settings) -> None:
     A tenant gets half of the room, and some characters count four bytes.
     """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
-    if settings.max_queue_mb < least and not settings.broker:
+    if settings.max_queue_mb < least:
         reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
         _refuse(settings, "max_queue_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
 
@@ -344,6 +344,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("broker_timeout_ms", 10, 60_000),
     _between("lease_ms", 1500, 600_000),
     _between("shards", 1, 256),
+    _between("large_payload_kb", 0, 1 << 18),
     _between("fallback_concurrency", 1, 256),
     _between("target_utilisation", 0.1, 1),
     _between("max_batch_size", 1, MAX_BATCH),

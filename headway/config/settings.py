@@ -168,7 +168,8 @@ class Settings:
     max_queue_mb: int = _setting(
         1024,
         _BATCHING,
-        "Most memory for inputs that have no answer yet, in a process without a broker; Redis has its `maxmemory` for that.",
+        "Most memory for inputs that have no answer yet, of which a tenant may have as much as is free; with a broker, of all "
+        "processes together, and never more than half of its `maxmemory`.",
         "MiB",
     )
     shed_depths: str = _setting(
@@ -192,6 +193,13 @@ class Settings:
     )
     lease_ms: float = _setting(
         3000.0, _FLEET, "How long a worker may be silent before what it runs is given to another.", "ms"
+    )
+    large_payload_kb: int = _setting(
+        64,
+        _FLEET,
+        "Inputs and outputs larger than this are stored apart from the queue in the broker, which keeps its steps short; 0: "
+        "none.",
+        "KiB",
     )
     shards: int = _setting(1, _FLEET, "Queues that each model is split into; 16 is usual when one Redis is too few.")
     name: str = _setting(

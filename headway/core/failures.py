@@ -186,6 +186,18 @@ def spent(failure: BatchFailure, size: int) -> Failure:
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
+def lost_input() -> Failure:
+    """Failure of an entry whose input the broker has lost, as a failover may."""
+    message = "the queue has lost this input before it could run; send it again"
+    return Failure(errors.SERVICE_OVERLOADED, message, 0.1, "broker")
+
+
+def lost_output() -> Failure:
+    """Failure of an entry whose output the broker has lost."""
+    message = "the model has answered, and the queue has lost its output; send the request again"
+    return Failure(errors.SERVICE_OVERLOADED, message, 0.1, "broker")
+
+
 def item_failure(item: ItemResult) -> Failure:
     """Failure of the one input for which the black box gave no output."""
     if item.elsewhere:

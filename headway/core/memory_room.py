@@ -18,6 +18,18 @@ SMALL = 2048
 """Characters of input and parameters up to which an entry needs no reservation: the bound on the number of entries will do.
 """
 
+QUEUE_BYTES = 1 << 30
+"""Most bytes of entries without an outcome, by default."""
+ROOM_WAIT = 1.0
+"""Seconds that a client is told to wait for room."""
+
+
+def bytes_of(entry: Entry) -> int:
+    """Bytes of the room that an entry takes; 0 for one that needs no reservation."""
+    if len(entry.input) + len(entry.parameters) <= SMALL:
+        return 0
+    return OVERHEAD + room(entry.input) + len(entry.parameters)
+
 
 class Reservation:
     """Bytes of the room that an entry takes. They are free again when no entry holds the reservation any more."""
@@ -49,8 +61,7 @@ class Room:
 
     def take(self, entry: Entry) -> Reservation | None:
         """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
-        tenant = entry.tenant
-        size = OVERHEAD + room(entry.input) + len(entry.parameters)
+        tenant, size = entry.tenant, bytes_of(entry)
         used = self._used.get(tenant, 0) + size
         if used > self.free:
             return None

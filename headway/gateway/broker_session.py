@@ -4,7 +4,8 @@
                  ▲                   │ no answer
                  └───────────────────┘ offered again, with what is left of the time
 
-Subscriptions go out beside the outbox, each after the entries that were there before it.
+Subscriptions go out beside the outbox, each after the entries that were there before it. Large entries go out beside it, too,
+where they take longer than others, so that nobody waits for the bytes of another's.
 
 Entries that gathered while the last call was under way go as one call. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
@@ -25,6 +26,7 @@ from headway.core.dedup import is_task
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
+from headway.gateway.large_entries import LargeEntries
 from headway.gateway.outcome_reader import OutcomeReader
 from headway.gateway.pending import PendingTable
 from headway.gateway.resubmitter import CHUNK, Resubmitter
@@ -127,6 +129,7 @@ class BrokerSession:
         self.room = room
         self._outbox: list[Entry] = []
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
+        self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
         self._subscribing: dict[Submission, Subscription] = {}
         """Subscriptions of which the same holds."""
         self.rate = ArrivalRate()
@@ -159,6 +162,7 @@ class BrokerSession:
     def start(self, supervisor: Supervisor, name: str) -> None:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
         supervisor.start(f"{name} intake", self._intake)
+        supervisor.start(f"{name} large intake", self._large.run)
         supervisor.start(f"{name} returns", self._returns)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         supervisor.start(f"{name} watch", self._watch)
@@ -205,7 +209,7 @@ class BrokerSession:
 
     def full(self, count: int) -> bool:
         """Whether the outbox has no room for `count` further entries."""
-        return len(self._outbox) + count > self.room
+        return len(self._outbox) + len(self._large.waiting) + count > self.room
 
     def offer(self, entry: Entry) -> None:
         """Offer an entry to the broker with the next call."""
@@ -227,6 +231,7 @@ class BrokerSession:
     def give_up(self) -> None:
         """Drop the outbox and the subscriptions, as another session has taken them over."""
         self._outbox.clear()
+        self._large.waiting.clear()
         self._subscribing.clear()
 
     def withdraw(self, submission: Submission) -> None:
@@ -256,20 +261,26 @@ class BrokerSession:
                 failures += 1
                 await asyncio.sleep(backoff(failures, self._rng()))
 
+    def _work_on(self) -> None:
+        if self._subscribing:
+            self._work.set()
+
     async def _flush(self) -> None:
         """Withdraw submissions whose clients have left, and then offer what gathered, so that none of them is offered."""
         probe = bool(self._departed or self._cancelled) or self._probe_due or self._availability.since is not None
         if probe:
             self._probe_due = False
             await self._let_go()
-        subscriptions = list(self._subscribing.values())[:CHUNK]  # The tasks of later ones may not have gone out.
+        # The tasks of later ones may not have gone out.
+        subscriptions = [one for one in self._subscribing.values() if not self._large.has(one.tenant, one.task)][:CHUNK]
         if self._outbox:
             await self._hand_over(probe)
+        subscriptions = [one for one in subscriptions if not self._large.has(one.tenant, one.task)]
         if subscriptions and not self._doubtful:
             for one in subscriptions:
                 self._subscribing.pop(one.submission, None)
             await self._subscribe(subscriptions)
-        if self._subscribing:
+        if any(not self._large.has(one.tenant, one.task) for one in self._subscribing.values()):
             self._work.set()
 
     async def _hand_over(self, probe: bool) -> None:
@@ -284,7 +295,10 @@ class BrokerSession:
         if again:
             self._doubtful = bool(self._outbox)
             await self._offer_again(entries)
-        else:
+            return
+        if self.broker.apart_from < math.inf:
+            entries = self._large.split(entries, self.broker.apart_from)
+        if entries:
             await self._offer(entries)
 
     async def _let_go(self) -> None:
@@ -315,7 +329,7 @@ class BrokerSession:
             elif entry.dedup_keys:
                 self._on_event(self, Admitted(entry))
 
-    async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False) -> None:
+    async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
         """Offer entries again that still wait.
 
         An entry that is answered meanwhile may have been taken for new. It is withdrawn, unless later requests can use
@@ -324,13 +338,14 @@ class BrokerSession:
         Arguments:
             entries: entries to offer.
             admitted: whether they were admitted once, and are most likely still there.
+            late: whether they may have been offered before, or have waited for a broker that was away.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
             return
         if admitted:  # They have been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
-        await self._offer(offered, admitted, again=True)
+        await self._offer(offered, admitted, again=late)
         wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
         for entry in offered:
             if entry.submission not in wanted and not is_task(entry):
@@ -354,7 +369,7 @@ class BrokerSession:
 
     def _handed_over(self) -> list[Entry | Subscription]:
         """Entries and subscriptions that were handed over and still wait; the entries first, as they may be subscribed to."""
-        outside = {entry.submission for entry in self._outbox} | self._subscribing.keys()
+        outside = {entry.submission for entry in (*self._outbox, *self._large.waiting)} | self._subscribing.keys()
         held: list[Entry | Subscription] = [one.entry for one in self._pending.on(self)]
         held += [one.subscription for one in self._subscriptions.on(self)]
         return [one for one in held if one.submission not in outside]

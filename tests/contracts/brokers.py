@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from headway.brokers.memory.broker import LEASE_SECONDS, QUEUE_BYTES, MemoryBroker
+from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.brokers.redis.broker import RedisBroker
@@ -25,6 +25,7 @@ from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.core.departure import Load, Policy, Rule
 from headway.core.fair_queue import GONE
+from headway.core.memory_room import QUEUE_BYTES
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
@@ -164,6 +165,11 @@ class MemoryHarness(Harness):
         """Bytes that are free for what waits."""
         return self.broker._room.free
 
+    @property
+    def large_inputs(self) -> list[str]:
+        """Names of inputs that are stored apart from their entries."""
+        return []
+
     def peer(self) -> Broker:
         return self.broker
 
@@ -179,15 +185,25 @@ class RedisHarness(Harness):
     lease_seconds = 3.0
     grain = 0.051
 
-    def __init__(self, server: RunningServer, shards: int = 1, limits: QueueLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        server: RunningServer,
+        shards: int = 1,
+        limits: QueueLimits = LIMITS,
+        queue_bytes: int = QUEUE_BYTES,
+        apart_from: float = math.inf,
+    ) -> None:
         loop = ServedLoop(server.url)
         super().__init__(loop)
         self._server = server
+        self._queue_bytes = queue_bytes
         self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
         self._brokers = [
-            RedisBroker(link, queues, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS)
+            RedisBroker(
+                link, queues, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
+            )
             for link in self._links
         ]
         self.broker = self._brokers[0]
@@ -200,6 +216,17 @@ class RedisHarness(Harness):
 
     def endless(self) -> list[str]:
         return [key for key, left in self._server.ends().items() if left < 0]
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free for what waits."""
+        accounts = [key for key in self._server.ends() if key.endswith(":b")]
+        return self._queue_bytes - sum(int(self._server.command("HGET", key, "a")) for key in accounts)
+
+    @property
+    def large_inputs(self) -> list[str]:
+        """Names of inputs that are stored apart from their entries, and of those of dead letters not."""
+        return [key for key in self._server.ends() if ":P:" in key]
 
     def close(self) -> None:
         self.run(self._close())
@@ -219,7 +246,7 @@ class RedisHarness(Harness):
 HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(),
     "valkey": lambda servers: RedisHarness(servers.of("valkey")),
-    "redis": lambda servers: RedisHarness(servers.of("redis")),
+    "redis": lambda servers: RedisHarness(servers.of("redis"), apart_from=0),  # Each value is stored apart.
 }
 
 
@@ -328,6 +355,7 @@ def ids(entries: Sequence[Entry] | Sequence[Reply]) -> list[str]:
 
 async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
     """All replies that are there for a gateway after a cursor, by id; each must be there once."""
+    await harness.settle()  # What is still being read comes, too.
     reader = asyncio.ensure_future(harness.broker.replies(gateway, after))
     await harness.settle()
     if not reader.done():

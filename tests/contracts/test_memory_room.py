@@ -1,7 +1,8 @@
-"""The broker of one process bounds what waits in bytes, and tenant by tenant. (Redis has its `maxmemory`.)"""
+"""A broker bounds what waits in bytes, and tenant by tenant, and nothing of it is left behind."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -9,18 +10,31 @@ import pytest
 from headway import errors
 from headway.core.memory_room import SMALL
 from headway.model import Entry, ItemResult, Limit, Subscription
-from tests.contracts.brokers import MemoryHarness, ask, drained, failed, leave, story
+from tests.contracts.brokers import MemoryHarness, RedisHarness, ask, drained, failed, leave, story
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
+from tests.servers.redis import SharedServers
 
+Roomy = MemoryHarness | RedisHarness
 LARGE = "x" * 9_000
 MOST = 1_000_000
 
 
-@pytest.fixture
-def harness() -> Iterator[MemoryHarness]:
-    made = MemoryHarness(queue_bytes=MOST)
+KINDS = ("memory", "valkey", "redis")
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Roomy]:
+    """Brokers with little room; in one inputs are stored apart, in one they are not."""
+    made: Roomy
+    if request.param == "memory":
+        made = MemoryHarness(queue_bytes=MOST)
+    else:
+        apart_from = 1_000.0 if request.param == "redis" else math.inf
+        made = RedisHarness(servers.of(request.param), queue_bytes=MOST, apart_from=apart_from)
     yield made
+    endless = made.endless()
     made.close()
+    assert endless == []
 
 
 def large(tenant: str, **how: object) -> Entry:
@@ -28,7 +42,7 @@ def large(tenant: str, **how: object) -> Entry:
 
 
 @story
-async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: MemoryHarness) -> None:
+async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Roomy) -> None:
     limit = Limit("key:greedy", "key", 60.0, 51.0)
     for _ in range(50):
         await admit(harness, large("greedy", tier=2, limits=(limit,)))
@@ -45,7 +59,7 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Memo
 
 
 @story
-async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: MemoryHarness) -> None:
+async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: Roomy) -> None:
     for _ in range(50):
         await admit(harness, large("greedy"))
     left = harness.room
@@ -55,7 +69,7 @@ async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: MemoryH
 
 
 @story
-async def test_who_joins_another_takes_room_too(harness: MemoryHarness) -> None:
+async def test_who_joins_another_takes_room_too(harness: Roomy) -> None:
     await admit(harness, *(sharing(f"{n}", same(), input=LARGE) for n in range(50)))
     assert (await refused(harness, sharing("more", same(), input=LARGE))).reason == "memory"
     await harness.answer(await harness.claim())
@@ -69,9 +83,7 @@ WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @story
-async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
-    harness: MemoryHarness, way: str, shared: bool
-) -> None:
+async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Roomy, way: str, shared: bool) -> None:
     entries: list[Entry | Subscription] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
     if shared:
         entries = [
@@ -98,6 +110,10 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(
         await leave(harness.broker, *entries)
         if lease is not None:
             await harness.broker.complete(lease, [ItemResult("x")])
-    await harness.reaping(61.0)
+    for _ in range(10):  # Each is overdue at its time, and the reaper comes much later.
+        await harness.advance(7.0)
+        await harness.broker.reap()
     assert harness.room == MOST
-    assert all(queued.reservation is None for queued in harness.broker._entries.values())
+    assert harness.large_inputs == []
+    if isinstance(harness, MemoryHarness):
+        assert all(queued.reservation is None for queued in harness.broker._entries.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headway.brokers.redis import wire
+from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.letters import pack_letter, read_letter
 from headway.errors import STATUS
 from headway.model import (
@@ -34,11 +34,11 @@ _PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
 _FAILURE = wire.pack_failure(BatchFailure(Cause.RAISED, "ValueError: x", "gpu-0"))
 
 ENTRIES = (
-    wire.pack_entry(_ENTRY),
-    wire.pack_entry(_PLAIN),
+    entry_wire.pack_entry(_ENTRY),
+    entry_wire.pack_entry(_PLAIN),
     _FAILURE,
 )
-LETTERS = (pack_letter(1000.0, 3, _FAILURE, wire.pack_entry(_ENTRY)),)
+LETTERS = (pack_letter(1000.0, 3, _FAILURE, entry_wire.pack_entry(_ENTRY)),)
 
 _RUN = wire.encode(
     wire.WireRun(
@@ -96,7 +96,7 @@ def _quietly(read: Callable[[bytes], object], data: bytes) -> object:
 
 def check_entry(data: bytes) -> None:
     """An entry or a failure is read whole or not at all."""
-    entry = _quietly(wire.read_entry, data)
+    entry = _quietly(entry_wire.read_entry, data)
     if entry is not None:
         assert isinstance(entry, Entry)
         assert isinstance(entry.input, str | bytes)

@@ -35,11 +35,12 @@ class Stand(RedisHarness):
     Arguments:
         server: with nothing in it.
         shards: of each model.
+        apart_from: bytes above which values are stored apart.
     """
 
-    def __init__(self, server: RunningServer, shards: int = 1) -> None:
+    def __init__(self, server: RunningServer, shards: int = 1, apart_from: float = math.inf) -> None:
         self.clock_error = 0.0
-        super().__init__(server, shards)
+        super().__init__(server, shards, apart_from=apart_from)
         self.server = server
         self.shards = shards
         for link in self._links:

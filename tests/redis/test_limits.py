@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headway import errors
-from headway.brokers.redis import wire
+from headway.brokers.redis import entry_wire
 from headway.model import Limit
 from tests.contracts.brokers import ask, leave, output, story
 from tests.redis.stand import Stand
@@ -86,8 +86,8 @@ async def test_what_is_owed_is_forgotten_with_the_servers_state(harness: Stand) 
 
 def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
-    assert [wire._pack_limit(limit, 4) for limit in (tier, user)] == [("tier:1", 0.4, 0.4), ("user:u", 0.1, 0.2)]
-    assert wire.pack_extras([ask()], 4) == b""
+    assert [entry_wire._pack_limit(limit, 4) for limit in (tier, user)] == [("tier:1", 0.4, 0.4), ("user:u", 0.1, 0.2)]
+    assert entry_wire.pack_extras([ask()], 4) == b""
 
 
 class Shard:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.brokers.redis import wire
+from headway.brokers.redis import entry_wire, wire
 from headway.model import Capacity, Entry, Failure, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
@@ -23,7 +23,7 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
     made.close()
 
 
-pack_entry = wire.pack_entry
+pack_entry = entry_wire.pack_entry
 
 
 def of_release(later: int) -> Callable[[Entry], bytes]:
@@ -38,8 +38,8 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
 
 def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
     payload = msgspec.msgpack.decode(pack_entry(ask("text", id="a")))
-    assert payload[wire.position_of("schema") - 1] == wire.SCHEMA
-    assert payload[wire.position_of("input") - 1] == "text"
+    assert payload[entry_wire.position_of("schema") - 1] == wire.SCHEMA
+    assert payload[entry_wire.position_of("input") - 1] == "text"
 
 
 async def settled(harness: Stand, *entries: Entry) -> None:
@@ -57,7 +57,7 @@ async def settled(harness: Stand, *entries: Entry) -> None:
 
 @story
 async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "pack_entry", of_release(1))
+    monkeypatch.setattr(entry_wire, "pack_entry", of_release(1))
     entry = ask("text", id="a")
     await harness.broker.enqueue([entry])
     lease = await harness.claim()
@@ -77,9 +77,9 @@ async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
 ) -> None:
     good = [ask(id=f"good {number}") for number in range(5)]
     await harness.broker.enqueue(good[:2])
-    monkeypatch.setattr(wire, "pack_entry", alien)
+    monkeypatch.setattr(entry_wire, "pack_entry", alien)
     await harness.broker.enqueue([ask(id="alien")])
-    monkeypatch.setattr(wire, "pack_entry", pack_entry)
+    monkeypatch.setattr(entry_wire, "pack_entry", pack_entry)
     await harness.broker.enqueue(good[2:])
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
     await settled(harness)
@@ -98,7 +98,7 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id, pack in (("old", pack_entry), ("alien", of_release(2)), ("new", pack_entry)):
-        monkeypatch.setattr(wire, "pack_entry", pack)
+        monkeypatch.setattr(entry_wire, "pack_entry", pack)
         await harness.broker.enqueue([ask(id=id)])
         while any(one.depth for one in await harness.broker.depths()):
             claimed = await harness.broker.claim(slot(), AT_ONCE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.brokers.redis import wire
+from headway.brokers.redis import entry_wire, wire
 from headway.model import Entry, EntryState
 from tests.contracts.brokers import ask, drained, leave, output, story
 from tests.redis.stand import Stand
@@ -68,7 +68,7 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
     with pytest.raises(ValueError, match="NUL"):
         wire.key_of("t", "a\0b")
     with pytest.raises(ValueError, match="NUL"):
-        wire.pack_head(ask(id="a\0b"))
+        entry_wire.pack_head(ask(id="a\0b"))
 
 
 @story

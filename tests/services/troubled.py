@@ -162,6 +162,10 @@ class Connection:
         self._granted: dict[str, tuple[str, Lease]] = {}
 
     @property
+    def apart_from(self) -> float:
+        return self.server.inner.apart_from
+
+    @property
     def linger(self) -> float:
         return 0.001
 

@@ -25,7 +25,7 @@ from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed
 from headway.core.locality.turns import Contender, contender
-from headway.core.memory_room import SMALL, Reservation, Room
+from headway.core.memory_room import QUEUE_BYTES, ROOM_WAIT, SMALL, Reservation, Room
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Book, Over, charge
@@ -59,10 +59,6 @@ REAP_EVERY = 0.05
 """Most seconds between two calls of `reap`, by which an expiry may be late."""
 LINGER = 0.001
 """Seconds for which a gateway lets entries gather before a call; calls cost little here."""
-QUEUE_BYTES = 1 << 30
-"""Most bytes of entries without an outcome, by default."""
-ROOM_WAIT = 1.0
-"""Seconds that a client is told to wait for room."""
 
 
 class MemoryBroker:
@@ -117,6 +113,11 @@ class MemoryBroker:
     def memory_pressure(self) -> bool:
         """See Broker. Always False: memory is bounded tenant by tenant, so there is room for who holds little."""
         return False
+
+    @property
+    def apart_from(self) -> float:
+        """See Broker. Nothing is brought anywhere."""
+        return math.inf
 
     @property
     def kept(self) -> KeptLimits:

@@ -18,8 +18,10 @@ import structlog
 import uuid_utils
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.completion import fitting, pack, parts
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.loads import together
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.registry import Registry
@@ -30,6 +32,7 @@ from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
 from headway.core.locality.turns import Contender
+from headway.core.memory_room import QUEUE_BYTES
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KEPT, KeptLimits
 from headway.errors import BrokerUnavailable
@@ -60,8 +63,8 @@ LEAST_LINGER, MOST_LINGER = 0.001, 0.004
 """Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards. The pause doubles while a slot rests."""
-KEPT_SHARE = 0.25
-"""Most of a server's `maxmemory` for kept outcomes, as a share, so that they never cause a refusal."""
+APART_FROM = 64 << 10
+"""Bytes above which a value is stored apart, by default."""
 RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
@@ -87,6 +90,8 @@ class RedisBroker:
         shards: queues that each model is split into.
         lease_seconds: seconds for which a lease lasts unless it is extended.
         kept: budgets of kept outcomes, of each server.
+        queue_bytes: most bytes of large entries that have no outcome yet.
+        apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
     """
 
     def __init__(
@@ -98,18 +103,19 @@ class RedisBroker:
         shards: int = 1,
         lease_seconds: float = 3.0,
         kept: KeptLimits = KEPT,
+        queue_bytes: int = QUEUE_BYTES,
+        apart_from: float = APART_FROM,
     ) -> None:
         self._connection = connection
-        self._kept = kept
-        self._kept_found: tuple[tuple[int, int], KeptLimits] | None = None
+        self._values = LargeValues(connection, apart_from)
         self._connection.process = connection.process or str(uuid_utils.uuid7())
-        self._counters = counters
-        self._rng = rng
+        self._counters, self._rng = counters, rng
         self._shards, self._lease_seconds = shards, lease_seconds
         self._mailboxes: dict[str, Mailbox] = {}
         self._queues: dict[str, list[Queue]] = {}
         self._limits: dict[str, QueueLimits] = {}
         self._every: list[Queue] = []
+        self._budgets = Budgets(connection, kept, queue_bytes, shards, lambda: len(self._every))
         self._registry = Registry(connection)
         self._router = ShardRouter(self._queues, self._limits, self._every, shards, self._registry, rng)
         self.know(models)
@@ -142,18 +148,12 @@ class RedisBroker:
     @property
     def kept(self) -> KeptLimits:
         """See Broker. In a cluster, budgets of one queue: its outcomes lie on one server, and are counted there."""
-        return self._kept_by_queue()
+        return self._budgets.kept()
 
-    def _kept_by_queue(self) -> KeptLimits:
-        found, known = (self._connection.servers, self._connection.smallest_memory), self._kept_found
-        if known is not None and known[0] == found:
-            return known[1]
-        servers, memory = found
-        parts = self._shards if self._connection.clustered else 1
-        kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
-        kept = kept.split(parts)
-        self._kept_found = found, kept
-        return kept
+    @property
+    def apart_from(self) -> float:
+        """See Broker."""
+        return self._values.threshold
 
     @property
     def models(self) -> Collection[str]:
@@ -173,8 +173,8 @@ class RedisBroker:
             for queue in self._queues[name]:
                 queue.limits = limits
         else:
-            lease, kept = self._lease_seconds, self._kept_by_queue
-            added = [Queue(self._connection, name, shard, limits, lease, kept) for shard in range(self._shards)]
+            budgets = self._lease_seconds, self._budgets.kept, self._budgets.room, self._values
+            added = [Queue(self._connection, name, shard, limits, *budgets) for shard in range(self._shards)]
             self._queues[name] = added
             self._every += added
             for box in self._mailboxes.values():
@@ -291,14 +291,14 @@ class RedisBroker:
         items = fitting(lease.entries, items)
         waited = self._waited.get((lease.slot.queue, lease.fence)) or [0.0] * len(items)
         queue, fence = self._queue_of(lease)
+        apart, delivered = await queue.bring_outputs(items, lease.entries), 0
         *ahead, last = parts(items)
-        delivered = 0
         for positions in ahead:
-            answered = await queue.deliver(fence, pack(lease, items, waited, positions))
+            answered = await queue.deliver(fence, pack(lease, items, waited, positions, apart))
             if answered is None:
                 break  # The lease has ended, as the completion will say.
             delivered += answered
-        settled = await queue.complete(fence, pack(lease, items, waited, last))
+        settled = await queue.complete(fence, pack(lease, items, waited, last, apart))
         self._waited.pop((lease.slot.queue, lease.fence), None)
         if delivered:
             departed = max(settled.departed - delivered, 0)

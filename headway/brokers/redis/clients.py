@@ -41,8 +41,8 @@ class Client(Protocol):
         """Start listening for a change of the primary, where Sentinels announce it."""
         ...
 
-    async def call(self, key: str, *command: Any) -> Any:
-        """Plain answer of the server that has a key, to a command of bytes, text and numbers."""
+    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
+        """Plain answer of the server that has a key, to a command of bytes, text and numbers; `large`: see `Server.call`."""
         ...
 
     async def everywhere(self, *command: Any) -> list[Any]:
@@ -86,9 +86,9 @@ class Single:
         if self._failovers is not None:
             self._failovers.watch()
 
-    async def call(self, key: str, *command: Any) -> Any:
+    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         """See Client."""
-        return await self._server.call(*command)
+        return await self._server.call(*command, large=large)
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """See Client."""

@@ -56,7 +56,7 @@ class Cluster:
     def watch(self) -> None:
         """See Client: nobody tells that; nodes are asked when one is in doubt."""
 
-    async def call(self, key: str, *command: Any) -> Any:
+    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         """See Client."""
         if self._doubtful:
             await self._look()
@@ -64,7 +64,7 @@ class Cluster:
         for _ in range(MOVES):
             address = self._owner(slot)
             try:
-                return await self._server(address).call(*command)
+                return await self._server(address).call(*command, large=large)
             except MovedError as exc:
                 self._moved[slot] = (exc.host or address[0], exc.port)
                 self._doubtful = True

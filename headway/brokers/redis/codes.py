@@ -30,6 +30,12 @@ class RefusalCode(enum.IntEnum):
     """Output that is too large to be kept. In place of a wait comes its size in bytes."""
     CULPRIT = 8
     """Input that has failed alone a short while ago."""
+    ROOM = 9
+    """Tenant whose large entries have all the room that they may have."""
+    LOST = 10
+    """Input that lay apart from its entry, and is not there."""
+    UNDIGESTED = 11
+    """Input that lies apart and may be a known culprit: its digest is needed to tell."""
     OVER = 16
     """First of the entry's rate limits; one more for each further position of the exceeded one."""
 
@@ -87,6 +93,7 @@ class QueueSettings(NamedTuple):
         lease_seconds: seconds for which a lease lasts.
         shed_last: depth from which the lowest tier is refused; below 0 for none.
         shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
+        room: bytes of the room for large entries.
         kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
         limits: key of the counts of rate limits.
     """
@@ -102,5 +109,6 @@ class QueueSettings(NamedTuple):
     lease_seconds: float
     shed_last: int
     shed_rest: int
+    room: int
     kept: str
     limits: str

@@ -7,8 +7,9 @@ gone. So large outputs go in several steps, between which it serves others, and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import structlog
 from msgspec.structs import replace
@@ -66,6 +67,7 @@ class Outcomes:
         shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, the number of its
             gateway among `runs`, from 1, and where its reply begins and ends there, as Lua counts.
         bad: positions of items that failed, and the packed failures.
+        apart: kind and token of each output that is stored apart, by position.
     """
 
     positions: Sequence[int]
@@ -73,10 +75,26 @@ class Outcomes:
     head: bytes
     shared: Sequence[tuple[int, int, int, int, int, int]]
     bad: Sequence[tuple[int, bytes]]
+    apart: Mapping[int, str]
 
 
-def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], positions: Sequence[int]) -> Outcomes:
-    """Pack the outcomes of the entries at some positions; `waited` are the seconds that each entry of the lease waited."""
+def pack(
+    lease: Lease,
+    items: Sequence[ItemResult],
+    waited: Sequence[float],
+    positions: Sequence[int],
+    names: Mapping[int, str] = MappingProxyType({}),
+) -> Outcomes:
+    """Pack the outcomes of some entries of a lease.
+
+    Arguments:
+        lease: the lease.
+        items: what came of each of its entries.
+        waited: seconds that each entry waited.
+        positions: positions of the entries.
+        names: kind and token of each output of the lease that is stored apart, by position.
+    """
+    apart = {position: names[position] for position in positions if position in names}
     runs: dict[str, list[wire.WireReply]] = {}
     worths: dict[int, tuple[int, int]] = {}
     bad: list[tuple[int, bytes]] = []
@@ -90,21 +108,24 @@ def pack(lease: Lease, items: Sequence[ItemResult], waited: Sequence[float], pos
         reply = wire.WireReply(
             position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version
         )
-        if isinstance(item.output, Octets):
+        if position in apart:
+            name, length = apart[position], len(octets(item.output or ""))
+            reply = replace(reply, output=None, apart=name, length=length)
+        elif isinstance(item.output, Octets):
             reply = replace(reply, output=item.output.content, octets=True)
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:
             worths[position] = wire.worth(failure), weight(item.output)
     if not worths:
         packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
-        return Outcomes(positions, packed, b"", (), bad)
+        return Outcomes(positions, packed, b"", (), bad, apart)
     packed, shared = {}, []
     for number, (gateway, replies) in enumerate(runs.items(), 1):
         packed[gateway], spans = wire.pack_run(worker, replies)
         for reply, (begin, end) in zip(replies, spans, strict=True):
             if reply.position in worths:
                 shared.append((reply.position, *worths[reply.position], number, begin + 1, end))
-    return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad)
+    return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad, apart)
 
 
 def parts(items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -42,6 +42,8 @@ SCARCE = 0.8
 """Share of `maxmemory` in use above which no new entry is admitted."""
 KEEPING = "noeviction"
 """Eviction policy under which no waiting entry is thrown away."""
+SLOWEST = 10_000_000
+"""Bytes of a large value that a server takes or gives in a second at least; a call with one may last longer by that."""
 LOADS = 3
 """Most times that a call loads the library into the server, should it be lost again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
@@ -91,7 +93,7 @@ class RedisConnection:
         self._clock = clock
         self._block = math.inf if clock is not None else BLOCK
         self._source = function_library.source()
-        self._calls, self._claims, self._reads = connect(url, timeout, count=3)
+        self._calls, self._claims, self._reads, self._values = connect(url, timeout, count=4)
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
@@ -159,7 +161,7 @@ class RedisConnection:
             SettingError: a file cannot be used; the connections stay as they are.
         """
         await asyncio.to_thread(check_files, self._url)
-        for client in (self._calls, self._claims, self._reads):
+        for client in self._clients:
             await client.renew()
 
     async def close(self) -> None:
@@ -168,7 +170,7 @@ class RedisConnection:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        for client in (self._calls, self._claims, self._reads):
+        for client in self._clients:
             with contextlib.suppress(*TROUBLE):
                 await client.close()
 
@@ -184,6 +186,27 @@ class RedisConnection:
         """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
+    async def store(self, key: str, value: bytes, seconds: int) -> None:
+        """Store a large value for so many seconds.
+
+        Raises:
+            OutOfMemory: the server has no room for it.
+            BrokerUnavailable: no answer in time; it may be stored.
+        """
+        wait = len(value) / SLOWEST
+        await self._ask(lambda: self._values.call(key, "SET", key, value, "EX", seconds, large=True), wait)
+
+    async def fetch(self, key: str, length: int) -> bytes | None:
+        """Read a large value of a known length; None when it is not there. Raises BrokerUnavailable."""
+        wait = length / SLOWEST
+        found: bytes | None = await self._ask(lambda: self._values.call(key, "GET", key, large=True), wait)
+        return found
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Drop values that lie on one server. Raises BrokerUnavailable."""
+        if keys:
+            await self._ask(lambda: self._calls.call(keys[0], "UNLINK", *keys))
+
     async def pop(self, key: str) -> bytes | None:
         """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
         wait = 0 if math.isinf(self._block) else self._block
@@ -197,6 +220,10 @@ class RedisConnection:
             lambda: self._reads.call(key, "XREAD", "BLOCK", wait, "STREAMS", key, after), self._block
         )
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
+
+    @property
+    def _clients(self) -> Sequence[Client]:
+        return self._calls, self._claims, self._reads, self._values
 
     @property
     def clustered(self) -> bool:
@@ -284,7 +311,7 @@ class RedisConnection:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
                 return await act()
         except Deposed as exc:
-            for client in (self._calls, self._claims, self._reads):
+            for client in self._clients:
                 await client.leave(exc.address)
             raise _told(exc, self._shown) from exc
         except OutOfMemoryError as exc:

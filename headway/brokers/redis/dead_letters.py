@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
 
-from headway.brokers.redis import wire
+from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.letters import pack_letter, read_letter
-from headway.model import DeadLetter
+from headway.brokers.redis.large_values import LargeValues
+from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
+from headway.model import DeadLetter, Value
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +34,7 @@ class RedisDeadLetters:
         self._connection = connection
         self._models = models
         self._shards = shards
+        self._values = LargeValues(connection, math.inf)
 
     @property
     def _keys(self) -> list[str]:
@@ -44,7 +48,7 @@ class RedisDeadLetters:
         entry, keys = letter.entry, self._keys
         wanted = (f"{{{name}:" for name in (entry.queue, entry.model))
         key = next((key for name in wanted for key in keys if name in key), keys[0])
-        packed = pack_letter(letter.died_at, letter.attempts, failure, wire.pack_entry(entry))
+        packed = pack_letter(letter.died_at, letter.attempts, failure, entry_wire.pack_entry(entry))
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
@@ -61,7 +65,8 @@ class RedisDeadLetters:
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters. Of an entry that died again in another shard the newest dead letter counts."""
         found = await self._ask("letters_of", *_whose(id, tenant))
-        letters = [letter for packed in found for one in packed if (letter := _read(one)) is not None]
+        read = [self._whole(key, one) for key, packed in zip(self._keys, found, strict=True) for one in packed]
+        letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
         letters.sort(key=lambda letter: letter.died_at)
         return list({letter.entry.tenant: letter for letter in letters}.values())
 
@@ -73,6 +78,15 @@ class RedisDeadLetters:
         """See DeadLetters."""
         return sum(count for count, _ in await self._ask("letters", 0))
 
+    async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
+        """Dead letter with its input, wherever that is stored; None when it cannot be read."""
+        value: Value | None = None
+        with contextlib.suppress(*wire.UNREADABLE):
+            found = payload_of(packed)
+            if found.apart:
+                value = await self._values.read(f"{queue}zp:{found.tenant}\0{found.id}", found.apart, found.length)
+        return _read(packed, value)
+
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
         return await asyncio.gather(*(self._connection.call(function, key, *arguments) for key in self._keys))
 
@@ -81,10 +95,10 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
     return (id,) if tenant is None else (id, tenant)
 
 
-def _read(packed: bytes) -> DeadLetter | None:
-    """Read a dead letter; None, and it stays where it is, when a later release has written it."""
+def _read(packed: bytes, value: Value | None = None) -> DeadLetter | None:
+    """Read a dead letter; None, and it stays where it is, when a later release has written it, or its input is lost."""
     try:
-        return read_letter(packed)
+        return read_letter(packed, value)
     except wire.UNREADABLE as exc:
         log.warning("a dead letter cannot be read", error=wire.reason(exc))
         return None

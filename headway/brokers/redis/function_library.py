@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from headway.brokers.redis import figures, wire
+from headway.brokers.redis import entry_wire, figures, letters, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
@@ -21,6 +21,7 @@ from headway.core import (
     failures,
     fair_queue,
     health,
+    memory_room,
     queue,
     retention,
     retry,
@@ -142,12 +143,15 @@ _NUMBERS: dict[str, float] = {
     "APART_PRICE": suspects.APART_PRICE,
     "SEARCH_PRICE": suspects.SEARCH_PRICE,
     "MOST_CREDIT": suspects.MOST_CREDIT,
-    "LETTER_HEAD_BYTES": wire.LETTER.size,
-    "ENTRY_HEAD_BYTES": wire.ENTRY_HEAD.size,
+    "LETTER_HEAD_BYTES": letters.LETTER.size,
+    "ENTRY_HEAD_BYTES": entry_wire.ENTRY_HEAD.size,
     "RULE_BYTES": 8 * (2 + len(wire.RULE)),
-    "INPUT_POSITION": wire.position_of("input"),
-    "PARAMETERS_POSITION": wire.position_of("parameters"),
-    "CALLER_POSITION": wire.position_of("caller"),
+    "INPUT_POSITION": entry_wire.position_of("input"),
+    "PARAMETERS_POSITION": entry_wire.position_of("parameters"),
+    "CALLER_POSITION": entry_wire.position_of("caller"),
+    "APART_POSITION": entry_wire.position_of("apart"),
+    "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
+    "ROOM_WAIT": memory_room.ROOM_WAIT,
     **{member.name: member.value for kind in (RefusalCode, Worth, Standing) for member in kind},
     **{name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
     **figures.numbers(),
@@ -160,9 +164,9 @@ _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_s
 _TEXTS = {
     "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
     "SETTINGS_PATTERN": repr("(%S+) " * (len(QueueSettings._fields) - 1) + "(.*)"),
-    "ENTRY_HEAD": repr(wire.ENTRY_HEAD.format),
+    "ENTRY_HEAD": repr(entry_wire.ENTRY_HEAD.format),
     "NONCE": repr(wire.NONCE.format),
-    "LETTER_HEAD": repr(wire.LETTER.format),
+    "LETTER_HEAD": repr(letters.LETTER.format),
     "LOAD_FORMAT": repr(wire.LOAD_FORMAT),
     "EACH_OF_LOAD": ", ".join(
         [

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from headway.brokers.redis.wire import LETTER, read_entry, read_failure
-from headway.model import DeadLetter
+import struct
+
+from headway.brokers.redis.entry_wire import WireEntry, entry_of, read_payload
+from headway.brokers.redis.wire import read_failure
+from headway.model import DeadLetter, Value
+
+LETTER = struct.Struct(">ddI")
+"""Head of a dead letter: the instant, the runs, the length of the packed failure."""
 
 
 def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
@@ -11,12 +17,18 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
     return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
-def read_letter(packed: bytes) -> DeadLetter:
-    """Read a dead letter."""
+def payload_of(letter: bytes) -> WireEntry:
+    """Read the payload in a dead letter; raises as `read_payload`."""
+    length = LETTER.unpack_from(letter)[2]
+    return read_payload(letter[LETTER.size + length :])
+
+
+def read_letter(packed: bytes, value: Value | None = None) -> DeadLetter:
+    """Read a dead letter; `value` is its input where that is stored apart."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])
     return DeadLetter(
-        entry=read_entry(packed[start + length :]), error=failure.message, cause=failure.cause, attempts=int(attempts),
+        entry=entry_of(read_payload(packed[start + length :]), value), error=failure.message, cause=failure.cause, attempts=int(attempts),
         worker=failure.worker, died_at=died_at,
     )  # fmt: skip

@@ -10,26 +10,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec.structs import replace
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.shard_queue import Queue, Receipt
+from headway.brokers.redis.receipts import Receipt
+from headway.brokers.redis.shard_queue import Queue
+from headway.core import failures
 from headway.errors import BrokerUnavailable
-from headway.model import Reply
+from headway.model import Reply, Value
 
 log = structlog.get_logger(__name__)
 
+READ_AGAIN = 0.1
+"""Seconds after which an output is read again when the broker did not answer."""
 FIRST = b"0-0"
 """Id before all others of a stream."""
 
 
 @dataclass(slots=True)
 class _Read:
-    """Replies of one stream entry, and their queue. `born` names the server's state that it belongs to."""
+    """Replies of one stream entry, and their queue. `born` names the server's state that it belongs to.
+
+    `outputs` are the tokens of outputs that are stored apart.
+    """
 
     queue: Queue
     born: float
     id: bytes
     replies: list[Reply]
+    outputs: list[str]
 
 
 @dataclass(slots=True)
@@ -102,7 +111,7 @@ class Mailbox:
                 read.queue.born,
             ):  # Otherwise it was lost meanwhile, and another may have the same id.
                 keys = [wire.name_of(reply.tenant, reply.id, reply.nonce) for reply in read.replies]
-                read.queue.read(Receipt(self._gateway, read.id, keys))
+                read.queue.receipts.add(Receipt(self._gateway, read.id, keys, read.outputs))
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:
@@ -117,13 +126,35 @@ class Mailbox:
 
     async def _read_once(self, stream: _Stream) -> None:
         connection, key = stream.queue.connection, stream.queue.stream_of(self._gateway)
+        reads, outputs = [], []
         for id, fields in await connection.stream(key, stream.last):
-            stream.last = id
+            stream.last, apart = id, wire.Apart()
             try:
-                replies = wire.read_outcomes(fields)
+                replies = wire.read_outcomes(fields, apart)
             except wire.UNREADABLE as exc:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            self._reads.append(_Read(stream.queue, stream.queue.born, id, replies))
+            reads.append(_Read(stream.queue, stream.queue.born, id, replies, [name[1:] for name, _ in apart.values()]))
+            outputs += [self._bring(stream.queue, replies, at, *one) for at, one in apart.items()]
+        if outputs:
+            await asyncio.gather(*outputs)
+        if reads:
+            self._reads += reads
             self._arrival.set()
+
+    async def _bring(self, queue: Queue, replies: list[Reply], at: int, name: str, length: int) -> None:
+        """Bring an output that is stored apart into its reply."""
+        output = await self._output(queue, name, length)
+        failure = failures.lost_output() if output is None else None
+        replies[at] = replace(replies[at], output=output, failure=failure)
+
+    async def _output(self, queue: Queue, name: str, length: int) -> Value | None:
+        """Read an output that is stored apart, as often as that takes; None when it is lost."""
+        while True:
+            try:
+                return await queue.output_of(name, length)
+            except BrokerUnavailable as exc:
+                self._broken = exc
+                self._arrival.set()
+                await asyncio.sleep(READ_AGAIN)

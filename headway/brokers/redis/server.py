@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -43,8 +45,10 @@ class Server:
         """Answer to a command, as redis-py reads it."""
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
-    async def call(self, *command: Any) -> Any:
+    async def call(self, *command: Any, large: bool = False) -> Any:
         """Plain answer to a command of bytes, text and numbers.
+
+        Where the command or its answer is `large`, its bytes are copied less often; the answer is no list then.
 
         It is `ask` without the work of redis-py around each command, which takes more time than the command. Each call
         has a connection to itself while it lasts. A connection that breaks is closed, and with it all idle ones: they
@@ -64,8 +68,8 @@ class Server:
                     self._outdated.discard(connection)
                     await connection.disconnect(nowait=True)
                     await connection.connect()
-            await connection.send_packed_command(hiredis.pack_command(command))
-            answer = await connection.read_response()
+            await connection.send_packed_command(_pieces(command) if large else hiredis.pack_command(command))
+            answer = await (_read_large(connection) if large else connection.read_response())
         except ResponseError as exc:
             await self._free(connection)
             if _refuses(exc):
@@ -127,6 +131,34 @@ class Server:
     async def _disconnect(self, nowait: bool = False) -> None:
         while self._idle:
             await self._idle.pop().disconnect(nowait=nowait)
+
+
+def _pieces(command: Sequence[Any]) -> list[Any]:
+    """Pieces of a command, of which the arguments that are bytes are not copied; a body may be a bytearray."""
+    pieces: list[Any] = [b"*%d\r\n" % len(command)]
+    for one in command:
+        argument = one if isinstance(one, bytes | bytearray | memoryview) else str(one).encode()
+        pieces += (b"$%d\r\n" % len(argument), argument, b"\r\n")
+    return pieces
+
+
+async def _read_large(connection: Any) -> bytes | None:
+    """Read an answer that is no list past the connection's parser, which would copy it piece by piece."""
+    reader: asyncio.StreamReader = connection._reader
+    line = await reader.readline()
+    if not line.endswith(b"\r\n"):
+        raise ConnectionResetError("the server closed the connection")
+    if line[:1] == b"-":
+        raise connection._parser.parse_error(line[1:-2].decode(errors="replace"))
+    if line[:1] != b"$":
+        return line[1:-2]
+    length = int(line[1:])
+    if length < 0:
+        return None
+    reader._limit = max(reader._limit, length)  # type: ignore[attr-defined] # Else it pauses at every 128 KiB.
+    answer = await reader.readexactly(length)
+    await reader.readexactly(2)
+    return answer
 
 
 def _was_closed(connection: Any) -> bool:

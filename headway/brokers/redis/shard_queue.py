@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.brokers.redis import wire
+import structlog
+
+from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
 from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
+from headway.brokers.redis.large_values import LargeValues, digest_of
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
+from headway.brokers.redis.receipts import NOTHING_READ, Receipt, Receipts
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
 from headway.core.retention import KeptLimits
+from headway.core.values import octets
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -29,35 +34,25 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
+    ItemResult,
     Lease,
     Limit,
     NoWork,
     Reply,
     Slot,
+    Value,
     WorkerInfo,
     WorkerStatus,
 )
 
 SHARDS = 256
 """Most shards of a model. A fence is the queue's own times this, plus the shard."""
-READ_DELAY = 0.05
-"""Longest time in seconds before the server hears what was read. Mostly the next enqueue tells it."""
 MOST_ENTRIES = 256
 """Most entries in one call, since a step must not keep the server from others."""
 TRIES = 4
 """Most times in a row that a claim may be asked for a newer rule."""
 
-_NOTHING_READ = ("", "", 0)
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
-
-
-@dataclass(slots=True)
-class Receipt:
-    """Position up to which a gateway has read its stream, and the names of the submissions that were replied to."""
-
-    gateway: str
-    last: bytes
-    names: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +72,9 @@ class Look:
     tiers: list[tuple[int, float]]
 
 
+log = structlog.get_logger(__name__)
+
+
 class Queue:
     """One queue in the server.
 
@@ -87,6 +85,8 @@ class Queue:
         limits: bounds of the queue.
         lease_seconds: seconds for which a lease lasts.
         kept: returns the budgets of kept outcomes.
+        room: returns the bytes of the room for large entries.
+        values: store of large values.
 
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
@@ -104,6 +104,8 @@ class Queue:
         limits: QueueLimits,
         lease_seconds: float,
         kept: Callable[[], KeptLimits],
+        room: Callable[[], int],
+        values: LargeValues,
     ) -> None:
         self.connection = connection
         self.name = name
@@ -115,14 +117,14 @@ class Queue:
         self.in_use = 1
         self.limits = limits
         self._lease_seconds = lease_seconds
-        self._kept_limits = kept
-        self._settings: tuple[tuple[int, KeptLimits, QueueLimits] | None, str] = None, ""
+        self._kept_limits, self._room = kept, room
+        self._values = values
+        self._settings: tuple[tuple[int, KeptLimits, int, QueueLimits] | None, str] = None, ""
         self._counts_key = f"{self._key}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._rate_limit_cache = RateLimitCache()
         self._offset = 0.0
         self._load: tuple[float, Load] | None = None
-        self._receipts: dict[str, Receipt] = {}
-        self._telling: asyncio.Task[None] | None = None
+        self.receipts = Receipts(self._tell)
         self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
@@ -136,12 +138,7 @@ class Queue:
     async def close(self) -> None:
         """Stop listening. The server is told what was read, if it can be."""
         await self.wakeups.close()
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
-        with contextlib.suppress(BrokerUnavailable):
-            while self._receipts:
-                await self._acknowledge(self._receipts.popitem()[1])
+        await self.receipts.close()
 
     @property
     def counts(self) -> int:
@@ -159,31 +156,51 @@ class Queue:
         """Seconds owed to a limit, as far as this process knows."""
         return self._rate_limit_cache.seconds(limit.id, asyncio.get_running_loop().time())
 
-    async def _enqueue_part(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        receipt = self._receipts.pop(entries[0].gateway, None)
-        read = _NOTHING_READ if receipt is None else (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
-        arguments: list[object] = [*read, wire.pack_extras(entries, self.counts)]
+    async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Failure | None]:
+        """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
+        receipt = self.receipts.take(entries[0].gateway)
+        read = NOTHING_READ if receipt is None else receipt.packed
+        arguments: list[object] = [*read, entry_wire.pack_extras(entries, self.counts)]
         for entry in entries:
-            arguments += (wire.pack_head(entry), wire.pack_entry(entry))
+            arguments += self._packed(entry, digested)
         began = asyncio.get_running_loop().time()
         try:
-            answer = await self._enqueue(arguments)
+            answer = await self._enqueue(() if digested else entries, arguments)
         except BrokerUnavailable:
-            self._keep(receipt)
+            self.receipts.keep(receipt)
             raise
         told, refused, owed = answer
         now, born, self.headway = wire.read_numbers(told)
         self._heed(now, born)
         if owed:
-            self._rate_limit_cache.learn(wire.limits_of(entries), wire.read_numbers(owed), began)
+            self._rate_limit_cache.learn(entry_wire.limits_of(entries), wire.read_numbers(owed), began)
         result: list[Failure | None] = [None] * len(entries)
+        undigested = []
         for position, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
-            result[position] = _refusal(entries[position], why, float(wait))
+            if why == RefusalCode.UNDIGESTED:
+                undigested.append(position)
+            else:
+                result[position] = _refusal(entries[position], why, float(wait))
+        if undigested:
+            verdicts = await self._enqueue_part([entries[position] for position in undigested], digested=True)
+            for position, verdict in zip(undigested, verdicts, strict=True):
+                result[position] = verdict
         return result
 
-    async def _enqueue(self, arguments: Sequence[object]) -> Any:
+    def _packed(self, entry: Entry, digested: bool) -> tuple[bytes, bytes]:
+        """Head and payload of an entry."""
+        name = self._values.name_of(entry)
+        if not name:
+            return entry_wire.pack_head(entry), entry_wire.pack_entry(entry)
+        apart = name[1:] + (digest_of(entry.input) if digested else "")
+        length = len(octets(entry.input))
+        return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length)
+
+    async def _enqueue(self, entries: Sequence[Entry], arguments: Sequence[object]) -> Any:
+        """Bring the large inputs of entries, and call the function."""
         if not await self.connection.is_scarce():
             try:
+                await self._values.bring(self._key, entries)
                 return await self._call("enqueue", *arguments)
             except OutOfMemory:  # Nothing was done. What is known already must not be refused.
                 pass
@@ -209,7 +226,7 @@ class Queue:
                 "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), rule
             )
             if answer[0] == b"lease":
-                return self._granted(slot, answer)
+                return await self._granted(slot, answer)
             self._learn(answer[-1])
             took = loop.time() - began
             if answer[0] == b"wait":
@@ -229,6 +246,7 @@ class Queue:
         """End a lease with outputs: those of all entries that have not been answered."""
         answer = await self._call("complete", fence, *self._arguments(outcomes))
         if not answer:
+            await self._drop_outputs(outcomes.apart.values())
             return Completion(0, 0, fenced=True)
         answered, departed, load = answer
         self._learn(load)
@@ -239,7 +257,8 @@ class Queue:
         for gateway, run in outcomes.runs.items():
             arguments += (gateway, run)
         keeps = not outcomes.shared or not self.connection.memory_pressure
-        arguments += (len(outcomes.shared), int(keeps), outcomes.head)
+        apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
+        arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
         for one in outcomes.shared:
             arguments += one
         for position, failure in outcomes.bad:
@@ -313,50 +332,16 @@ class Queue:
         self._heed(now, born)
         return due, int(again)
 
-    def read(self, receipt: Receipt) -> None:
-        """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
-        known = self._receipts.get(receipt.gateway)
-        if known is None:
-            self._receipts[receipt.gateway] = receipt
-        else:
-            known.last = receipt.last
-            known.names += receipt.names
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell())
-
-    async def _tell(self) -> None:
-        while self._receipts:
-            await asyncio.sleep(READ_DELAY)
-            for gateway in list(self._receipts):
-                receipt = self._receipts.pop(gateway, None)
-                if receipt is None:
-                    continue
-                try:
-                    await self._acknowledge(receipt)
-                except BrokerUnavailable:
-                    self._keep(receipt)
-
-    async def _acknowledge(self, receipt: Receipt) -> None:
-        arguments = (receipt.gateway, receipt.last, len(receipt.names), *receipt.names)
-        self._note(await self._call("acknowledge", *arguments))
-
-    def _keep(self, receipt: Receipt | None) -> None:
-        """Keep a receipt that may not have arrived. It is told again, before those that came since."""
-        if receipt is not None:
-            later = self._receipts.get(receipt.gateway)
-            if later is not None:
-                receipt = Receipt(receipt.gateway, later.last, receipt.names + later.names)
-            self._receipts[receipt.gateway] = receipt
-            if self._telling is None or self._telling.done():
-                self._telling = asyncio.get_running_loop().create_task(self._tell())
+    async def _tell(self, receipt: Receipt) -> None:
+        self._note(await self._call("acknowledge", *receipt.packed))
 
     def _head(self) -> tuple[object, ...]:
-        key = self.in_use, self._kept_limits(), self.limits
+        key = self.in_use, self._kept_limits(), self._room(), self.limits
         if self._settings[0] != key:
             self._settings = key, self._packed_settings(*key)
         return self.connection.clock_text(), self._settings[1]
 
-    def _packed_settings(self, in_use: int, kept: KeptLimits, limits: QueueLimits) -> str:
+    def _packed_settings(self, in_use: int, kept: KeptLimits, room: int, limits: QueueLimits) -> str:
         """Settings of the queue, as the functions take them."""
         last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
         settings = QueueSettings(
@@ -371,6 +356,7 @@ class Queue:
             lease_seconds=self._lease_seconds,
             shed_last=last,
             shed_rest=rest,
+            room=room,
             kept=f"{kept.total},{kept.tenant},{kept.largest}",
             limits=self._counts_key,
         )
@@ -391,7 +377,7 @@ class Queue:
         if born != self.born:
             if self.born != 0.0:
                 self.losses += 1
-                self._receipts.clear()
+                self.receipts.clear()
                 self._rate_limit_cache = RateLimitCache()
                 self.wakeups.wake_all()  # The server no longer knows who listens.
             self.born = born
@@ -414,18 +400,53 @@ class Queue:
             return wire.pack_rule(0.0, 0, None)
         return wire.pack_rule(stamp + took, load.slots, policy.rule(load))
 
-    def _granted(self, slot: Slot, answer: list[Any]) -> Granted:
+    async def bring_outputs(self, items: Sequence[ItemResult], entries: Sequence[Entry]) -> dict[int, str]:
+        """Store the large outputs of entries without dedup keys. Returns kind and token of each, by position.
+
+        Where the server has no room for one, it goes in its reply.
+        """
+        found: dict[int, str] = {}
+        for position, (item, entry) in enumerate(zip(items, entries, strict=True)):
+            if item.output is not None and self._values.is_large(item.output) and not entry.dedup_keys:
+                with contextlib.suppress(OutOfMemory):
+                    found[position] = await self._values.bring_output(self._key, item.output)
+        return found
+
+    async def output_of(self, name: str, length: int) -> Value | None:
+        """Output that is stored apart; None when it is not there."""
+        return await self._values.output_of(self._key, name, length)
+
+    async def _drop_outputs(self, names: Iterable[str]) -> None:
+        """Drop outputs that nobody will read."""
+        with contextlib.suppress(BrokerUnavailable):
+            await self.connection.drop([f"{self._key}R:{name[1:]}" for name in names])
+
+    async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
         _, numbers, reason, arrivals, payloads = answer
         now, fence, left_at, ends, time_left = wire.read_numbers(numbers)
         self._offset = now - asyncio.get_running_loop().time()
         entries: list[Entry] = []
         unreadable = ""
-        for payload in payloads:
-            try:
-                entries.append(wire.read_entry(payload))
-            except wire.UNREADABLE as exc:
-                unreadable = f"an entry cannot be read: {wire.reason(exc)}"
         waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]
+        try:
+            found = [entry_wire.read_payload(payload) for payload in payloads]
+            inputs: Sequence[Value | None] = [None] * len(found)
+            if any(one.apart for one in found):
+                inputs = await self._inputs(int(fence), found)
+                lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
+                if lost:  # Or their clients have left meanwhile.
+                    log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(found))
+                if lost and not await self._call("lose", int(fence), wire.encode(lost)):
+                    return NoWork(self.now())
+                kept = [at for at in range(len(found)) if at not in lost]
+                found, inputs, waited = (
+                    [found[at] for at in kept],
+                    [inputs[at] for at in kept],
+                    [waited[at] for at in kept],
+                )
+            entries = [entry_wire.entry_of(one, value) for one, value in zip(found, inputs, strict=True)]
+        except wire.UNREADABLE as exc:
+            unreadable = f"an entry cannot be read: {wire.reason(exc)}"
         lease = Lease(
             fence=int(fence) * SHARDS + self.shard,
             slot=slot,
@@ -436,6 +457,19 @@ class Queue:
             time_left=time_left,
         )
         return Granted(lease, waited, unreadable)
+
+    async def _inputs(self, fence: int, found: Sequence[entry_wire.WireEntry]) -> Sequence[Value | None]:
+        """Inputs of a lease that are stored apart, None for any other. The lease is renewed while they are read."""
+        reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
+        try:
+            while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
+                await self.extend(fence)
+            return await reading
+        finally:
+            reading.cancel()
+
+    async def _input(self, found: entry_wire.WireEntry) -> Value | None:
+        return await self._values.input_of(self._key, found) if found.apart else None
 
 
 def _refusal(entry: Entry, why: int, wait: float) -> Failure:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway import errors
-from headway.brokers.redis.codes import PackedDedupKey, RefusalCode, Worth
-from headway.core import failures, ratelimit
+from headway.brokers.redis.codes import RefusalCode, Worth
+from headway.core import failures
 from headway.core.departure import Load, Rule
 from headway.core.slot_factors import FACTORS, paces
 from headway.model import (
@@ -25,11 +25,8 @@ from headway.model import (
     BatchRun,
     Capacity,
     Cause,
-    DedupKey,
     DedupKind,
-    Entry,
     Failure,
-    Limit,
     Octets,
     ProcessInfo,
     Reply,
@@ -66,41 +63,10 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
     return found
 
 
-class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A dedup key; `kind` is the value of a `DedupKind`."""
-
-    kind: str
-    key: str
-    digest: bytes
-    keep: float
-    joins: bool
-
-
-class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry; `input` is a Value, of which octets travel as their bytes: `octets` tells them from JSON."""
-
-    schema: int
-    id: str
-    model: str
-    input: Any
-    tier: int
-    tenant: str
-    gateway: str
-    queue_timeout: float
-    timeout: float
-    parameters: bytes = b""
-    dedup_keys: tuple[WireDedupKey, ...] = ()
-    nonce: int = 0
-    caller: str = ""
-    weight: int = 1
-    octets: bool = False
-    version: str = ""
-    pinned: bool = False
-
-
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
-    seconds it waited, `version` that of the model that ran it. `octets` tells octets, which are bytes, from JSON."""
+    seconds it waited, `version` that of the model that ran it. `octets` tells octets, which are bytes, from JSON.
+    `apart` is the kind and the token of an output that is stored apart; `output` is None then, and `length` is its bytes."""
 
     position: int
     id: str
@@ -111,6 +77,8 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nonce: int = 0
     version: str = ""
     octets: bool = False
+    apart: str = ""
+    length: int = 0
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -141,7 +109,6 @@ class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
     hung: bool = False
 
 
-_entry = msgspec.msgpack.Decoder(WireEntry)
 _run = msgspec.msgpack.Decoder(WireRun)
 _failure = msgspec.msgpack.Decoder(WireFailure)
 _unanswered = msgspec.msgpack.Decoder(list[WireUnanswered])
@@ -153,13 +120,7 @@ _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 encode = msgspec.msgpack.Encoder().encode
 
-ENTRY_HEAD = struct.Struct(">BHHdddI")
-"""Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight; key and gateway
-follow.
-"""
 NONCE = struct.Struct(">d")
-LETTER = struct.Struct(">ddI")
-"""Head of a dead letter: the instant, the runs, the length of the packed failure."""
 LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name != "paces")
 """Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
 RULE = tuple(field.name for field in dataclasses.fields(Rule))
@@ -180,115 +141,6 @@ def key_of(tenant: str, id: str) -> bytes:
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
     """The name of a submission inside the server: its nonce, and the entry's key."""
     return NONCE.pack(nonce) + key_of(tenant, id)
-
-
-def pack_head(entry: Entry) -> bytes:
-    """Pack what the server needs to queue an entry: tier, lengths, timeouts, nonce, weight, key, gateway."""
-    key = key_of(entry.tenant, entry.id)
-    weight = entry.weight
-    head = ENTRY_HEAD.pack(entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, weight)
-    return head + key + entry.gateway.encode()
-
-
-def pack_entry(entry: Entry) -> bytes:
-    """Pack an entry as it is stored."""
-    return encode(
-        WireEntry(
-            SCHEMA,
-            entry.id,
-            entry.model,
-            entry.input.content if (raw := isinstance(entry.input, Octets)) else entry.input,
-            entry.tier,
-            entry.tenant,
-            entry.gateway,
-            entry.queue_timeout,
-            entry.timeout,
-            entry.parameters,
-            tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
-            if entry.dedup_keys
-            else (),
-            entry.nonce,
-            entry.caller,
-            entry.weight,
-            raw,
-            entry.version,
-            entry.pinned,
-        )
-    )
-
-
-def position_of(member: str) -> int:
-    """Position of a member of an entry in its payload, as Lua counts."""
-    return WireEntry.__struct_fields__.index(member) + 1
-
-
-def read_entry(payload: bytes) -> Entry:
-    """Read the entry of a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
-    found = _entry.decode(payload)
-    _check(found.schema)
-    return Entry(
-        found.id,
-        found.model,
-        found.input if type(found.input) is str else _value(found.input, found.octets),
-        found.tier,
-        found.tenant,
-        found.gateway,
-        found.queue_timeout,
-        found.timeout,
-        found.parameters,
-        (),
-        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.dedup_keys)
-        if found.dedup_keys
-        else (),
-        found.nonce,
-        b"",
-        found.caller,
-        found.weight,
-        found.version,
-        found.pinned,
-    )
-
-
-def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
-    """Pack the limits and dedup keys of these entries, as the library takes them; empty when there are none.
-
-    Arguments:
-        entries: entries of one call.
-        counts: number of counts that limits of whole tiers are spread over.
-    """
-    if not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
-        return b""
-    limits = limits_of(entries)
-    positions = {limit: position for position, limit in enumerate(limits)}
-    charged = [[positions[limit] for limit in entry.limits] for entry in entries]
-    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys}
-    digests = {position: entry.digest.hex() for position, entry in enumerate(entries, 1) if entry.digest}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests))
-
-
-def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
-    """The limits that entries count towards, each once."""
-    return list(dict.fromkeys(limit for entry in entries for limit in entry.limits))
-
-
-def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:
-    if counts > 1 and limit.name == "tier":
-        limit = Limit(limit.id, limit.name, limit.rate / counts, max(1.0, limit.burst / counts))
-    return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
-
-
-def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
-    return [
-        PackedDedupKey(
-            dedup_key.kind.value,
-            f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}",
-            dedup_key.digest.hex(),
-            dedup_key.keep,
-            dedup_key.joins,
-            dedup_key.kind is DedupKind.TASK and dedup_key.key != entry.id,
-        )
-        for dedup_key in entry.dedup_keys
-    ]
 
 
 def worth(failure: Failure | None) -> int:
@@ -312,6 +164,10 @@ def refusal(why: int, wait: float) -> Failure:
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
         return failures.known_culprit()
+    if why == RefusalCode.LOST:
+        return failures.lost_input()
+    if why == RefusalCode.ROOM:
+        return failures.scarcity(wait)
     return failures.scarcity(wait) if why == RefusalCode.SCARCE else failures.refusal(wait, why == RefusalCode.SHED)
 
 
@@ -382,10 +238,14 @@ def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
-def read_outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
-    """Read the replies of one entry of a gateway's stream."""
-    _check(int(fields[b"v"]))
-    replies = _outcomes(fields)
+Apart = dict[int, tuple[str, int]]
+"""Kind and token, and bytes, of outputs that are stored apart, by their places among replies."""
+
+
+def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
+    """Read the replies of one entry of a gateway's stream, and note in `apart` which outputs are to be read yet."""
+    check_schema(int(fields[b"v"]))
+    replies = _outcomes(fields, {} if apart is None else apart)
     if b"p" not in fields:
         return replies
     [found] = replies  # One entry's outcome, for these.
@@ -398,19 +258,21 @@ def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Rep
     return Reply(id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared, kept, nonce)
 
 
-def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
+def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
     left_at, ended_at, size = float(fields[b"t"]), float(fields[b"e"]), int(fields[b"n"])
     if fields[b"k"] == b"ran":
         run = _run.decode(fields[b"d"])
-        _check(run.schema)
+        check_schema(run.schema)
         ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.replies[0].version if run.replies else "")
         attempts = int(fields[b"a"])
         gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
+        wanted = [one for one in run.replies if one.position not in gone]
+        apart.update((at, (one.apart, one.length)) for at, one in enumerate(wanted) if one.apart)
         return [
             Reply(
                 one.id,
                 one.tenant,
-                one.output if type(one.output) is str else _value(one.output, one.octets, or_none=True),
+                one.output if type(one.output) is str else read_value(one.output, one.octets, or_none=True),
                 one.failure and _known(one.failure),
                 ran,
                 one.queued,
@@ -419,13 +281,12 @@ def _outcomes(fields: Mapping[bytes, bytes]) -> list[Reply]:
                 False,
                 one.nonce,
             )
-            for one in run.replies
-            if one.position not in gone
+            for one in wanted
         ]
     return _failed(fields, left_at, ended_at, size)
 
 
-def _value(found: object, octets: bool, or_none: bool = False) -> Any:
+def read_value(found: object, octets: bool, or_none: bool = False) -> Any:
     """Check that what was read is a value, and make octets of it if it is."""
     if isinstance(found, str | bytes) or (or_none and found is None):
         return Octets(found) if octets and isinstance(found, bytes) else found
@@ -447,13 +308,15 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
             for tenant, _, id in [key.rpartition("\0")]
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
-    batch = None if kind == b"late" else batch_failure(read_failure(fields[b"f"]))
+    batch = None if kind in (b"late", b"lost") else batch_failure(read_failure(fields[b"f"]))
     ran = None if batch is None else BatchRun(batch.worker, size, ended_at - left_at, left_at)
     replies = []
     for one in _unanswered.decode(fields[b"d"]):
         tenant, _, id = one.key.rpartition("\0")
         queued = float(one.waited)
-        if batch is None:
+        if kind == b"lost":
+            failure = failures.lost_input()
+        elif batch is None:
             failure = failures.lateness(queued, one.attempts, slots, one.queue_due, one.hung)
         elif kind == b"dead":
             failure = failures.death(batch)
@@ -481,7 +344,8 @@ def read_capacity(packed: bytes) -> Capacity:
     return msgspec.structs.replace(_capacity.decode(rest), measured_at=seen)
 
 
-def _check(schema: int) -> None:
+def check_schema(schema: int) -> None:
+    """Raise TooNew for what a later release has written than this one can read."""
     if schema not in READABLE:
         raise TooNew(
             f"written by a later release: schema {schema}, and this one reads {READABLE.start} to {READABLE.stop - 1}; "

@@ -70,6 +70,8 @@ end
 -- Take a letter away; false when there was none.
 function dead.drop(prefix, key)
   local tenant, bytes = tenant_of(key), redis.call('HSTRLEN', prefix .. 'z', key)
+  bytes = bytes + redis.call('STRLEN', prefix .. 'zp:' .. key)
+  redis.call('UNLINK', prefix .. 'zp:' .. key)
   redis.call('ZREM', prefix .. 'o', key)
   redis.call('ZREM', prefix .. 'o:' .. tenant, key)
   redis.call('HDEL', prefix .. 'zl', key)
@@ -95,15 +97,17 @@ local function drop_oldest(prefix, account)
   end
 end
 
-function dead.keep(prefix, key, letter)
+-- Keep a letter, with the input that lies apart under a token, if there is one.
+function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
   dead.drop(prefix, key)
+  local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
   redis.call('HSET', prefix .. 'z', key, letter)
   redis.call('HSET', prefix .. 'zl', key, dead.listed(letter))
   redis.call('ZADD', prefix .. 'o', number, key)
   redis.call('ZADD', prefix .. 'o:' .. tenant, number, key)
-  count(prefix, tenant, 1, #letter)
+  count(prefix, tenant, 1, #letter + apart)
   for _, name in ipairs({'z', 'zl', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
@@ -117,10 +121,10 @@ end
 
 end
 
-local function bury(s, key, attempts, failure)
-  local payload = redis.call('HGET', s.prefix .. 'p', key)
+local function bury(s, entry, attempts, failure)
+  local payload = redis.call('HGET', s.prefix .. 'p', entry.key)
   local letter = struct.pack(LETTER_HEAD, s.now, attempts, #failure) .. failure .. (payload or '')
-  dead.keep(s.prefix, key, letter)
+  dead.keep(s.prefix, entry.key, letter, entry.token)
 end
 
 -- Answer and take out what waited too long apart from the tier queues.

@@ -1,8 +1,8 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
--- stream entry, how many submissions, their names), what counts and is shared (nothing, or the limits, for each entry the
+-- stream entry, how many submissions and outputs apart, their names, their tokens), what counts and is shared (nothing, or the limits, for each entry the
 -- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
--- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, key, gateway) and
--- its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
+-- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
+-- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
 -- (a RefusalCode of codes.py), and the seconds owed to each limit, packed.
 
 do
@@ -20,13 +20,13 @@ local function hear_of(s, gateway)
 end
 
 local function forget_read(s, args, at)
-  local gateway, last, count = args[at], args[at + 1], tonumber(args[at + 2])
+  local gateway, last, count, outputs = args[at], args[at + 1], tonumber(args[at + 2]), tonumber(args[at + 3])
   if gateway ~= '' then
     hear_of(s, gateway)
     if count > 0 then
       local answered, keys, marks, marked = {}, {}, {}, submissions.marked
       for i = 1, count do
-        keys[i], marks[i] = marked(args[at + 2 + i], gateway)
+        keys[i], marks[i] = marked(args[at + 3 + i], gateway)
       end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
@@ -36,13 +36,16 @@ local function forget_read(s, args, at)
       end
       call_all('HDEL', s.prefix .. 'e', answered)
     end
+    for i = at + 4 + count, at + 3 + count + outputs do
+      redis.call('UNLINK', s.prefix .. 'R:' .. args[i])
+    end
     if last ~= '' then
       -- Ids are two numbers; the next after a-b is a-(b+1).
       local major, minor = string.match(last, '^(%d+)%-(%d+)$')
       redis.call('XTRIM', s.prefix .. 'r:' .. gateway, 'MINID', major .. '-' .. string.format('%.0f', tonumber(minor) + 1))
     end
   end
-  return at + 3 + count
+  return at + 4 + count + outputs
 end
 
 local function turn_away(refused, position, wait, why)
@@ -65,6 +68,11 @@ end
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
 local function admit(s, intake, entry, payload, shares)
   local flight, share, why, free
+  if not large.fits(s, entry) then
+    return ROOM, ROOM_WAIT
+  elseif not large.is_there(s, entry) then
+    return LOST, MIN_WAIT
+  end
   if shares then
     why, flight, share, free = find_flight(s, shares)
     if why then
@@ -74,11 +82,14 @@ local function admit(s, intake, entry, payload, shares)
   local record = shares and {shares = shares, led = {}, follows = ''}
   if flight then
     s.joined = true
+    large.take(s, entry)
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
     join(s, entry, record, flight, share, free)
     return nil
   end
-  if s.q.known_until > s.now and culprits.knows(s, entry.key, payload) then
+  if entry.token and not entry.digest and culprits.asks(s, entry.key) then
+    return UNDIGESTED, 0
+  elseif s.q.known_until > s.now and culprits.knows(s, entry, payload) then
     return CULPRIT, 0
   end
   observe_arrival(s, entry.tier, entry.weight)
@@ -87,6 +98,7 @@ local function admit(s, intake, entry, payload, shares)
   if wait then
     return shed and SHED or TOO_LONG, wait
   end
+  large.take(s, entry)
   if apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
@@ -108,14 +120,19 @@ local function read_entries(s, args, at)
   local entries, names, read, sub = {}, {}, struct.unpack, string.sub
   for position = 1, (#args - at + 1) / ENTRY do
     local head = args[at + (position - 1) * ENTRY]
-    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight = read(ENTRY_HEAD, head)
-    local key = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length)
+    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight, bytes, of_apart = read(ENTRY_HEAD, head)
+    local key, after = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length), ENTRY_HEAD_BYTES + length + of_apart
     names[position] = key
-    entries[position] = {
-      key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, ENTRY_HEAD_BYTES + length + 1), tier = tier + 1,
+    local entry = {
+      key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, after + 1), tier = tier + 1,
       queue_timeout = queue_timeout, timeout = timeout, queue_due = s.now + math.min(queue_timeout, timeout),
-      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0,
+      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0, bytes = bytes,
     }
+    if of_apart > 0 then
+      local apart = sub(head, after - of_apart + 1, after)
+      entry.token, entry.digest = sub(apart, 1, TOKEN_BYTES), of_apart > TOKEN_BYTES and sub(apart, TOKEN_BYTES + 1) or nil
+    end
+    entries[position] = entry
   end
   return entries, names
 end
@@ -174,6 +191,9 @@ local function enqueue(keys, args, scarce)
       else
         seen[key] = entry.nonce
       end
+      if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then
+        large.drop(s, entry)
+      end
     end
   end
   if #intake.headers > 0 or s.joined then
@@ -217,6 +237,7 @@ local function let_go_of(s, entry, key, deleted)
   end
   redis.call('HDEL', s.prefix .. 'e', key)
   redis.call('HDEL', s.prefix .. 'p', key)
+  large.let_go(s, entry)
 end
 
 -- withdraw: nobody waits for these submissions any more. Arguments after the head: the gateway whose they are, their names.

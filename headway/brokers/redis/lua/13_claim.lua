@@ -277,6 +277,42 @@ end
 
 redis.register_function{function_name = VERSION .. '_claim', flags = {'allow-oom'}, callback = claim}
 
+-- lose: inputs that lie apart were not found by the worker that claimed. Arguments after the head: fence, packed positions of
+-- their entries in the lease, which leave it; who still waits for them is told. Returns how many are left.
+redis.register_function{function_name = VERSION .. '_lose', flags = {'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args)
+  local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
+  if not packed then
+    leave(s)
+    return 0
+  end
+  local lease, lost, members, entries = cmsgpack.unpack(packed), {}, {}, {}
+  for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
+    lost[position + 1] = true
+  end
+  for position, member in ipairs(lease.members) do
+    if not lost[position] then
+      members[#members + 1] = member
+    end
+  end
+  for _, entry in ipairs(wanted(s, lease.members)) do
+    if lost[entry.position] then
+      entries[#entries + 1] = entry
+    end
+  end
+  send_failures(s, 'lost', entries, lease.attempts, lease.left_at)
+  if #members > 0 then
+    lease.members = members
+    redis.call('HSET', s.prefix .. 'x', args[HEAD + 1], cmsgpack.pack(lease))
+  else
+    take_lease(s, args[HEAD + 1])
+    suspects.unknown(s, suspects.let_go(s, lease.rest), {ready_at = lease.left_at, failures = lease.failures, attempts = lease.attempts - 1})
+    ring(s)
+  end
+  save(s)
+  return #members
+end}
+
 -- unlisten: a slot no longer waits for a wake-up; if it had been woken, another is.
 redis.register_function{function_name = VERSION .. '_unlisten', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)

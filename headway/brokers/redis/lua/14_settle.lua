@@ -1,8 +1,8 @@
 -- How a lease ends: completed, released, or outlived.
 
 -- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
--- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one; for each
--- such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
+-- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions
+-- and tokens of outputs that are stored apart, or nothing; for each such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
 -- replies its own begins and ends; then for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, at)
   local now = s.now
@@ -23,6 +23,12 @@ local function give(s, lease, entries, args, at)
       end
     end
     unwanted = cmsgpack.pack(positions)
+    local aparts = args[first + 4 + 2 * tonumber(args[first])]
+    for _, output in ipairs(aparts ~= '' and cmsgpack.unpack(aparts) or {}) do
+      if not there[output[1] + 1] then
+        redis.call('UNLINK', s.prefix .. 'R:' .. output[2])
+      end
+    end
   end
   if #entries > 0 then
     for _ = 1, tonumber(args[first]) do
@@ -36,13 +42,13 @@ local function give(s, lease, entries, args, at)
   local alone = {}
   s.scarce = args[at + 1] == '0'
   local head, count = args[at + 2], tonumber(args[at])
-  for i = at + 3, at + 2 + 6 * count, 6 do
+  for i = at + 4, at + 3 + 6 * count, 6 do
     local replies = args[first + 2 * tonumber(args[i + 3])]
     local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
     alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), fields = {'k', 'ran', 'd', reply,
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
-  at = at + 3 + 6 * count
+  at = at + 4 + 6 * count
   local at_position = {}
   if at < #args then
     for _, entry in ipairs(entries) do
@@ -52,7 +58,7 @@ local function give(s, lease, entries, args, at)
   for i = at, #args, 2 do
     local entry = at_position[tonumber(args[i])]
     if entry then
-      bury(s, entry.key, lease.attempts, args[i + 1])
+      bury(s, entry, lease.attempts, args[i + 1])
     end
   end
   for _, entry in ipairs(entries) do
@@ -240,7 +246,7 @@ function fail(s, lease, failure, dice)
   run_again(s, entries, cause,
     {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone, hung = hung or nil}, lease, dice[1])
   for _, entry in ipairs(dead) do
-    bury(s, entry.key, lease.attempts, failure)
+    bury(s, entry, lease.attempts, failure)
   end
   for kind, list in pairs({dead = dead, spent = spent}) do
     if #list > 0 then

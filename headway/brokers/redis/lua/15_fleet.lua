@@ -192,6 +192,7 @@ local function renew(s)
   for _, gateway in ipairs(redis.call('ZRANGE', s.prefix .. 'g', 0, -1)) do
     redis.call('EXPIRE', s.prefix .. 'r:' .. gateway, STREAM_SECONDS_TEXT)
   end
+  large.renew(s)
   renew_book(s)
   renew_account(s)
 end

@@ -5,6 +5,9 @@
 --   q          string  the figures, packed as doubles in sections, see figures.py
 --   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry → payload, as the gateway packed it
+--   P:<token>  string  a large input, apart from its payload: see 6_large.lua
+--   R:<token>  string  a large output, apart from its reply
+--   b          hash    tenant → bytes of its large entries that have no outcome; '!' → those of all, see 6_large.lua
 --   l<tier>    zset    tier queue: member → number of its round
 --   a<tier>    list    tier queue: its line, see 4_tier_queues.lua
 --   t<tier>    zset    tenant → the last round that its entries in the tier queue cost
@@ -36,6 +39,7 @@
 --   z, zl, o, on, u  hashes, zset, strings  dead letters: key → letter, key → what is listed of it, key → its number, the
 --                      last number, bytes of all
 --   o:<tenant> zset    dead letters of a tenant: key → its number
+--   zp:<key>   string  large input of a dead letter
 --   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number and its weight, in DIGITS hexadecimal digits,
@@ -281,7 +285,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
+  local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier
@@ -349,25 +353,45 @@ end
 
 -- Headers: tier, number, arrival, queue deadline, deadline, nonce, weight, PADDING, then the gateway's name: none when nobody waits
 -- for the entry itself any more. SHARED is added to the tier of one that has dedup keys. There is padding, for a hash whose values
--- have 64 bytes or less would be stored as a list, which is searched from end to end.
-local HEADER = '>BdddddI4'
-local PADDING = '--------------------'
-local HEADER_BYTES = 65
+-- have 64 bytes or less would be stored as a list, which is searched from end to end. A large entry has in its place a plus, its
+-- bytes, and the token of its input where that is apart.
 local SHARED = 64
 
-local function pack_header(entry, tier, gateway)
+local pack_header, read_header
+
+do  -- A library has room for 200 local names.
+
+local HEADER = '>BdddddI4'
+local PADDING = '--------------------'
+local PADDING_AT = 46
+local HEADER_BYTES = 65
+local LARGE = '>d'
+local NO_TOKEN = '-----------'
+
+function pack_header(entry, tier, gateway)
   local header = struct.pack(HEADER, tier, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, entry.weight)
+  if entry.bytes > 0 or entry.token then
+    return header .. '+' .. struct.pack(LARGE, entry.bytes) .. (entry.token or NO_TOKEN) .. gateway
+  end
   return header .. PADDING .. gateway
 end
 
 -- The entry of a header, of which more may be known.
-local function read_header(header, key, member, position)
+function read_header(header, key, member, position)
   local tier, seq, arrived, queue_due, due, nonce, weight = struct.unpack(HEADER, header)
   local shared = tier > SHARED
-  return {
+  local entry = {
     tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
     nonce = nonce, weight = weight, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, position = position,
+    bytes = 0,
   }
+  if string.byte(header, PADDING_AT) == 43 then
+    local token = string.sub(header, PADDING_AT + 9, HEADER_BYTES)
+    entry.bytes, entry.token = struct.unpack(LARGE, header, PADDING_AT + 1), token ~= NO_TOKEN and token or nil
+  end
+  return entry
+end
+
 end
 
 local DIGITS = 32

@@ -17,8 +17,13 @@ end
 
 -- Bytes of the payload of an entry that waits; one that nobody waits for any more itself has it under its member.
 local function bytes_of(s, member)
-  local bytes = redis.call('HSTRLEN', s.prefix .. 'p', key_of(member))
-  return bytes > 0 and bytes or redis.call('HSTRLEN', s.prefix .. 'p', member)
+  local name = key_of(member)
+  local bytes = redis.call('HSTRLEN', s.prefix .. 'p', name)
+  if bytes == 0 then
+    name = member
+    bytes = redis.call('HSTRLEN', s.prefix .. 'p', name)
+  end
+  return bytes + (large.apart_of(s, name) or 0)
 end
 
 local function waiting_weight(s)

@@ -142,8 +142,14 @@ local function make_room(s)
   forget(s, oldest)
 end
 
-local function known_key(s, tenant, entry)
-  return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(entry[INPUT_POSITION] .. (entry[PARAMETERS_POSITION] or ''))
+-- The key under which an input is known; `asked` has the members of its payload.
+local function known_key(s, tenant, entry, asked)
+  local parameters = asked[PARAMETERS_POSITION] or ''
+  if entry.token then
+    local kind = string.sub(asked[APART_POSITION], 2, 2)
+    return s.prefix .. 'kc:' .. tenant .. '\0' .. large.digest(s, entry) .. kind .. redis.sha1hex(parameters)
+  end
+  return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(asked[INPUT_POSITION] .. parameters)
 end
 
 local function know(s, key, generation)
@@ -170,7 +176,7 @@ function culprits.found(s, entry, killed)
   if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS
     know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS)
-    know(s, known_key(s, tenant_of(key), asked), killed and ALL_GENERATIONS or q.generation)
+    know(s, known_key(s, tenant_of(key), entry, asked), killed and ALL_GENERATIONS or q.generation)
   end
 end
 
@@ -193,16 +199,21 @@ function culprits.tidy(s)
   end
 end
 
+-- Whether any input of the tenant of this key has failed alone a short while ago.
+function culprits.asks(s, key)
+  return s.q.known_until > s.now and is_known(s, s.prefix .. 'kc:' .. tenant_of(key))
+end
+
 -- Whether the same input of the same tenant has failed alone a short while ago.
-function culprits.knows(s, key, payload)
-  if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(key)) then
+function culprits.knows(s, entry, payload)
+  if not culprits.asks(s, entry.key) then
     return false
   end
-  local entry = culprits.members_in(payload)
-  if (entry[CALLER_POSITION] or NO_CALLER) == NO_CALLER then
+  local asked = culprits.members_in(payload)
+  if (asked[CALLER_POSITION] or NO_CALLER) == NO_CALLER then
     return false
   end
-  return is_known(s, known_key(s, tenant_of(key), entry))
+  return is_known(s, known_key(s, tenant_of(entry.key), entry, asked))
 end
 
 end

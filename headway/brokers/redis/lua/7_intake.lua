@@ -144,7 +144,7 @@ local function take_in(s, intake, entry, payload)
     payloads[count + 1], payloads[count + 2] = entry.key, payload
   end
   local member = member_of(entry)
-  local cost = cost_of(s, entry.weight, payload and #payload or bytes_of(s, member))
+  local cost = cost_of(s, entry.weight, payload and large.length(s, entry, payload) or bytes_of(s, member))
   local round = round_of(s, intake, tier, tenant, cost)
   intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then

@@ -19,6 +19,7 @@ local function mark(s, entries)
   local keys, marks, unwanted = {}, {}, {}
   for i, entry in ipairs(entries) do
     keys[i] = entry.key
+    large.let_go(s, entry)
     if entry.gateway == '' then
       unwanted[#unwanted + 1] = entry.key
     else

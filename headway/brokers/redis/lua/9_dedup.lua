@@ -280,7 +280,7 @@ offer_anew = function(s, one)
       return
     end
     local payload = not why and redis.call('HGET', s.prefix .. 'p', entry.key)
-    if payload and culprits.knows(s, entry.key, payload) then
+    if payload and culprits.knows(s, entry, payload) then
       why = CULPRIT
     end
     if not why then
@@ -344,6 +344,7 @@ local function let_go(s, key)
       redis.call('HDEL', s.prefix .. 'v', record.shares[position][FLIGHT])
     end
     forget(s, key)
+    large.let_go(s, entry)
     if record.follows == '' then
       drop(s, entry)
       return

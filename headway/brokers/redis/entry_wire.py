@@ -1,0 +1,203 @@
+"""Wire format of entries in the server: the head by which the server queues one, and its payload.
+
+See `wire` for what holds of all formats.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.brokers.redis.codes import PackedDedupKey
+from headway.brokers.redis.wire import SCHEMA, check_schema, encode, key_of, read_value
+from headway.core import ratelimit
+from headway.core.memory_room import bytes_of
+from headway.model import DedupKey, DedupKind, Entry, Limit, Octets, Value
+
+TOKEN_BYTES = 11
+"""Characters of the token of an input that is stored apart."""
+MOST_COUNTED = (1 << 32) - 1
+"""Most bytes of an entry that are counted."""
+
+
+class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A dedup key; `kind` is the value of a `DedupKind`."""
+
+    kind: str
+    key: str
+    digest: bytes
+    keep: float
+    joins: bool
+
+
+class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry; `input` is a Value, of which octets travel as their bytes: `octets` tells them from JSON.
+
+    `apart` is the kind and the token of an input that is stored apart; `input` is None then, and `length` is its bytes.
+    """
+
+    schema: int
+    id: str
+    model: str
+    input: Any
+    tier: int
+    tenant: str
+    gateway: str
+    queue_timeout: float
+    timeout: float
+    parameters: bytes = b""
+    dedup_keys: tuple[WireDedupKey, ...] = ()
+    nonce: int = 0
+    caller: str = ""
+    weight: int = 1
+    octets: bool = False
+    version: str = ""
+    pinned: bool = False
+    apart: str = ""
+    length: int = 0
+
+
+ENTRY_HEAD = struct.Struct(">BHHdddIIB")
+"""Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight, bytes of the room,
+length of what names an input apart; key, that name and gateway follow.
+"""
+
+
+_entry = msgspec.msgpack.Decoder(WireEntry)
+
+
+def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
+    """Pack what the server needs to queue an entry.
+
+    Arguments:
+        entry: the entry.
+        apart: token of its input, where that is stored apart, and the digest of that, where it is asked for.
+    """
+    key, waits = key_of(entry.tenant, entry.id), (entry.queue_timeout, entry.timeout)
+    figures = entry.nonce, entry.weight, min(bytes_of(entry), MOST_COUNTED), len(apart)
+    return ENTRY_HEAD.pack(entry.tier, len(key), key.rindex(0), *waits, *figures) + key + apart + entry.gateway.encode()
+
+
+def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
+    """Pack an entry as it is stored.
+
+    Arguments:
+        entry: the entry.
+        apart: kind and token of its input, where that is stored apart; empty where it is not.
+        length: bytes of an input that is stored apart.
+    """
+    raw = isinstance(entry.input, Octets)
+    return encode(
+        WireEntry(
+            SCHEMA,
+            entry.id,
+            entry.model,
+            None if apart else entry.input.content if isinstance(entry.input, Octets) else entry.input,
+            entry.tier,
+            entry.tenant,
+            entry.gateway,
+            entry.queue_timeout,
+            entry.timeout,
+            entry.parameters,
+            tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
+            if entry.dedup_keys
+            else (),
+            entry.nonce,
+            entry.caller,
+            entry.weight,
+            raw,
+            entry.version,
+            entry.pinned,
+            apart,
+            length,
+        )
+    )
+
+
+def position_of(member: str) -> int:
+    """Position of a member of an entry in its payload, as Lua counts."""
+    return WireEntry.__struct_fields__.index(member) + 1
+
+
+def read_payload(payload: bytes) -> WireEntry:
+    """Read a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
+    found = _entry.decode(payload)
+    check_schema(found.schema)
+    return found
+
+
+def read_entry(payload: bytes) -> Entry:
+    """Read the entry of a payload that has its input in it; raises as `read_payload`, and ValueError for one that has not."""
+    return entry_of(read_payload(payload))
+
+
+def entry_of(found: WireEntry, value: Value | None = None) -> Entry:
+    """Make the entry of a payload; `value` is its input where that was stored apart."""
+    if value is None:
+        value = found.input if type(found.input) is str else read_value(found.input, found.octets)
+    return Entry(
+        found.id,
+        found.model,
+        value,
+        found.tier,
+        found.tenant,
+        found.gateway,
+        found.queue_timeout,
+        found.timeout,
+        found.parameters,
+        (),
+        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.dedup_keys)
+        if found.dedup_keys
+        else (),
+        found.nonce,
+        b"",
+        found.caller,
+        found.weight,
+        found.version,
+        found.pinned,
+    )
+
+
+def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
+    """Pack the limits and dedup keys of these entries, as the library takes them; empty when there are none.
+
+    Arguments:
+        entries: entries of one call.
+        counts: number of counts that limits of whole tiers are spread over.
+    """
+    if not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
+        return b""
+    limits = limits_of(entries)
+    positions = {limit: position for position, limit in enumerate(limits)}
+    charged = [[positions[limit] for limit in entry.limits] for entry in entries]
+    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys}
+    digests = {position: entry.digest.hex() for position, entry in enumerate(entries, 1) if entry.digest}
+    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests))
+
+
+def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
+    """The limits that entries count towards, each once."""
+    return list(dict.fromkeys(limit for entry in entries for limit in entry.limits))
+
+
+def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:
+    if counts > 1 and limit.name == "tier":
+        limit = Limit(limit.id, limit.name, limit.rate / counts, max(1.0, limit.burst / counts))
+    return limit.id, ratelimit.interval(limit), ratelimit.tolerance(limit)
+
+
+def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
+    return [
+        PackedDedupKey(
+            dedup_key.kind.value,
+            f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}",
+            dedup_key.digest.hex(),
+            dedup_key.keep,
+            dedup_key.joins,
+            dedup_key.kind is DedupKind.TASK and dedup_key.key != entry.id,
+        )
+        for dedup_key in entry.dedup_keys
+    ]

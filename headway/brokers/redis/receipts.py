@@ -1,0 +1,97 @@
+"""Receipts: what gateways have read of a queue's replies. Mostly the next enqueue tells the server of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from headway.errors import BrokerUnavailable
+
+READ_DELAY = 0.05
+"""Longest time in seconds before the server hears what was read."""
+NOTHING_READ = ("", "", 0, 0)
+"""Receipt of nothing, as the functions take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Position up to which a gateway has read its stream, and what was read.
+
+    Attributes:
+        gateway: id of the gateway.
+        last: id of the last entry of the stream.
+        names: names of the submissions that were replied to.
+        outputs: tokens of their outputs that are stored apart.
+    """
+
+    gateway: str
+    last: bytes
+    names: list[bytes]
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def packed(self) -> tuple[object, ...]:
+        """The receipt as the functions take it."""
+        return self.gateway, self.last, len(self.names), len(self.outputs), *self.names, *self.outputs
+
+    def and_then(self, later: Receipt) -> Receipt:
+        """Receipt of both."""
+        return Receipt(self.gateway, later.last, self.names + later.names, self.outputs + later.outputs)
+
+
+class Receipts:
+    """Receipts that the server has not heard of, by gateway.
+
+    Arguments:
+        tell: tells the server of one; may raise BrokerUnavailable.
+    """
+
+    def __init__(self, tell: Callable[[Receipt], Awaitable[None]]) -> None:
+        self._tell_server = tell
+        self._receipts: dict[str, Receipt] = {}
+        self._telling: asyncio.Task[None] | None = None
+
+    def take(self, gateway: str) -> Receipt | None:
+        """Take out what a gateway has read, to tell of it; `keep` it if that fails."""
+        return self._receipts.pop(gateway, None)
+
+    def add(self, receipt: Receipt) -> None:
+        """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
+        known = self._receipts.get(receipt.gateway)
+        self._note(receipt if known is None else known.and_then(receipt))
+
+    def keep(self, receipt: Receipt | None) -> None:
+        """Keep a receipt that may not have arrived. It is told again, before those that came since."""
+        if receipt is not None:
+            later = self._receipts.get(receipt.gateway)
+            self._note(receipt if later is None else receipt.and_then(later))
+
+    def clear(self) -> None:
+        """Forget all: what they are about is lost."""
+        self._receipts.clear()
+
+    async def close(self) -> None:
+        """Tell the server of all, if that can be done."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+        with contextlib.suppress(BrokerUnavailable):
+            while self._receipts:
+                await self._tell_server(self._receipts.popitem()[1])
+
+    def _note(self, receipt: Receipt) -> None:
+        self._receipts[receipt.gateway] = receipt
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while self._receipts:
+            await asyncio.sleep(READ_DELAY)
+            for gateway in list(self._receipts):
+                if (receipt := self.take(gateway)) is not None:
+                    try:
+                        await self._tell_server(receipt)
+                    except BrokerUnavailable:
+                        self.keep(receipt)

@@ -1,0 +1,57 @@
+"""Large entries of a session, which go to the broker in calls of their own: nobody waits for the bytes of another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from headway.errors import BrokerUnavailable
+from headway.model import Entry
+
+AT_ONCE = 8
+"""Most entries in one call."""
+
+
+class LargeEntries:
+    """Line of entries that are large for the broker.
+
+    Arguments:
+        offer: offers entries; after BrokerUnavailable they are the outbox's.
+        on_offered: called after each offer.
+
+    Attributes:
+        waiting: entries not offered yet.
+    """
+
+    def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]], on_offered: Callable[[], None]) -> None:
+        self.waiting: list[Entry] = []
+        self._offer, self._on_offered = offer, on_offered
+        self._work = asyncio.Event()
+        self._offering: list[Entry] = []
+
+    def has(self, tenant: str, id: str) -> bool:
+        """Whether an entry waits here or is on its way."""
+        return any(entry.id == id and entry.tenant == tenant for entry in (*self._offering, *self.waiting))
+
+    def split(self, entries: list[Entry], most: float) -> list[Entry]:
+        """Take the entries whose inputs are longer than `most`; returns the others."""
+        if large := [entry for entry in entries if len(entry.input) > most]:
+            self.waiting += large
+            self._work.set()
+            entries = [entry for entry in entries if len(entry.input) <= most]
+        return entries
+
+    async def run(self) -> None:
+        """Offer what waits, again and again."""
+        while True:
+            await self._work.wait()
+            self._offering, self.waiting = self.waiting[:AT_ONCE], self.waiting[AT_ONCE:]
+            if not self.waiting:
+                self._work.clear()
+            try:
+                await self._offer(self._offering)
+            except BrokerUnavailable:
+                pass
+            finally:
+                self._offering = []
+            self._on_offered()

@@ -1,0 +1,298 @@
+"""Large values in the server: stored apart from their entries, and gone with them however these end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from headway import errors
+from headway.brokers.redis.connection import RedisConnection
+from headway.errors import BrokerUnavailable
+from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
+from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
+from tests.contracts.dedup_keys import admit, key, poll, refused, sharing, task
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, SharedServers
+
+APART_FROM = 1000
+LARGE = "x" * 5000
+VALUES: list[Value] = [LARGE, "ü" * 3000, "\ud800" * 2000, b"[" + b"1," * 2000 + b"1]", Octets(bytes(range(256)) * 20)]
+GATHERED = Octets(bytearray(b"z" * 5000))  # type: ignore[arg-type]
+"""As a body is that was gathered as it came."""
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
+    made = Stand(servers.of(request.param), apart_from=APART_FROM)
+    yield made
+    endless = made.endless()
+    made.close()
+    assert endless == []
+
+
+def stored(harness: Stand) -> list[str]:
+    """Kinds of what is stored apart: an input, an output, or the input of a dead letter."""
+    there = harness.keys()
+    return sorted(name for key in there for name in ("P", "R", "zp") if key.startswith(f"{name}:"))
+
+
+def names_of(harness: Stand, kind: str) -> list[str]:
+    there = harness.keys()
+    return sorted(harness.key(name) for name in there if name.startswith(f"{kind}:"))
+
+
+async def acknowledged(harness: Stand) -> None:
+    """Read all replies, and let the server know."""
+    _, cursor = await harness.broker.replies("g", 0)
+    await drained(harness, after=cursor)
+    await harness.advance(0.1)
+
+
+@story
+async def test_values_come_as_they_were_and_go_when_they_were_read(harness: Stand) -> None:
+    entries = [ask(value, id=str(at)) for at, value in enumerate(VALUES)]
+    await admit(harness, *entries)
+    assert stored(harness) == ["P"] * len(VALUES)
+    payloads = harness.server.command("HVALS", harness.key("p"))
+    assert max(map(len, payloads)) < 300
+    lease = await harness.claim()
+    assert list(lease.entries) == entries
+    await harness.broker.complete(lease, [ItemResult(entry.input) for entry in lease.entries])
+    assert stored(harness) == ["R"] * len(VALUES)
+    replies = await drained(harness)
+    assert [replies[str(at)].output for at in range(len(VALUES))] == VALUES
+    await acknowledged(harness)
+    assert stored(harness) == []
+
+
+WAYS = ["late", "withdrawn", "withdrawn on a GPU", "spent", "cancelled"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@story
+async def test_an_input_goes_with_its_entry(harness: Stand, way: str) -> None:
+    keys = (task("a"),) if way == "cancelled" else ()
+    entry = ask(LARGE, id="a", queue_timeout=5.0, timeout=5.0, dedup_keys=keys)
+    await admit(harness, entry)
+    lease = await harness.claim() if way in ("withdrawn on a GPU", "spent") else None
+    assert stored(harness) == ["P"]
+    if way.startswith("withdrawn"):
+        await leave(harness.broker, entry)
+    elif way == "cancelled":
+        await harness.broker.cancel_task("t", "a")
+    elif lease is not None:
+        await harness.broker.release(lease, failed())
+        assert stored(harness) == ["P"]  # It runs again.
+    await harness.advance(6.0)
+    await harness.broker.reap()
+    assert stored(harness) == []
+
+
+@story
+async def test_a_body_that_was_gathered_as_it_came_is_stored_as_it_is(harness: Stand) -> None:
+    await admit(harness, ask(GATHERED, id="a"))
+    lease = await harness.claim()
+    assert [entry.input for entry in lease.entries] == [Octets(b"z" * 5000)]
+    await harness.broker.complete(lease, [ItemResult(GATHERED)])
+    assert (await drained(harness))["a"].output == Octets(b"z" * 5000)
+
+
+@story
+async def test_an_output_that_nobody_waits_for_is_not_kept(harness: Stand) -> None:
+    gone, there = ask(id="gone"), ask(id="there")
+    await admit(harness, gone, there)
+    lease = await harness.claim()
+    await leave(harness.broker, gone)
+    await harness.broker.complete(lease, [ItemResult(LARGE), ItemResult(LARGE)])
+    assert stored(harness) == ["R"]
+    assert (await harness.broker.complete(lease, [ItemResult(LARGE), ItemResult(LARGE)])).fenced
+    assert stored(harness) == ["R"]
+    assert list(await drained(harness)) == ["there"]
+
+
+@story
+async def test_an_input_runs_on_for_others_when_its_own_client_has_left(harness: Stand) -> None:
+    first, second = sharing("first", key(), input=LARGE), sharing("second", key(), input=LARGE)
+    await admit(harness, first, second)
+    assert stored(harness) == ["P", "P"]
+    await leave(harness.broker, first)
+    lease = await harness.claim()
+    assert [entry.input for entry in lease.entries] == [LARGE]
+    await harness.answer(lease)
+    assert (await drained(harness))["second"].output == f"<{LARGE}>"
+    assert stored(harness) == []
+
+
+@story
+async def test_a_large_outcome_of_a_task_is_kept(harness: Stand) -> None:
+    await admit(harness, ask(LARGE, id="a", dedup_keys=(task("a"),)))
+    await harness.broker.complete(await harness.claim(), [ItemResult(LARGE)])
+    await acknowledged(harness)
+    assert stored(harness) == []
+    await admit(harness, poll("later", "a"))
+    assert (await drained(harness, after=1))["later"].output == LARGE
+
+
+async def die(harness: Stand, entry: Entry) -> None:
+    await admit(harness, entry)
+    while await harness.broker.state(entry.tenant, entry.id) is not None:
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.broker.release(claimed, failed())
+        await harness.advance(1.0)
+
+
+@story
+async def test_a_dead_letter_has_its_input_until_it_is_purged(harness: Stand) -> None:
+    for id, value in (("a", LARGE), ("b", Octets(b"y" * 5000))):
+        await die(harness, ask(value, id=id))
+        assert (await harness.dead.find(id))[0].entry.input == value
+    assert stored(harness) == ["zp", "zp"]
+    assert sorted(letter.entry.id for letter in await harness.dead.list()) == ["a", "b"]
+    assert int(harness.server.command("GET", harness.key("u"))) > 10_000
+    assert await harness.dead.remove("a") == 1
+    assert stored(harness) == ["zp"]
+    assert 0 < harness.server.command("TTL", harness.key("zp:t\0b")) <= 7 * 86_400
+    await die(harness, ask("small", id="b", nonce=1))  # In the place of the other.
+    assert stored(harness) == []
+    assert await harness.dead.remove("b") == 1
+    assert int(harness.server.command("GET", harness.key("u"))) == 0
+
+
+@story
+async def test_a_known_culprit_is_known_by_its_whole_input(harness: Stand) -> None:
+    await die(harness, ask(LARGE, id="a", caller="c"))
+    verdict = await refused(harness, ask(LARGE, caller="c"))
+    assert verdict.code == errors.REJECTED_BY_MODEL
+    assert stored(harness) == ["zp"]
+    for other in (LARGE + "x", "y" + LARGE[1:], Octets(LARGE.encode())):
+        await admit(harness, ask(other, caller="c"))
+    assert len((await harness.claim()).entries) > 0
+
+
+@story
+async def test_what_is_refused_is_not_kept(harness: Stand) -> None:
+    await admit(harness, ask(LARGE, id="a", nonce=1))
+    assert (await refused(harness, ask(LARGE, id="a", nonce=2))).code == errors.IDEMPOTENCY_CONFLICT
+    assert stored(harness) == ["P"]
+    await admit(harness, ask(LARGE, id="a", nonce=1))  # It is there.
+    assert stored(harness) == ["P"]
+    await harness.answer(await harness.claim())
+    await admit(harness, ask(LARGE, id="a", nonce=1))  # It has its outcome, which was not read yet.
+    assert stored(harness) == ["R"]
+
+
+@story
+async def test_an_input_whose_entry_never_came_has_an_end(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: object) -> None:
+        raise BrokerUnavailable("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisConnection, "call", lost)
+        with pytest.raises(BrokerUnavailable):
+            await harness.broker.enqueue([ask(LARGE, id="a", timeout=7.0)])
+    assert stored(harness) == ["P"]
+    [name] = names_of(harness, "P")
+    assert 7 < harness.server.command("TTL", name) <= 100
+
+
+def lose(harness: Stand, kind: str, count: int = 1) -> None:
+    for name in names_of(harness, kind)[:count]:
+        harness.server.command("DEL", name)
+
+
+@story
+async def test_a_lost_input_fails_its_entry_alone(harness: Stand) -> None:
+    await admit(harness, *(ask(LARGE, id=f"{n}") for n in range(3)), ask(id="small"))
+    lose(harness, "P")
+    lease = await harness.claim()
+    assert len(lease.entries) == 3
+    assert "small" in ids(lease.entries)
+    [(id, told)] = (await drained(harness)).items()
+    assert told.failure is not None
+    assert (told.failure.code, told.failure.reason) == (errors.SERVICE_OVERLOADED, "broker")
+    assert "lost this input" in told.failure.message
+    await harness.broker.complete(lease, [ItemResult(entry.id) for entry in lease.entries])
+    replies = await drained(harness)
+    assert {one: reply.output for one, reply in replies.items() if one != id} == {
+        one: one for one in ids(lease.entries)
+    }
+    assert await harness.dead.count() == 0
+
+
+@story
+async def test_a_batch_that_has_lost_all_its_inputs_is_none(harness: Stand) -> None:
+    await admit(harness, ask(LARGE, id="a"), ask(LARGE, id="b"))
+    lose(harness, "P", 2)
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
+    assert {reply.failure is not None for reply in (await drained(harness)).values()} == {True}
+    await admit(harness, ask(LARGE, id="c"))
+    assert ids((await harness.claim()).entries) == ["c"]
+
+
+@story
+async def test_a_lost_output_is_told(harness: Stand) -> None:
+    await admit(harness, ask(id="a"))
+    await harness.broker.complete(await harness.claim(), [ItemResult(LARGE)])
+    lose(harness, "R")
+    told = (await drained(harness))["a"].failure
+    assert told is not None
+    assert "lost its output" in told.message
+
+
+@story
+async def test_a_claim_goes_on_while_its_inputs_take_long(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is renewed meanwhile, and no other worker gets the batch."""
+    await admit(harness, ask(LARGE, id="a"))
+    fetch = RedisConnection.fetch
+
+    async def slow(self: RedisConnection, name: str, length: int) -> bytes | None:
+        await asyncio.sleep(3 * harness.lease_seconds)
+        return await fetch(self, name, length)
+
+    monkeypatch.setattr(RedisConnection, "fetch", slow)
+    claiming = asyncio.ensure_future(harness.claim())
+    await harness.settle()
+    for _ in range(5):
+        await harness.advance(harness.lease_seconds / 2)
+        await harness.broker.reap()
+    assert isinstance(await harness.broker.claim(slot("gpu-1"), AT_ONCE), NoWork)
+    lease = await claiming
+    assert isinstance(lease, Lease)
+    await harness.answer(lease)
+
+
+@story
+async def test_a_claim_whose_inputs_could_not_be_read_is_repeated(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admit(harness, ask(LARGE, id="a"))
+
+    async def silent(*_: object) -> None:
+        raise BrokerUnavailable("silent")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisConnection, "fetch", silent)
+        with pytest.raises(BrokerUnavailable):
+            await harness.claim()
+    lease = await harness.claim()
+    assert [entry.input for entry in lease.entries] == [LARGE]
+    await harness.answer(lease)
+
+
+@story
+async def test_without_room_for_it_an_output_goes_with_its_reply(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway.brokers.redis.connection import OutOfMemory
+
+    async def full(*_: object) -> None:
+        raise OutOfMemory("full")
+
+    await admit(harness, ask(id="a"))
+    lease = await harness.claim()
+    monkeypatch.setattr(RedisConnection, "store", full)
+    await harness.broker.complete(lease, [ItemResult(LARGE)])
+    assert (await drained(harness))["a"].output == LARGE

@@ -283,6 +283,10 @@ class DeadLetters(Protocol):
         """Number of dead letters."""
         ...
 
+    async def counts(self) -> Mapping[str, int]:
+        """Number of dead letters by model; models without one may be left out."""
+        ...
+
 
 class Backend(Protocol):
     """Way of one slot to the black box; runs one batch at a time."""

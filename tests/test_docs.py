@@ -68,7 +68,7 @@ def test_every_error_is_in_the_guide_with_its_status() -> None:
 
 
 def test_every_metric_is_in_the_operations_and_no_other() -> None:
-    made = families(State(Counters(), ["free"], [], [], 0))
+    made = families(State(Counters(), ["free"], [], [], {}))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
     assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS + FLEET)}

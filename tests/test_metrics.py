@@ -45,7 +45,7 @@ NAMES = {
     "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
-    "headway_dlq_depth": ("gauge", set()),
+    "headway_dlq_depth": ("gauge", {"model"}),
     "headway_wasted_gpu_seconds": ("counter", {"cause"}),
     "headway_batching_overhead_seconds": ("histogram", set()),
     "headway_breaker_state": ("gauge", {"backend"}),
@@ -89,7 +89,7 @@ def full_state() -> State:
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
     ]
     capacities = [Capacity(model="m", healthy=1, degraded=0, items_per_second=320.0, usable_per_second=224.0)]
-    return State(counters, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters=6, capacities=capacities)
+    return State(counters, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters={"m": 6}, capacities=capacities)
 
 
 def scraped(state: State) -> dict[str, Metric]:
@@ -127,7 +127,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("client_retries", {}, 10),
         ("ledger_dropped", {}, 8),
         ("retries", {"cause": "crashed"}, 2),
-        ("dlq_depth", {}, 6),
+        ("dlq_depth", {"model": "m"}, 6),
         ("wasted_gpu_seconds", {"cause": "departed"}, 0.25),
         ("breaker_state", {"backend": "gpu-0"}, 2),
     ],
@@ -147,7 +147,7 @@ def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]
     for value in values:
         counters.request_seconds["m", "paid"].observe(value)
     counters.request_seconds["m", "paid"].observe(0.18)
-    samples = scraped(State(counters, TIERS, [], [], 0))["headway_request_seconds"].samples
+    samples = scraped(State(counters, TIERS, [], [], {}))["headway_request_seconds"].samples
     buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name.endswith("_bucket")}
     for bound, count in buckets.items():
         assert count == sum(value <= bound for value in [*values, 0.18]), bound
@@ -160,7 +160,7 @@ def test_a_histogram_of_many_workers_is_one_family() -> None:
     counters = Counters()
     for number in range(30):
         counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
-    text = asyncio.run(metrics.exposition(State(counters, TIERS, [], [], 0))).decode()
+    text = asyncio.run(metrics.exposition(State(counters, TIERS, [], [], {}))).decode()
     assert text.count("# TYPE headway_gpu_batch_seconds ") == 1
     assert text.count("# HELP headway_gpu_batch_seconds ") == 1
     [family] = [f for f in text_string_to_metric_families(text) if f.name == "headway_gpu_batch_seconds"]
@@ -175,7 +175,7 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 
     async def main() -> int:
         turns = 0
-        scrape = asyncio.create_task(metrics.exposition(State(counters, TIERS, [], [], 0)))
+        scrape = asyncio.create_task(metrics.exposition(State(counters, TIERS, [], [], {})))
         while not scrape.done():
             turns += 1
             counters.gpu_seconds["m", f"late-{turns}"].observe(0.1)
@@ -189,13 +189,14 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 def test_labels_with_any_text_survive() -> None:
     counters = Counters()
     counters.refusals['a"b\\c\nd', "ü"] = 1
-    samples = scraped(State(counters, TIERS, [], [], 0))["headway_refusals"].samples
+    samples = scraped(State(counters, TIERS, [], [], {}))["headway_refusals"].samples
     assert samples[0].labels == {"reason": 'a"b\\c\nd', "tier": "ü"}
 
 
 def test_the_empty_state_is_valid_text() -> None:
-    families = scraped(State(Counters(), TIERS, [], [], 0))
+    families = scraped(State(Counters(), TIERS, [TierDepth("m", 0, 0, 0.0)], [], {}))
     assert families["headway_dlq_depth"].samples[0].value == 0
+    assert not scraped(State(Counters(), TIERS, [], [], {}))["headway_dlq_depth"].samples
 
 
 def test_histogram_bounds_ascend() -> None:

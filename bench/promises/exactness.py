@@ -4,6 +4,7 @@
     python bench/promises/exactness.py --requests 100000    a first impression
     python bench/promises/exactness.py --ways native        by the native route alone
     python bench/promises/exactness.py --broker redis       with the broker in Redis
+    python bench/promises/exactness.py --models 5           five models, each of which knows its own texts
 
 A crowd of clients sends unique texts by all ways into the service, some of them several in a request, and checks each answer. One in ten leaves while it waits; some tear a request
 apart, some send an input that the model refuses, or one that makes its whole batch fail. One batch in two hundred
@@ -24,13 +25,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.promises.crowd import WAYS, Crowd, Manners, Tallied, loop_factory
 from bench.stand import stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Redis
 from bench.stand.stand import Server
+from tests.promises.ways_in import native_of
 
 CLIENTS = 256
 GPUS = 2
@@ -50,12 +52,13 @@ def main() -> int:
     stand.pin_to_load_core()
     findings = Findings(
         "exactness", seed=options.seed, clients=CLIENTS, workers=GPUS, kill_every_s=KILL_EVERY, failing_batches=RAISES,
-        ways=options.ways, broker=options.broker, pinning=stand.PINNING,
+        ways=options.ways, broker=options.broker, models=options.models, pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.requests:,} requests, seed {options.seed}; {stand.PINNING}.")
     environment = {"BENCH_MS": f"{BATCH_MS}", "BENCH_RAISE": f"{RAISES}"}
     environment["BENCH_SEED"] = str(options.seed)
-    with flaky("exactness", options.broker, GPUS, environment) as server:
+    models = [f"m{number}" for number in range(options.models)] if options.models > 1 else []
+    with flaky("exactness", options.broker, 1 if models else GPUS, environment, models) as server:
         begun = time.monotonic()
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             counters, kills = runner.run(_drive(server, options))
@@ -71,16 +74,20 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def flaky(name: str, broker: str, workers: int, environment: dict[str, str]) -> Iterator[Server]:
-    """Service of a function that fails now and then, with a port for gRPC and its broker in memory or Redis."""
+def flaky(
+    name: str, broker: str, workers: int, environment: dict[str, str], models: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Service of a function that fails now and then, with a port for gRPC and its broker in memory or Redis.
+
+    `models` are the names of several such functions, of which each knows its own texts.
+    """
     port = stand.free_port()
     flags = ["--workers", str(workers), "--max-batch-size", "64", "--log-level", "error", "--grpc-port", str(port)]
     with contextlib.ExitStack() as stack:
         if broker == "redis":
             flags += ["--broker", stack.enter_context(Redis(f"{name}-redis")).url]
-        server = stack.enter_context(
-            stand.headway(f"{stand.TARGETS}:Flaky", *flags, name=name, environment=environment)
-        )
+        targets = [f"{model}={stand.TARGETS}:FlakyOf('{model}')" for model in models] or [f"{stand.TARGETS}:Flaky"]
+        server = stack.enter_context(stand.headway(*targets, *flags, name=name, environment=environment))
         server.grpc_port = port
         yield server
 
@@ -88,7 +95,10 @@ def flaky(name: str, broker: str, workers: int, environment: dict[str, str]) -> 
 async def _drive(server: Server, options: argparse.Namespace) -> tuple[Tallied, int]:
     """The load and the kills; returns what became of the requests, and how many workers were killed."""
     kills: list[int] = []
-    crowd = Crowd(server.url, CLIENTS, Manners(), options.seed, WAYS[options.ways], server.grpc_port)
+    ways = WAYS[options.ways]
+    if options.models > 1:
+        ways = tuple(native_of(f"m{number}") for number in range(options.models))
+    crowd = Crowd(server.url, CLIENTS, Manners(), options.seed, ways, server.grpc_port)
     killing = asyncio.create_task(kill_workers(server, KILL_EVERY, random.Random(f"kills {options.seed}"), kills))
     try:
         return await crowd.run(options.requests, seconds=60 + options.requests / SLOWEST), len(kills)
@@ -181,6 +191,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The request-to-answer mapping under cancellation, retries and kills.")
     parser.add_argument("--requests", type=int, default=1_000_000, help="how many (default %(default)d)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    parser.add_argument(
+        "--models",
+        type=int,
+        default=1,
+        help="models, asked by the native route alone where there are several (default 1)",
+    )
     add_ways(parser)
     return parser.parse_args()
 

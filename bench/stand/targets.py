@@ -34,6 +34,25 @@ class Flaky:
         return [ValueError("rejected") if text.startswith("REJECT") else text.upper() for text in inputs]
 
 
+class FlakyOf(Flaky):
+    """One of several models: as Flaky, and it gives away that it got a text that is another model's.
+
+    Arguments:
+        model: name with which its texts end.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.model = model
+
+    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
+        strange = [not text.endswith(self.model) for text in inputs]
+        outputs = super().__call__(inputs)
+        return [
+            "the text of another model" if other else output for other, output in zip(strange, outputs, strict=True)
+        ]
+
+
 class Slow:
     """Each text in capitals: the warm-up at once, every later batch after ten seconds."""
 

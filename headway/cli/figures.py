@@ -28,7 +28,10 @@ class Scrape:
 
 
 class TierFigures(NamedTuple):
-    """Figures of one tier; rates per second, latencies in seconds, NaN where nothing was answered."""
+    """Figures of one tier, or of one model; rates per second, latencies in seconds, NaN where nothing was answered.
+
+    `tier` is the name of either.
+    """
 
     tier: str
     answered: float
@@ -51,6 +54,7 @@ class Figures:
         departures: batches that left per second.
         size: mean entries of a batch; NaN without one.
         reasons: share of the departures by reason, most first.
+        models: figures of each model, where requests came for several.
     """
 
     seconds: float
@@ -60,6 +64,7 @@ class Figures:
     departures: float = 0.0
     size: float = math.nan
     reasons: Mapping[str, float] = field(default_factory=dict)
+    models: Sequence[TierFigures] = ()
 
 
 def read(text: str, at: float) -> Scrape:
@@ -113,7 +118,25 @@ def between(before: Scrape, after: Scrape) -> Figures:
         departures / seconds,
         members / batches if batches else math.nan,
         _sorted(left, departures),
+        _of_models(grown, seconds, refused),
     )
+
+
+def _of_models(grown: _Grown, seconds: float, refused: set[str]) -> list[TierFigures]:
+    """Figures of each model, where there are several. A refusal of a model that does not exist is none's."""
+    answered, refusals, errors = _counts(), _counts(), _counts()
+    for labels, count in grown.of("headway_requests_total"):
+        outcome = labels["outcome"]
+        if outcome != "cancelled" and count:
+            counts = answered if outcome == "ok" else refusals if outcome in refused else errors
+            counts[labels["model"]] += count
+    buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for labels, count in grown.of("headway_request_seconds_bucket"):
+        buckets[labels["model"]][float(labels["le"])] += count
+    models = sorted(model for model in {**answered, **refusals, **errors} if model)
+    if len(models) < 2:
+        return []
+    return [_tier(model, seconds, [model], answered, refusals, errors, buckets) for model in models]
 
 
 def percentile(buckets: Mapping[float, float], share: float) -> float:

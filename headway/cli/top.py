@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, Token, table
-from headway.cli.figures import REFUSALS_SHOWN, Figures, Scrape, between, read
+from headway.cli.figures import REFUSALS_SHOWN, Figures, Scrape, TierFigures, between, read
 from headway.cli.screen import HELP, fit, key_within, keyboard, narrowed
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
 from headway.cli.trust import Ca, Cert, CertKey
@@ -105,13 +105,9 @@ class View:
 
 def described(figures: Figures, width: int = 0) -> str:
     """Figures as text for people; a table that is too wide loses its least columns."""
-    rows = [
-        (tier.tier, *(f"{rate:.1f}" for rate in (tier.answered, tier.refused, tier.errors)),
-         *map(_milliseconds, (tier.p50, tier.p95, tier.p99)))
-        for tier in figures.tiers
-    ]  # fmt: skip
-    head = ("LAST " + f"{figures.seconds:.0f} S", "ANSWERED/S", "REFUSED/S", "ERRORS/S", "P50 MS", "P95 MS", "P99 MS")
-    lines = [table(*narrowed(head, rows, width, ("P50 MS", "P99 MS", "ERRORS/S")))]
+    lines = [_table("LAST " + f"{figures.seconds:.0f} S", figures.tiers, width)]
+    if figures.models:
+        lines += ["", _table("MODEL", figures.models, width), ""]
     lines += [
         f"{name:<13} {_most(rates, '{:.1f}/s')}"
         for name, rates in (("refused", figures.refusals), ("errors", figures.errors))
@@ -121,6 +117,16 @@ def described(figures: Figures, width: int = 0) -> str:
     if not math.isnan(figures.size):
         batches += f" of {figures.size:.1f} inputs: {_most(figures.reasons, '{:.0%}')}"
     return "\n".join([*lines, f"{'departures':<13} {batches}"])
+
+
+def _table(first: str, figures: Sequence[TierFigures], width: int) -> str:
+    rows = [
+        (one.tier, *(f"{rate:.1f}" for rate in (one.answered, one.refused, one.errors)),
+         *map(_milliseconds, (one.p50, one.p95, one.p99)))
+        for one in figures
+    ]  # fmt: skip
+    head = (first, "ANSWERED/S", "REFUSED/S", "ERRORS/S", "P50 MS", "P95 MS", "P99 MS")
+    return table(*narrowed(head, rows, width, ("P50 MS", "P99 MS", "ERRORS/S")))
 
 
 def _milliseconds(seconds: float) -> str:

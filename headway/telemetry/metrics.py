@@ -39,7 +39,7 @@ class State:
         tiers: names of the tiers, highest first.
         depths: depths of the queues.
         workers: worker registry.
-        letters: number of dead letters; None when it is not known.
+        letters: number of dead letters by model; None when it is not known.
         capacities: capacities of the workers by model.
         broker_up: whether the broker answered; what it knows is empty when it did not.
     """
@@ -48,7 +48,7 @@ class State:
     tiers: Sequence[str]
     depths: Sequence[TierDepth]
     workers: Sequence[WorkerInfo]
-    letters: int | None
+    letters: Mapping[str, int] | None
     capacities: Sequence[Capacity] = ()
     broker_up: bool = True
 
@@ -62,7 +62,7 @@ async def collect(
         BrokerUnavailable: one of them does not answer.
     """
     depths, workers, count, capacities = await asyncio.gather(
-        broker.depths(), broker.workers(), letters.count(), fleet.capacities()
+        broker.depths(), broker.workers(), letters.counts(), fleet.capacities()
     )
     return State(counters, tiers, depths, workers, count, capacities)
 
@@ -185,7 +185,8 @@ def families(state: State) -> Iterator[Metric]:
         "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(counters.direct)
     )
     yield _counter("retries", "Entries queued again after a failed run.", ("cause",), _keyed(counters.retries))
-    yield _gauge("dlq_depth", "Dead letters kept.", (), {} if state.letters is None else {(): state.letters})
+    dead = {} if state.letters is None else dict.fromkeys((d.model for d in state.depths), 0) | dict(state.letters)
+    yield _gauge("dlq_depth", "Dead letters kept.", ("model",), _keyed(dead))
     yield _counter(
         "wasted_gpu_seconds", "GPU time spent on clients that had left, or on batches that failed.",
         ("cause",), _keyed(counters.wasted_seconds),

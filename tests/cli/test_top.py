@@ -62,6 +62,27 @@ def test_rates_refusals_errors_and_percentiles_are_told_apart() -> None:
     assert (found.departures, found.size, found.reasons) == (4.0, 10.0, {"full": 0.75, "headway": 0.25})
 
 
+def test_of_several_models_each_has_its_figures() -> None:
+    before, after = (
+        BEFORE,
+        AFTER
+        + """
+headway_requests_total{model="n",tier="paid",outcome="ok"} 50
+headway_requests_total{model="n",tier="paid",outcome="backend_error"} 5
+headway_requests_total{model="",tier="paid",outcome="not_found"} 30
+""",
+    )
+    found = between(read(before, 5.0), read(after, 15.0))
+    m, n = found.models
+    assert (m.tier, m.answered, m.refused, m.errors) == ("m", 21.0, 4.0, 2.0)
+    assert (n.tier, n.answered, n.refused, n.errors) == ("n", 5.0, 0.0, 0.5)
+    assert m.p95 == pytest.approx(0.19)
+    assert [line.split()[0] for line in described(found).splitlines() if line.startswith(("MODEL", "m ", "n "))] == [
+        "MODEL", "m", "n",
+    ]  # fmt: skip
+    assert not between(*scrapes()).models
+
+
 def test_a_process_that_began_anew_counts_from_its_beginning() -> None:
     before, after = scrapes()
     found = between(Scrape(0.0, after.values), Scrape(10.0, before.values))

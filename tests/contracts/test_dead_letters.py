@@ -115,6 +115,14 @@ async def _list(box: DeadLetterBox) -> list[DeadLetter]:
     return list(await box.list())
 
 
+@story
+async def test_they_are_counted_by_model(harness: Harness) -> None:
+    for number in range(3):
+        await harness.dead.add(letter(f"id-{number}", model=MODELS[number % 2]))
+    counts = await harness.dead.counts()
+    assert {model: number for model, number in counts.items() if number} == {"m": 2, "other": 1}
+
+
 def test_the_oldest_go_when_there_are_too_many() -> None:
     box = DeadLetterBox(capacity=2)
     for id in "abc":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from headway.errors import STATUS
@@ -189,6 +189,16 @@ def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
 def _write_chat(texts: Sequence[str]) -> Sent:
     role, _, content = texts[0].partition(" ")
     return _post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": role, "content": content}]})
+
+
+def native_of(model: str) -> WayIn:
+    """Native way to one of several models, by texts that name it."""
+
+    def named(text: str) -> str:
+        return f"{text}, {model}"
+
+    way = _of_one(f"native to {model}", "/v1/inference", "input", model=model)
+    return replace(way, write=lambda texts: way.write([named(text) for text in texts]), input_of=named)
 
 
 NATIVE = _of_one("native", "/v1/inference", "input")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from headway.core.retention import KeptLimits, Retention
 from headway.model import DeadLetter
@@ -58,6 +59,10 @@ class DeadLetterBox:
     async def count(self) -> int:
         """See DeadLetters."""
         return len(self._letters)
+
+    async def counts(self) -> Mapping[str, int]:
+        """See DeadLetters."""
+        return Counter(letter.entry.model for letter in self._letters.values())
 
     def _drop(self, key: _Key) -> None:
         self._letters.pop(key, None)

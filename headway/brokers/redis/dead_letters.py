@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -14,7 +15,7 @@ from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
-from headway.model import DeadLetter, Value
+from headway.model import DeadLetter, Value, model_and_version
 
 log = structlog.get_logger(__name__)
 
@@ -64,8 +65,9 @@ class RedisDeadLetters:
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters. Of an entry that died again in another shard the newest dead letter counts."""
+        keys = self._keys  # There may be more of them when the answers come.
         found = await self._ask("letters_of", *_whose(id, tenant))
-        read = [self._whole(key, one) for key, packed in zip(self._keys, found, strict=True) for one in packed]
+        read = [self._whole(key, one) for key, packed in zip(keys, found, strict=True) for one in packed]
         letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
         letters.sort(key=lambda letter: letter.died_at)
         return list({letter.entry.tenant: letter for letter in letters}.values())
@@ -77,6 +79,14 @@ class RedisDeadLetters:
     async def count(self) -> int:
         """See DeadLetters."""
         return sum(count for count, _ in await self._ask("letters", 0))
+
+    async def counts(self) -> Mapping[str, int]:
+        """See DeadLetters."""
+        names = [name for name in self._models for _ in range(self._shards)]
+        counts = Counter[str]()
+        for name, (count, _) in zip(names, await self._ask("letters", 0), strict=True):
+            counts[model_and_version(name)[0]] += count
+        return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
         """Dead letter with its input, wherever that is stored; None when it cannot be read."""

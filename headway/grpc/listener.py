@@ -53,6 +53,9 @@ KEEP_ALIVE_MS = 30_000
 KEEP_ALIVE_TIMEOUT_MS = 10_000
 """Milliseconds within which it has to answer."""
 
+LONGEST_WAIT = 3600
+"""Seconds that a call may wait until a busy process takes it in. The default of gRPC, 30, cancels calls that have time left."""
+
 CLOSING_TURNS = 3
 """Turns of the event loop in which it closes a listening socket."""
 
@@ -284,6 +287,7 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.server_handshake_timeout_ms", int(settings.header_timeout_ms)),
+        ("grpc.server_max_unrequested_time_in_server", LONGEST_WAIT),
         ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
         ("grpc.so_reuseport", 0),

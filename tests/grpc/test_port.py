@@ -15,9 +15,11 @@ import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 
 from headway import protos
+from headway.config import Settings
 from headway.errors import SettingError
 from headway.grpc import messages
 from headway.grpc.frame_tracker import PREFACE, FrameTracker
+from headway.grpc.listener import _options
 from tests.grpc.stand import PREDICT, Client, Port, predict, predicted, served
 
 Status = grpc.StatusCode
@@ -316,3 +318,8 @@ def test_nothing_of_grpc_is_imported_where_the_port_is_off() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_server_cancels_no_call_that_it_takes_in_late() -> None:
+    settings = Settings(request_timeout_ms=600_000)
+    assert dict(_options(settings))["grpc.server_max_unrequested_time_in_server"] > settings.longest_request_s

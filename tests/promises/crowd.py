@@ -358,7 +358,7 @@ class Crowd:
             operation.lost = "reset"
         elif not answer.status:
             operation.lost = "left" if operation.called > door.shut - UNSENT_SECONDS else "cut"
-            operation.code = answer.code
+            operation.code = f"{answer.code}, after {now - operation.called:.1f} s"
         else:
             operation.returned, operation.status, operation.code = now, answer.status, answer.code
             operation.id = operation.id or answer.fields.get("x-request-id", "").removeprefix("req_")

@@ -8,8 +8,8 @@ Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a n
 `make triton` was run, Triton gets the same octets by its own protocol, in its binary form.
 
 Copies are those of one request, with one GPU: the most memory that each process takes while one large request after the
-other is in hand, less what it took before, in multiples of the payload. Small requests come 20 times a second, alone and beside four large
-ones in hand.
+other is in hand, less what it took before, in multiples of the payload. Small requests come 20 times a second: alone, beside four small ones in hand, and beside four large
+ones. Any load has them wait for the next departure; what large ones cost them is the difference of the last two.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def _measure(
     start, done = way.usage(), [0]
     calm = _small_beside(way, seconds, contextlib.nullcontext)
     middle = way.usage()
-    beside = _small_beside(way, seconds, partial(_large_load, way, done))
+    beside = _small_beside(way, seconds, partial(_load_beside, way.url, way.large, done))
     end = way.usage()
+    control = _small_beside(way, seconds, partial(_load_beside, way.url, way.small, [0]))
     each: dict[str, float] = {}
     for role, used in end.items():
         idle = middle[role] - start.get(role, 0.0)  # The second phase has the same small requests, and takes as long.
@@ -112,7 +113,7 @@ def _measure(
     return {
         "way": name, "5 MB": direction, "requests": done[0], "CPU ms": total, "by role": shown,
         "copies": ", ".join(f"{role} {count:.1f}" for role, count in sorted(copies.items())),
-        "P95 small alone, ms": _p95(calm), "beside, ms": _p95(beside),
+        "P95 small alone, ms": _p95(calm), "beside small, ms": _p95(control), "beside large, ms": _p95(beside),
     }  # fmt: skip
 
 
@@ -158,14 +159,14 @@ def _small_beside(
 
 
 @contextlib.contextmanager
-def _large_load(way: Way, done: list[int]) -> Iterator[None]:
-    """Large requests in a closed loop; `done` counts them."""
+def _load_beside(url: str, request: bytes, done: list[int]) -> Iterator[None]:
+    """Requests in a closed loop, some at a time; `done` counts them."""
     over = threading.Event()
 
     def run() -> None:
-        with contextlib.closing(_Client(way.url)) as client:
+        with contextlib.closing(_Client(url)) as client:
             while not over.is_set():
-                client.ask(way.large)
+                client.ask(request)
                 done[0] += 1
 
     threads = [threading.Thread(target=run) for _ in range(IN_HAND)]

@@ -87,7 +87,7 @@ local function admit(s, intake, entry, payload, shares)
     join(s, entry, record, flight, share, free)
     return nil
   end
-  if entry.token and not entry.digest and culprits.asks(s, entry.key) then
+  if entry.token and not entry.digest and culprits.may_know(s, entry, payload) then
     return UNDIGESTED, 0
   elseif s.q.known_until > s.now and culprits.knows(s, entry, payload) then
     return CULPRIT, 0

@@ -199,21 +199,19 @@ function culprits.tidy(s)
   end
 end
 
--- Whether any input of the tenant of this key has failed alone a short while ago.
-function culprits.asks(s, key)
-  return s.q.known_until > s.now and is_known(s, s.prefix .. 'kc:' .. tenant_of(key))
+-- Whether any input of an entry's tenant has failed alone a short while ago, and the entry may be the same.
+function culprits.may_know(s, entry, payload)
+  if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then
+    return false
+  end
+  local asked = culprits.members_in(payload)
+  return (asked[CALLER_POSITION] or NO_CALLER) ~= NO_CALLER and asked
 end
 
 -- Whether the same input of the same tenant has failed alone a short while ago.
 function culprits.knows(s, entry, payload)
-  if not culprits.asks(s, entry.key) then
-    return false
-  end
-  local asked = culprits.members_in(payload)
-  if (asked[CALLER_POSITION] or NO_CALLER) == NO_CALLER then
-    return false
-  end
-  return is_known(s, known_key(s, tenant_of(entry.key), entry, asked))
+  local asked = culprits.may_know(s, entry, payload)
+  return asked and is_known(s, known_key(s, tenant_of(entry.key), entry, asked))
 end
 
 end

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.brokers.redis import entry_wire, wire
+from headway.brokers.redis import entry_wire, function_library, wire
 from headway.model import Capacity, Entry, Failure, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
@@ -34,6 +34,12 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
         return msgspec.msgpack.encode([schema + later, *members, "new", {"newer": 1}])
 
     return pack
+
+
+def test_no_name_stands_for_two_values_in_the_functions() -> None:
+    assert function_library.named_once({"OVER": 1}, {"UNDER": 2}) == {"OVER": 1, "UNDER": 2}
+    with pytest.raises(ValueError, match="as OVER"):
+        function_library.named_once({"OVER": 1, "UNDER": 2}, {"OVER": 16})
 
 
 def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
+from typing import TypeVar
 
 from headway.brokers.redis import entry_wire, figures, letters, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
@@ -32,6 +33,8 @@ from headway.core import (
 )
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import BatchFailure, Cause, DedupKind
+
+T = TypeVar("T")
 
 LAYOUT = "headway7"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
@@ -110,7 +113,7 @@ _NUMBERS: dict[str, float] = {
     "USUAL_PACE": slot_factors.USUAL + 1,
     "MOST_PACE": len(slot_factors.FACTORS),
     "HELPED_FROM": departure.HELPED_FROM,
-    "OVER": departure.OVER,
+    "OVER_ALIKE": departure.OVER,
     "OVER_UNLIKE": departure.OVER_UNLIKE,
     "MEASURE_AFTER": departure.MEASURE_AFTER,
     "BUSY_TIME": running.BUSY_TIME,
@@ -152,10 +155,14 @@ _NUMBERS: dict[str, float] = {
     "APART_POSITION": entry_wire.position_of("apart"),
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
     "ROOM_WAIT": memory_room.ROOM_WAIT,
-    **{member.name: member.value for kind in (RefusalCode, Worth, Standing) for member in kind},
-    **{name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
-    **figures.numbers(),
 }
+
+_CODES: tuple[Mapping[str, float], ...] = (
+    *({member.name: member.value for member in kind} for kind in (RefusalCode, Worth, Standing)),
+    {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
+    figures.numbers(),
+)
+"""Numbers that other modules name."""
 
 
 _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}
@@ -188,6 +195,22 @@ _TEXTS = {
 """Expressions of Lua that are written into the functions, besides numbers."""
 
 
+def named_once(*parts: Mapping[str, T]) -> dict[str, T]:
+    """Mapping with the items of all these. A name in two of them would have the functions go by the wrong value.
+
+    Raises:
+        ValueError: a name is in two of them.
+    """
+    found: dict[str, T] = {}
+    for part in parts:
+        if twice := found.keys() & part.keys():
+            raise ValueError(
+                f"Two values are written into the functions as {', '.join(sorted(twice))}. Rename one of each."
+            )
+        found |= part
+    return found
+
+
 def _blamed(cause: Cause) -> bool:
     return failures.death(BatchFailure(cause, "", "")).code == REJECTED_BY_MODEL
 
@@ -198,9 +221,10 @@ def _body() -> str:
     files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # Written in place: Lua allows 200 local names only.
-    written = {name: repr(number) for name, number in _NUMBERS.items()} | _TEXTS
+    numbers = named_once(_NUMBERS, *_CODES)
     # A number costs a command more to read than its text does.
-    written |= {f"{name}_TEXT": repr(str(number)) for name, number in _NUMBERS.items()}
+    texts = {f"{name}_TEXT": repr(str(number)) for name, number in numbers.items()}
+    written = named_once({name: repr(number) for name, number in numbers.items()}, texts, _TEXTS)
     text = re.sub(rf"\b({'|'.join(written)})\b", lambda found: written[found[1]], text)
     generated = [
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),

@@ -13,7 +13,7 @@ end
 -- Size of the batch that leaves of `depth`: as `core.departure.Rule.share`.
 local function share_of(q, depth)
   local everything = depth + q.busy * q.running
-  if q.split == 0 or depth * q.slots <= (q.team > 0 and OVER_UNLIKE or OVER) * everything then
+  if q.split == 0 or depth * q.slots <= (q.team > 0 and OVER_UNLIKE or OVER_ALIKE) * everything then
     return depth
   end
   local batches = math.max(math.floor(math.sqrt(q.split * depth + 0.25) + 0.5), 1)

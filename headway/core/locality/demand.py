@@ -17,6 +17,8 @@ HEAT_LOADS = 8.0
 """Time constant of the heat, in loads."""
 LEAST_HEAT_TIME = 30.0
 """Least time constant of the heat, in seconds."""
+LEAST_MEMORY = 10.0
+"""Least seconds after which it is forgotten that a cold model was asked for. Clients that are refused pause before they ask again."""
 UNKNOWN_SECONDS = 0.01
 """GPU seconds of an input as long as no batch of any model has been measured."""
 
@@ -50,14 +52,16 @@ class Demand:
         heat: mean of that over the last loads' time; the coldest model makes room.
         owed: GPU seconds by which what has come exceeds what the GPUs could do, at least those of what waits beyond a batch.
         paid: seconds waited since something was owed, as if one request came each second: what not to load has cost.
-        asked_since: instant since which it is asked for while it is nowhere loaded; infinite while nobody asks.
+        asked_since: instant since which it is asked for while it is nowhere loaded, with pauses; infinite when it is not.
+        awaited: whether somebody waits for it while it is nowhere loaded, or did within the last load's time.
     """
 
-    __slots__ = ("_asked_at", "_load", "asked_since", "heat", "owed", "paid", "work")
+    __slots__ = ("_asked_at", "_load", "asked_since", "awaited", "heat", "owed", "paid", "work")
 
     def __init__(self) -> None:
         self.work = self.heat = self.owed = self.paid = 0.0
         self.asked_since = math.inf
+        self.awaited = False
         self._asked_at = -math.inf
         self._load: float | None = None
 
@@ -89,11 +93,12 @@ class Demand:
             backlog = max(asked.waiting - asked.batch, 0) * entry_seconds
             self.owed = max(backlog, self.owed + (self.work - capacity) * span)
             self.paid = self.paid + self.owed / capacity * span if self.owed else 0.0
-            self.asked_since = math.inf
+            self.asked_since, self._asked_at, self.awaited = math.inf, -math.inf, False
             return
         self.owed = self.paid = 0.0
         if asked.waiting:
             self._asked_at = now
             self.asked_since = min(self.asked_since, now)
-        elif now - self._asked_at > load:
+        elif now - self._asked_at > max(load, LEAST_MEMORY):
             self.asked_since = math.inf
+        self.awaited = now - self._asked_at <= load

@@ -14,6 +14,7 @@ A request goes where its model is warm, since only there is anybody who claims i
 and for one model one at a time, for one GPU one at a time. The coldest copy makes room, once it has been there for its least
 residence: copies that the rest of their model could do without, then models by their heat. A cold model that is less asked
 for than all that could go waits for its patience, and then takes the coldest all the same: nobody waits for ever.
+A client that is refused, pauses and asks again is one that waits: pauses of up to LEAST_MEMORY count.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class Placement:
             if copies < self._min_warm[model]:
                 kept.append(model)
             elif capacity <= 0.0:
-                if demand.asked_since < math.inf:
+                if demand.awaited:
                     cold.append((demand.asked_since, model))
             elif copies < len(self._gpus) and demand.paid > load:
                 busy.append((-demand.paid, model))

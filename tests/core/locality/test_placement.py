@@ -34,6 +34,15 @@ def placed(gpus: int, room: int, *models: str, warm_at: float = 0.0, **min_warm:
     return placement
 
 
+def hot(load: float) -> Placement:
+    """Placement of one GPU with room for one of two models, of which only the hot one has been asked for."""
+    placement = Placement(["g0"], 1, {"hot": 0, "rare": 0})
+    placement.loaded("g0", "hot", load, -1000.0)
+    for look in range(200):
+        assert placement.look(asked(hot=10.0), {}, look / 2 - 100.0) == []
+    return placement
+
+
 def on(placement: Placement, gpus: int) -> list[str]:
     return ["".join(sorted(placement.warm(f"g{number}"))) for number in range(gpus)]
 
@@ -146,6 +155,30 @@ def test_a_model_less_asked_for_waits_for_its_patience_and_no_longer() -> None:
         placement.look(asked(hot=10.0, rare=0.0), {}, look / 2)
     begun = next(look / 2 for look in range(1000) if placement.look(asked(hot=10.0, rare=0.01), {}, 100.0 + look / 2))
     assert begun == pytest.approx(RESIDENCE + LOAD, abs=1.0)
+
+
+@pytest.mark.parametrize("load", [0.26, 2.0])
+@pytest.mark.parametrize(("waits", "pauses"), [(2.0, 1.0), (0.5, 5.0), (1.0, 8.0)])
+def test_a_client_that_comes_again_after_each_refusal_gets_its_model_within_the_patience_and_a_pause(
+    load: float, waits: float, pauses: float
+) -> None:
+    placement = hot(load)
+    patience, now, waited = LEAST_RESIDENCE + load, 0.0, 0.0
+    while now < patience + pauses + 1.0:
+        waiting = now % (waits + pauses) < waits
+        waited = now if waiting else waited
+        if moves := placement.look(asked(hot=10.0, rare=0.01 if waiting else 0.0), {}, now):
+            break
+        now += 0.5
+    assert [(move.model, move.evicts) for move in moves] == [("rare", "hot")]
+    assert now - waited <= load, "a load is for somebody who waits, or has just now"
+    assert now >= patience - 0.5, "a hotter model stays until then"
+
+
+def test_a_model_whose_only_client_has_gone_is_not_loaded() -> None:
+    placement = hot(0.26)
+    for look in range(200):
+        assert placement.look(asked(hot=10.0, rare=0.01 if look < 4 else 0.0), {}, look / 2) == []
 
 
 def test_a_model_that_does_not_load_rests_longer_each_time_and_leaves_its_place() -> None:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import msgspec
 import structlog
 
 from headway.core.capacity import pace
@@ -110,6 +109,9 @@ class SharedGpus:
         """Batchers by GPU and model."""
         self._last: dict[str, str] = {}
         """GPU that each model has left last."""
+        self._told = set[tuple[str, str]]()
+        """GPUs and models that the fleet has been told to be cold."""
+        self._telling = asyncio.Lock()
         self._serving: dict[Batcher, asyncio.Task[None]] = {}
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
@@ -164,27 +166,33 @@ class SharedGpus:
 
     async def drain(self) -> None:
         """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""
-        self._draining = True
+        self._end()
         for batcher in self.batchers:
             batcher.drain()
         await asyncio.gather(*map(self._finished, self.batchers), *self._moving)
-        with contextlib.suppress(BrokerUnavailable):  # Then they are forgotten.
-            for beat in self._cold(everywhere=True):
-                await self._broker.heartbeat(msgspec.structs.replace(beat, status=WorkerStatus.OFFLINE))
+        await self._tell_gone()
 
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or drained."""
-        self._draining = True
+        self._end()
         for moving in tuple(self._moving):
             moving.cancel()
         await asyncio.gather(*self._moving, return_exceptions=True)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
+        await self._tell_gone()
+
+    def _end(self) -> None:
+        """Begin nothing from now on; what leaves its GPU then is offline, as nothing here can load it any more."""
+        self._draining = True
+        for turns in self._turns.values():
+            turns.evicted.clear()
 
     def _share(self, gpu: str, model: str) -> float:
         return self._placement.share(gpu, model) or 1.0
 
     def _add(self, gpu: str, model: str) -> Batcher:
         self._turns[gpu].evicted.discard(model)
+        self._told.discard((gpu, model))
         source = TurnedSource(self._broker, self._turns[gpu], model)
         batcher = self._models[model].make(self._numbers[gpu], source, partial(self._started, gpu, model))
         self._on[gpu, model] = batcher
@@ -225,8 +233,7 @@ class SharedGpus:
             else:
                 self._placement.undo(move)
         if self._looks % COLD_EVERY == 0:
-            for beat in self._cold():
-                await self._broker.heartbeat(beat)
+            await self._tell_cold()
         self._looks += 1
 
     async def _is_first(self, move: Move) -> bool:
@@ -262,6 +269,7 @@ class SharedGpus:
         """Take a model off a GPU, once its batch is done."""
         batcher = self._on.pop((gpu, model))
         self._turns[gpu].evicted.add(model)
+        self._told.add((gpu, model))
         self._last[model] = gpu
         self.slots.discard(batcher.slot.worker)
         batcher.drain()
@@ -275,19 +283,29 @@ class SharedGpus:
         await batcher.stop()
         self._serving.pop(batcher, None)
 
-    def _cold(self, *, everywhere: bool = False) -> Iterator[WorkerInfo]:
-        """Heartbeats for models that are nowhere loaded here: they can be asked for all the same.
-
-        `everywhere`: for all that were told of, also where another GPU has the model.
-        """
+    async def _tell_cold(self) -> None:
+        """Send heartbeats for models that are nowhere loaded here: they can be asked for all the same."""
         held = {model for _, model in self._on}
-        for name, model in self._models.items():
-            left = {gpu for gpu, turns in self._turns.items() if name in turns.evicted} if everywhere else set()
-            if name not in held:
-                left.add(self._last.get(name) or next(iter(self._turns)))
-            for gpu in sorted(left):
-                id = model.worker(self._numbers[gpu])
-                yield WorkerInfo(worker_id=id, model=name, status=WorkerStatus.COLD, runs=model.report, gpu=gpu)
+        for model in [name for name in self._models if name not in held]:
+            gpu = self._last.get(model) or next(iter(self._turns))
+            async with self._telling:  # One that is under way when the process ends comes before the farewell.
+                if self._draining or (gpu, model) in self._on:
+                    return
+                self._told.add((gpu, model))
+                await self._tell(gpu, model, WorkerStatus.COLD)
+
+    async def _tell_gone(self) -> None:
+        """Tell the fleet that what was cold here leaves."""
+        async with self._telling:
+            with contextlib.suppress(BrokerUnavailable):  # Then they are forgotten.
+                for gpu, model in sorted(self._told):
+                    await self._tell(gpu, model, WorkerStatus.OFFLINE)
+                self._told.clear()
+
+    async def _tell(self, gpu: str, model: str, status: WorkerStatus) -> None:
+        one = self._models[model]
+        worker = one.worker(self._numbers[gpu])
+        await self._broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu))
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:

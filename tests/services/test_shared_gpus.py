@@ -18,7 +18,7 @@ from headway.core.breaker import Breaker
 from headway.errors import TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerStatus
+from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -290,6 +290,68 @@ def test_a_drain_ends_the_batches_and_begins_no_load() -> None:
             assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
             assert ("c", 0) not in stand.backends
             assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}, "also of what was cold"
+
+    run(main)
+
+
+def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_told_of() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        for drains in (True, False):
+            async with Stand(clock, "abc", 2, 1) as stand:
+                while "c/gpu-0" not in await stand.statuses():
+                    await stand.latency("a")
+                asked = asyncio.ensure_future(stand.ask("c"))
+                while not asked.done():
+                    await stand.latency("a")
+                assert await stand.statuses() == {
+                    "a/gpu-0": WorkerStatus.HEALTHY,
+                    "b/gpu-1": WorkerStatus.COLD,
+                    "c/gpu-0": WorkerStatus.COLD,
+                    "c/gpu-1": WorkerStatus.HEALTHY,
+                }
+                if drains:
+                    await stand.pool.drain()
+                    assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+                    await asyncio.sleep(3.0)
+            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+
+    run(main)
+
+
+def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "ab", 1, 1) as stand:
+            running = asyncio.ensure_future(stand.ask("a"))
+            cold = asyncio.ensure_future(stand.ask("b", timeout=20.0))
+            while stand.on == ["a"]:
+                running = asyncio.ensure_future(stand.ask("a"))
+                await asyncio.sleep(LOOK_EVERY / 20)
+            assert stand.on == [""], "the one is leaving, the other does not load yet"
+            await stand.pool.drain()
+            await asyncio.sleep(3.0)  # The heartbeats of what has left end.
+            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+            cold.cancel()
+            await asyncio.gather(running, cold, return_exceptions=True)
+
+    run(main)
+
+
+def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "abcd", 1, 1) as stand:
+            told, slowly = stand.broker.heartbeat, asyncio.Event()
+
+            async def slow(worker: WorkerInfo) -> None:
+                if worker.status is WorkerStatus.COLD:
+                    slowly.set()
+                    await asyncio.sleep(LOOK_EVERY)
+                await told(worker)
+
+            stand.broker.heartbeat = slow  # type: ignore[method-assign]
+            await slowly.wait()
+            await stand.pool.drain()
+            await asyncio.sleep(3.0)
+            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
     run(main)
 

@@ -52,7 +52,7 @@ def list_letters(
     elif not letters:
         typer.echo("no dead letters")
     else:
-        head = ("ID", "DIED AT", "TENANT", "TIER", "WORKER", "TRIES", "CAUSE", "ERROR")
+        head = ("ID", "DIED AT", "TENANT", "TIER", "MODEL", "WORKER", "TRIES", "CAUSE", "ERROR")
         rows = [(*_cells(letter), _short(letter["error"])) for letter in letters]
         typer.echo(table(head, rows))
         if answer["count"] > len(letters):
@@ -152,7 +152,9 @@ def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | No
 
 
 def _cells(letter: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(letter[name]) for name in ("id", "died_at", "tenant", "tier", "worker", "attempts", "cause"))
+    return tuple(
+        str(letter[name]) for name in ("id", "died_at", "tenant", "tier", "model", "worker", "attempts", "cause")
+    )
 
 
 def _short(text: str) -> str:

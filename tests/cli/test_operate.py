@@ -121,7 +121,7 @@ def test_dead_letters_are_listed_and_shown(service: Running, capsys: pytest.Capt
     ids = service.bury("poison one", "poison two")
     assert code_of(["dlq", "list"]) == 0
     head, newest, oldest = capsys.readouterr().out.splitlines()
-    assert head.split() == ["ID", "DIED", "AT", "TENANT", "TIER", "WORKER", "TRIES", "CAUSE", "ERROR"]
+    assert head.split() == ["ID", "DIED", "AT", "TENANT", "TIER", "MODEL", "WORKER", "TRIES", "CAUSE", "ERROR"]
     assert newest.startswith(ids[1])
     assert oldest.startswith(ids[0])
     assert r"cannot digest \x1b[31mthis" in newest

@@ -61,7 +61,7 @@ async def test_who_takes_the_id_of_a_leader_that_left_gets_its_own_answer(harnes
     await harness.broker.withdraw([("t", "first", 0)], "g")
     if when == "waiting":
         leases.append(await harness.claim("gpu-0"))
-    await admit(harness, ask("mine", id="first"))
+    await admit(harness, ask("mine", id="first", nonce=1))
     assert await harness.broker.state("t", "first") is EntryState.QUEUED
     while isinstance(claimed := await harness.broker.claim(slot("gpu-1"), AT_ONCE), Lease):
         leases.append(claimed)

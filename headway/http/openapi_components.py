@@ -29,7 +29,11 @@ _VALUES: dict[ValueKind | None, dict[str, Any]] = {
 }
 """Schemas of the values that are no texts."""
 
-_VERSION = {"type": ["string", "null"], "description": "Version of the model that must answer; left out: any."}
+_VERSION = {
+    "type": ["string", "null"],
+    "minLength": 1,
+    "description": "Version of the model that must answer; left out: any.",
+}
 _LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 

@@ -28,7 +28,7 @@ def bytes_of(entry: Entry) -> int:
     """Bytes of the room that an entry takes; 0 for one that needs no reservation."""
     if len(entry.input) + len(entry.parameters) <= SMALL:
         return 0
-    return OVERHEAD + room(entry.input) + len(entry.parameters)
+    return _size(entry)
 
 
 class Reservation:
@@ -61,7 +61,7 @@ class Room:
 
     def take(self, entry: Entry) -> Reservation | None:
         """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
-        tenant, size = entry.tenant, bytes_of(entry)
+        tenant, size = entry.tenant, _size(entry)
         used = self._used.get(tenant, 0) + size
         if used > self.free:
             return None
@@ -77,3 +77,7 @@ class Room:
             self._used[tenant] = left
         else:
             del self._used[tenant]
+
+
+def _size(entry: Entry) -> int:
+    return OVERHEAD + room(entry.input) + len(entry.parameters)

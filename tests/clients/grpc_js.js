@@ -33,7 +33,7 @@ const refusal = async (asked) => {
     refusals: {
       stranger: await refusal(predict('a', '')),
       unknown: await refusal(ask(headway, 'Predict', {model_id: 'other'})),
-      late: await refusal(predict('a', key, {deadline: Date.now() + 1})),
+      late: await refusal(predict('slow', key, {deadline: Date.now() + 1})),
       bad: await refusal(predict('bad')),
       fault: await refusal(predict('fault')),
       large: await refusal(predict('a'.repeat(2000000))),

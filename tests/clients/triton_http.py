@@ -83,7 +83,7 @@ json.dump(
             "element": refusal(lambda: infer(["good", "bad"])),
             "fault": refusal(lambda: infer(["fault"])),
             "rate": refusal(lambda: [infer(["a"], headers={"Authorization": f"Bearer {SLOW}"}) for _ in range(2)]),
-            "too late": refusal(lambda: infer(TEXTS, timeout=1)),
+            "too late": refusal(lambda: infer(["slow"], timeout=1)),
             "too large": refusal(lambda: infer(["x" * 2_000_000])),
             "load": refusal(lambda: client.load_model("default", headers=HEADERS)),
         },

@@ -289,10 +289,9 @@ class SharedGpus:
         for model in [name for name in self._models if name not in held]:
             gpu = self._last.get(model) or next(iter(self._turns))
             async with self._telling:  # One that is under way when the process ends comes before the farewell.
-                if self._draining or (gpu, model) in self._on:
-                    return
-                self._told.add((gpu, model))
-                await self._tell(gpu, model, WorkerStatus.COLD)
+                if not self._draining and (gpu, model) not in self._on:
+                    self._told.add((gpu, model))
+                    await self._tell(gpu, model, WorkerStatus.COLD)
 
     async def _tell_gone(self) -> None:
         """Tell the fleet that what was cold here leaves."""

@@ -27,6 +27,10 @@ FIRST = b"0-0"
 """Id before all others of a stream."""
 
 
+def _submission(reply: Reply) -> tuple[str, str, int]:
+    return reply.tenant, reply.id, reply.nonce
+
+
 @dataclass(slots=True)
 class _Read:
     """Replies of one stream entry, and their queue. `born` names the server's state that it belongs to.
@@ -39,6 +43,10 @@ class _Read:
     id: bytes
     replies: list[Reply]
     outputs: list[str]
+
+    def is_of(self, id: bytes, replies: Sequence[Reply]) -> bool:
+        """Whether this was read of a stream entry of this id with these replies."""
+        return self.id == id and list(map(_submission, self.replies)) == list(map(_submission, replies))
 
 
 @dataclass(slots=True)
@@ -127,6 +135,8 @@ class Mailbox:
     async def _read_once(self, stream: _Stream) -> None:
         connection, key = stream.queue.connection, stream.queue.stream_of(self._gateway)
         reads, outputs = [], []
+        # After a loss, entries of the new state come again that a read from before it has brought.
+        brought = [read for read in self._reads if read.queue is stream.queue] if stream.last == FIRST else []
         for id, fields in await connection.stream(key, stream.last):
             stream.last, apart = id, wire.Apart()
             try:
@@ -134,6 +144,9 @@ class Mailbox:
             except wire.UNREADABLE as exc:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
+                continue
+            if (same := next((read for read in brought if read.is_of(id, replies)), None)) is not None:
+                same.born = stream.queue.born
                 continue
             reads.append(_Read(stream.queue, stream.queue.born, id, replies, [name[1:] for name, _ in apart.values()]))
             outputs += [self._bring(stream.queue, replies, at, *one) for at, one in apart.items()]

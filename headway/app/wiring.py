@@ -189,6 +189,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         warn_of_strangers(settings)
         fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, gateway)) if settings.broker else None
         kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
+        ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
         if settings.grpc_port and listener.takes_address:

@@ -178,7 +178,10 @@ class KindsWatcher:
 
     async def look(self) -> None:
         """Look at the workers once."""
-        workers: Sequence[WorkerInfo] = await self._registry.workers()
+        self.learn(await self._registry.workers())
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of what workers report."""
         for learner in (self._before, self._kinds, self._after):
             if learner is not None:
                 learner.learn(workers)

@@ -55,6 +55,7 @@ class Readiness:
         needs_workers: whether it is ready only while a worker is healthy.
         needs_own: whether that has to be one of its own.
         starting: whether the process has not come up yet.
+        told: is told of the workers at each look, so that a process that says that it is ready knows them.
     """
 
     broker: Registry
@@ -66,6 +67,7 @@ class Readiness:
     needs_workers: bool = True
     needs_own: bool = False
     starting: Callable[[], bool] = _never
+    told: Callable[[Sequence[WorkerInfo]], None] | None = None
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
 
@@ -75,6 +77,8 @@ class Readiness:
             return "starting", {"starting": True, "draining": False}
         try:
             workers = self._last_seen = await soon(self.broker.workers())
+            if self.told is not None:
+                self.told(workers)
             return self._look_at(workers)
         except BrokerUnavailable:
             word, checks = self._look_at(await self._in_its_place())

@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.core.queue_limits import QueueLimits
 from headway.http.readiness import Readiness
+from headway.model import WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import Connection
@@ -92,5 +97,20 @@ def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback() -> None:
                 assert word == "degraded"
                 await asyncio.sleep(0.1)
             assert not fleet.gateway.holding
+
+    run(main)
+
+
+def test_what_is_ready_has_told_of_the_workers_that_it_saw() -> None:
+    """A request of which the versions are not known waits in another queue than the same one a moment later."""
+
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        told: list[list[str]] = []
+        ready = Readiness(broker, lambda: False, told=lambda workers: told.append([one.worker_id for one in workers]))
+        assert (await ready.look())[0] == "unavailable"
+        await broker.heartbeat(WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY))
+        assert (await ready.look())[0] == "ok"
+        assert told == [[], ["w"]]
 
     run(main)

@@ -94,7 +94,8 @@ def test_an_exchange_is_answered_by_what_its_codec_remembers() -> None:
                 assert answer.header["x-length"] == str(len(outputs))
             await client.send(post('{"input": "native"}'))
             assert (await client.answer()).json["output"] == "NATIVE"
-        assert {asked.options.timeout for asked in stand.gateway.asked if asked.input != "native"} == {0.5}
+        timeouts = {asked.options.timeout for asked in stand.gateway.asked if asked.input != "native"}
+        assert 0.0 < min(timeouts) <= max(timeouts) == 0.5  # What is asked a moment later has as much less.
         assert {asked.parameters for asked in stand.gateway.asked} == {b'{"a":1}', b""}
 
     served(main)

@@ -10,6 +10,7 @@ import msgspec
 from headway.model.entry import Entry
 from headway.model.report import ModelReport
 from headway.model.value import Value
+from headway.model.versions import queue_name
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +37,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     @property
     def queue(self) -> str:
         """Name of the queue that it claims from."""
-        return f"{self.model}@{self.version}" if self.version else self.model
+        return queue_name(self.model, self.version)
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ import msgspec
 
 from headway.model.identity import Limit
 from headway.model.value import Value
+from headway.model.versions import queue_name
 
 
 class DedupKind(enum.Enum):
@@ -98,7 +99,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     @property
     def queue(self) -> str:
         """Name of the queue that it waits in."""
-        return f"{self.model}@{self.version}" if self.version else self.model
+        return queue_name(self.model, self.version)
 
     @property
     def submission(self) -> Submission:

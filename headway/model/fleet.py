@@ -8,6 +8,7 @@ import msgspec
 
 from headway.model.report import ModelReport
 from headway.model.value import WeightLine
+from headway.model.versions import queue_name
 
 
 class Role(enum.Enum):
@@ -119,7 +120,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def queue(self) -> str:
         """Name of the queue that it claims from."""
-        return f"{self.model}@{self.version}" if self.version else self.model
+        return queue_name(self.model, self.version)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ class OwnCertificate:
         return cls(pair.path, pair.key_path, pair.open_key, hashlib.sha256(pair.first).hexdigest()[:16], begins, ends)
 
 
-class CertificateFiles(Generic[T]):
+class CertificateFiles(ABC, Generic[T]):
     """Base of what is read from files of certificates; a resource that an operator may change.
 
     Arguments:
@@ -145,17 +146,17 @@ class CertificateFiles(Generic[T]):
                     log.error(event, error=self._told)
         self._remind()
 
+    @abstractmethod
     def _load(self) -> tuple[T, OwnCertificate | None]:
         """Read and check all files, in a thread: what is ready for use, and the certificate that is shown, if one is.
 
         Raises:
             SettingError: one cannot be used, or two do not fit.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _ends(self, when: float) -> None:
         """Note the Unix second at which the certificate ends that is shown."""
-        raise NotImplementedError
 
     async def _watch(self) -> None:
         while True:

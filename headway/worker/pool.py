@@ -16,6 +16,7 @@ import structlog
 from headway.model import Signature
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
+from headway.worker.starting import start_all
 
 log = structlog.get_logger(__name__)
 
@@ -62,14 +63,7 @@ class WorkerPool:
         Raises:
             TargetError: a backend does not start.
         """
-        starts = [asyncio.ensure_future(batcher.start()) for batcher in self.batchers]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
+        await start_all(batcher.start() for batcher in self.batchers)
 
     def run(self, supervisor: Supervisor) -> None:
         """Start serving. A backend that has not been started is started, again and again if need be."""

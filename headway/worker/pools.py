@@ -10,6 +10,7 @@ from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.shared_gpus import SharedGpus
+from headway.worker.starting import start_all
 
 
 class WorkerPools:
@@ -49,14 +50,7 @@ class WorkerPools:
         Raises:
             TargetError: a backend does not start.
         """
-        starts = [asyncio.ensure_future(pool.start()) for pool in self.of_models.values()]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
+        await start_all(pool.start() for pool in self.of_models.values())
 
     def run(self, supervisor: Supervisor) -> None:
         """Start serving."""

@@ -29,6 +29,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
+from headway.worker.starting import start_all
 
 log = structlog.get_logger(__name__)
 
@@ -143,14 +144,7 @@ class SharedGpus:
         Raises:
             TargetError: a backend does not start.
         """
-        starts = [asyncio.ensure_future(batcher.start()) for batcher in self.batchers]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            raise
+        await start_all(batcher.start() for batcher in self.batchers)
 
     def run(self, supervisor: Supervisor) -> None:
         """Start serving, and moving models."""

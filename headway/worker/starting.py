@@ -7,9 +7,11 @@ caches filled); a second one decides.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -53,6 +55,18 @@ class Limits:
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
     """Entry with a warm-up input, by which a backend is tried."""
     return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)
+
+
+async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run these starts side by side. The first that fails cancels the others, and its error is raised once they have ended."""
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> None:

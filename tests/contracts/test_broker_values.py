@@ -83,11 +83,11 @@ async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Har
 @given(st.binary())
 def test_octets_are_packed_for_redis_and_read_as_they_were(octets: bytes) -> None:
     entry = Entry("id", "m", Octets(octets), 0, "t", "g", 1.0, 1.0)
-    assert entry_wire.read_entry(entry_wire.pack_entry(entry)) == entry
+    assert entry_wire.entry_of(entry_wire.read_payload(entry_wire.pack_entry(entry))) == entry
 
 
 @given(TREES, st.booleans())
 def test_any_value_is_packed_for_redis_and_read_as_it_was(tree: object, text: bool) -> None:
     value = json.dumps(tree) if text or isinstance(tree, str) else json.dumps(tree).encode()
     entry = Entry("id", "m", value, 0, "t", "g", 1.0, 1.0)
-    assert entry_wire.read_entry(entry_wire.pack_entry(entry)) == entry
+    assert entry_wire.entry_of(entry_wire.read_payload(entry_wire.pack_entry(entry))) == entry

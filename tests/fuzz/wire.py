@@ -96,7 +96,7 @@ def _quietly(read: Callable[[bytes], object], data: bytes) -> object:
 
 def check_entry(data: bytes) -> None:
     """An entry or a failure is read whole or not at all."""
-    entry = _quietly(entry_wire.read_entry, data)
+    entry = _quietly(lambda data: entry_wire.entry_of(entry_wire.read_payload(data)), data)
     if entry is not None:
         assert isinstance(entry, Entry)
         assert isinstance(entry.input, str | bytes)

@@ -117,7 +117,7 @@ def test_the_deadline_of_a_call_shortens_that_of_its_request() -> None:
         await client.call(PREDICT, predict("b"), timeout=None)
         await client.call(PREDICT, predict("c"), timeout=9000.0)
         short, none, long = (asked.options.timeout for asked in port.gateway.asked)
-        assert 0.0 < short <= 20.0
+        assert 0.0 < short <= 20.2  # The client's library rounds up what it sends, by 1 % at most.
         assert none == long == port.settings.request_timeout_ms / 1000
 
     served(main)

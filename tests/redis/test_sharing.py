@@ -178,14 +178,14 @@ class _Entry0(msgspec.Struct, array_like=True):
 
 def test_releases_with_and_without_shares_read_each_others_entries() -> None:
     entry = sharing("id", task("id"), key(), same(joins=False))
-    assert entry_wire.read_entry(entry_wire.pack_entry(entry)).dedup_keys == entry.dedup_keys
+    assert entry_wire.entry_of(entry_wire.read_payload(entry_wire.pack_entry(entry))).dedup_keys == entry.dedup_keys
     plain: Entry = ask(id="plain")
     theirs = msgspec.msgpack.decode(entry_wire.pack_entry(entry), type=_Entry0)
     assert (theirs.id, theirs.timeout) == (entry.id, entry.timeout)
     fields: Sequence[object] = msgspec.structs.astuple(
         _Entry0(wire.SCHEMA, "plain", "m", str(plain.input), 1, "t", "g", 60.0, 120.0)
     )
-    assert entry_wire.read_entry(msgspec.msgpack.encode(fields)) == plain
+    assert entry_wire.entry_of(entry_wire.read_payload(msgspec.msgpack.encode(fields))) == plain
 
 
 @story

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
@@ -85,7 +86,7 @@ class Tried(NamedTuple):
     body: bytes | bytearray = b""
 
 
-class RemoteBackend:
+class RemoteBackend(ABC):
     """Backend of one slot of a remote API: one batch at a time, on connections of its own. Subclasses know the way there.
 
     Arguments:
@@ -120,14 +121,15 @@ class RemoteBackend:
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._rng = rng
 
+    @abstractmethod
     def _open(self) -> None:
         """Make ready to connect."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _close(self) -> None:
         """Close all connections."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
         """One try, for which `left` seconds are left.
 
@@ -135,7 +137,6 @@ class RemoteBackend:
             BackendError: no answer can be had, whatever is tried.
             TimeoutError: the time is over.
         """
-        raise NotImplementedError
 
     @property
     def pid(self) -> int:

@@ -129,11 +129,6 @@ def read_payload(payload: bytes) -> WireEntry:
     return found
 
 
-def read_entry(payload: bytes) -> Entry:
-    """Read the entry of a payload that has its input in it; raises as `read_payload`, and ValueError for one that has not."""
-    return entry_of(read_payload(payload))
-
-
 def entry_of(found: WireEntry, value: Value | None = None) -> Entry:
     """Make the entry of a payload; `value` is its input where that was stored apart."""
     if value is None:

@@ -18,7 +18,7 @@ _ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": 
 """Units of which there is one."""
 
 _Config = Annotated[
-    Path | None,
+    str | None,
     typer.Option(metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here."),
 ]
 
@@ -37,9 +37,10 @@ def with_settings(
     chosen = tuple(name for name in names if FIELDS[name].metadata["has_flag"])
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        def command(config: Path | None = None, **given: Any) -> None:
+        def command(config: str | None = None, **given: Any) -> None:
             flags = {**fixed, **{name: given.pop(name) for name in chosen}}
-            settings = load(flags, file=config, targets=given.get("targets") or None)
+            file = None if config is None else Path(config)
+            settings = load(flags, file=file, targets=given.get("targets") or None)
             try:
                 function(settings=settings, **given)
             except SettingError as exc:

@@ -87,6 +87,22 @@ def test_what_serves_a_function_does_not_import_the_http_client() -> None:
     assert "aiohttp" not in modules_after("import headway.app.runner")
 
 
+@pytest.mark.processes
+def test_a_service_starts_without_what_it_does_not_use() -> None:
+    """It comes as far as its target, which does not exist. Garbage is looked for again by then."""
+    command = ["headway", "serve", "nothing:here", "--port", "0", "--admin-port", "0"]
+    statement = f"import gc; sys.argv = {command}; from headway.__main__ import main"
+    modules = modules_after(f"{statement}\n    try: main()\n    finally: assert gc.isenabled()")
+    assert {"headway", "structlog", "uvloop"} <= modules
+    assert modules & {"aiohttp", "attr", "pydantic", "pygments", "rich"} == set()
+
+
+@pytest.mark.processes
+def test_what_a_service_does_without_is_there_for_whoever_imports_it_later() -> None:
+    statement = "from headway.cli import role; role._import_log(); import rich.traceback, structlog.dev"
+    assert {"pygments", "rich"} <= modules_after(statement)
+
+
 def test_help_lists_every_command() -> None:
     shown = help_of()
     for name, (_, panel, summary) in COMMANDS.items():

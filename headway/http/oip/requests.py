@@ -7,7 +7,7 @@ means that the whole body is one element, without any length before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -106,15 +106,15 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 _decode_raws = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
+@cache
 def _bounded(kind: Any) -> Callable[[bytes], Any]:
-    """Decoder of the first elements of an array. The others are skipped, and nothing is made of them."""
+    """Decoder of the first elements of an array. The others are skipped, and nothing is made of them.
+
+    Making it takes 10 ms, which only a process pays that is sent very many elements.
+    """
     fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_INPUTS + 1)]
     decode = msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False)).decode
     return lambda text: [one for one in msgspec.structs.astuple(decode(text)) if one is not msgspec.UNSET]
-
-
-_decode_first_texts = _bounded(str)
-_decode_first_nested = _bounded(tuple[str])
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferRequest]:
@@ -205,9 +205,9 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
     many = text.count(b",") > _MANY_COMMAS
     try:
         if nested:
-            found = [one for (one,) in (_decode_first_nested if many else _decode_nested)(text)]
+            found = [one for (one,) in (_bounded(tuple[str]) if many else _decode_nested)(text)]
         else:
-            found = (_decode_first_texts if many else _decode_texts)(text)
+            found = (_bounded(str) if many else _decode_texts)(text)
     except msgspec.MsgspecError as exc:
         raise Malformed(_placed(exc, "data")) from None
     if len(found) != count:

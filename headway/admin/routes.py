@@ -1,10 +1,6 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
-Everything but `/livez`, `/readyz` and `/healthz` asks for the service token when one is configured; while it is being
-rotated there are two. A client's key is good nowhere here, and is told so. Without a token the port listens on loopback
-only, and answers only to names of loopback: a web page that has its own name resolve to 127.0.0.1 (DNS rebinding) is
-turned away. What changes something is then not done for a page of another site (cross-site request forgery) either: a
-browser says where a page is from, in `Sec-Fetch-Site` or `Origin`, and pages cannot keep it from that.
+`guard.py` says who may ask, by which name and from which page.
 
 While the broker is away every route still answers: with 503, or with what this process knows by itself. While the
 process starts, those answer that need nothing which is not there yet; the others say 503.
@@ -13,39 +9,32 @@ process starts, those answer that need nothing which is not there yet; the other
 from __future__ import annotations
 
 import asyncio
-import hmac
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from headway import __version__, errors
+from headway import __version__
 from headway.admin import dead_letters, request_status
+from headway.admin.dashboard.sign_in import SignIn
+from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json, instant, tier_name
-from headway.config import is_loopback
+from headway.admin.sessions import Sessions, Tries
 from headway.errors import BrokerUnavailable
 from headway.http import readiness
-from headway.http.error_responses import handlers, refusal
+from headway.http.error_responses import handlers
 from headway.http.readiness import Glance, Readiness, soon
-from headway.identity.api_keys.credential import LIVE
 from headway.model import Capacity, ProcessInfo, TierDepth, WeightLine, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 
-_OPEN = ("/livez", "/readyz", "/healthz")
-_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
-"""Routes that answer while the process starts."""
 _IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
-_SAFE = ("GET", "HEAD", "OPTIONS")
-_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 def build(process: ProcessView, ready: Readiness) -> ASGIApp:
@@ -55,7 +44,9 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
         process: view of the process.
         ready: whether the process should get traffic.
     """
-    on = _Routes(process, ready)
+    on, settings = _Routes(process, ready), process.settings
+    tokens, sessions = ServiceTokens(settings.admin_token), Sessions(process.clock)
+    sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     app = Starlette(
         routes=[
             *readiness.routes(Glance(ready)),
@@ -65,68 +56,13 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
             Route("/internal/fleet", on.fleet),
             *request_status.routes(process),
             *dead_letters.routes(process),
+            *sign_in.routes(),
         ],
         exception_handlers=handlers(_IS_ADMIN, "/v1/"),
     )
     # A redirect would be built from the Host header, which anybody can write.
     app.router.redirect_slashes = False
-    return _Guard(app, process.settings.admin_token, process.starting)
-
-
-class _Guard:
-    """Check of a request's token; without a token, of the loopback name that it came by. A client's key never passes."""
-
-    def __init__(self, app: ASGIApp, tokens: str, starting: Callable[[], bool]) -> None:
-        self._app = app
-        self._starting = starting
-        self._tokens = [token.encode() for token in tokens.split(",") if token]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
-            refused = self._refusal(Headers(scope=scope), scope["state"]["request_id"], scope["method"])
-            if refused is None and self._starting() and scope["path"] not in _EARLY:
-                message = "this process is starting; ask again when /readyz says 200"
-                refused = refusal(scope["state"]["request_id"], errors.NO_WORKERS, message)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, headers: Headers, id: str, method: str) -> Response | None:
-        scheme, _, text = headers.get("authorization", "").partition(" ")
-        credential = text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-        if credential.startswith(LIVE):
-            message = "this is a client's key, which is good on the public port only: send the service token"
-            return refusal(id, errors.FORBIDDEN, message)
-        if self._tokens:
-            if any([hmac.compare_digest(credential, token) for token in self._tokens]):  # noqa: C419 - all are compared
-                return None
-            return refusal(id, errors.UNAUTHENTICATED, "this route needs the service token: Authorization: Bearer …")
-        host = headers.get("host", "")
-        if not is_loopback(_host(host)):
-            message = (
-                "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
-            )
-            return refusal(id, errors.FORBIDDEN, message)
-        if method not in _SAFE and _foreign(headers, host):
-            message = "without a service token nothing is changed for a page of another site; set HEADWAY_ADMIN_TOKEN"
-            return refusal(id, errors.FORBIDDEN, message)
-        return None
-
-
-def _host(header: str) -> str:
-    """Host in a Host header, without its port; empty when that is no host."""
-    found = _AUTHORITY.fullmatch(header)
-    return found[1].strip("[]") if found is not None else ""
-
-
-def _foreign(headers: Headers, host: str) -> bool:
-    """Whether a browser asks for a page from elsewhere than `host`. Other clients send nothing that says so."""
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in ("same-origin", "none")
-    origin = headers.get("origin")
-    return origin is not None and origin not in (f"http://{host}", f"https://{host}")
+    return Guard(app, tokens, filter(None, settings.admin_names.split(",")), sessions, process.starting)
 
 
 class _Routes:

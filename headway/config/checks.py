@@ -287,6 +287,7 @@ def _target_arguments(settings: Settings) -> None:
 
 
 IDLE_WITHOUT = {
+    "admin_names": "admin_token",
     "weight": "max_batch_weight",
     "cache_ttl_s": "cache",
     "fallback": "broker",
@@ -331,6 +332,11 @@ _FUNCTION = (
     "Name a function of the target as its module does, for example tokens.",
 )
 _ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+_HOST_NAMES = (
+    r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
+    "must be host names, without ports, with commas between them",
+    "For example ops.example.com,gpu-1.",
+)
 _TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (
@@ -394,6 +400,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _made_of("name", "|" + _NAME[0], *_NAME[1:]),
     _made_of("host", *_ADDRESS),
     _made_of("admin_host", *_ADDRESS),
+    _made_of("admin_names", *_HOST_NAMES),
     _made_of("admin_token", *_TOKEN),
     _made_of("remote_token", *_TOKEN),
     _made_of("remote_model", "[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b."),

@@ -370,6 +370,11 @@ class Settings:
         "environment.",
         show=_hidden,
     )
+    admin_names: str = _setting(
+        "",
+        _ADMIN_LOG,
+        "Names, with commas between them, by which the admin port may be asked besides loopback and IP addresses.",
+    )
     log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")
     log_json: bool = _setting(False, _ADMIN_LOG, "Log lines as JSON.")
     access_log: float = _setting(

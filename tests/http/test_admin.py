@@ -58,6 +58,7 @@ class Port:
         host: str = "127.0.0.1:9000",
         token: str | None = None,
         fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> Answer:
         path, _, query = target.partition("?")
         headers = [(b"host", host.encode())]
@@ -82,7 +83,7 @@ class Port:
         sent: list[Any] = []
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -364,7 +365,7 @@ def test_the_service_token_is_asked_for(path: str) -> None:
         for free in ("/livez", "/readyz", "/healthz"):
             assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
 
-    played(scene, admin_token="s3cret")
+    played(scene, admin_token="s3cret", admin_names="headway.example")
 
 
 def test_while_the_token_changes_there_are_two() -> None:
@@ -433,15 +434,6 @@ def test_a_page_of_another_site_changes_nothing(fields: dict[str, str], status: 
         assert (await port.ask("GET", "/internal/health", fields=fields)).status == 200, "nothing is changed by it"
 
     played(scene)
-
-
-def test_a_page_that_has_the_token_may_be_from_anywhere() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        fields = {"sec-fetch-site": "cross-site", "origin": "https://ops.example"}
-        answer = await port.ask("DELETE", "/internal/dlq/x", token="Bearer s3cret", fields=fields)
-        assert answer.status == 404
-
-    played(scene, admin_token="s3cret")
 
 
 def test_unknown_routes_and_methods_are_problem_documents() -> None:

@@ -1,0 +1,1 @@
+"""The dashboard: its page, its sign-in and its stream of events."""

@@ -1,0 +1,103 @@
+"""Sign-in of a browser: the service token for a session cookie, and back.
+
+GET     whether a session is needed here, and whether this browser has one
+POST    {"token": …} begins a session; wrong tokens are limited and logged
+DELETE  ends the session, wherever its cookie went
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway import errors
+from headway.admin.guard import ServiceTokens
+from headway.admin.rendering import as_json
+from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
+from headway.errors import BadRequest
+from headway.http.error_responses import refusal
+
+log = structlog.get_logger(__name__)
+
+LARGEST = 8192
+"""Most bytes of the body of a sign-in; a token has at most 4,096."""
+
+
+class _Given(msgspec.Struct):
+    """Body of a sign-in."""
+
+    token: str
+
+
+class SignIn:
+    """Routes of the sign-in.
+
+    Arguments:
+        tokens: the service tokens; none: no session is needed.
+        sessions: sessions of the process.
+        tries: limit on wrong tokens.
+        secure: whether the port speaks TLS, so that its cookies travel by that only.
+    """
+
+    def __init__(self, tokens: ServiceTokens, sessions: Sessions, tries: Tries, *, secure: bool) -> None:
+        self._tokens, self._sessions, self._tries, self._secure = tokens, sessions, tries, secure
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [Route("/dashboard/session", self.answer, methods=["GET", "POST", "DELETE"])]
+
+    async def answer(self, request: Request) -> Response:
+        """Answer for the session of a browser."""
+        name = cookie_name(request.headers.get("host", ""))
+        session = cookie_of(request.headers.get("cookie", ""), name)
+        if request.method == "DELETE":
+            self._sessions.end(session)
+            response = Response(status_code=204, headers={"set-cookie": set_cookie(name, "", self._secure)})
+        elif request.method == "POST":
+            response = await self._begin(request, name)
+        else:
+            signed_in = bool(session) and self._sessions.valid(session)
+            response = as_json({"needed": bool(self._tokens), "signed_in": signed_in or not self._tokens})
+        response.headers["cache-control"] = "no-store"
+        return response
+
+    async def _begin(self, request: Request, name: str) -> Response:
+        id, address = request.state.request_id, shown_address(request.client)
+        if not self._tokens:
+            return Response(status_code=204)
+        wait = self._tries.wait(address)
+        if wait > 0.0:
+            seconds = math.ceil(wait)
+            message = f"too many wrong tokens; the next try is in {seconds} s"
+            return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
+        if not self._tokens.match((await _token(request)).encode()):
+            self._tries.failed(address)
+            log.warning("a browser could not sign in: wrong service token", address=address)
+            return refusal(id, errors.UNAUTHENTICATED, "this is not the service token of this process")
+        self._tries.passed(address)
+        return Response(status_code=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
+
+
+async def _token(request: Request) -> str:
+    """Token in the body of a sign-in.
+
+    Raises:
+        BadRequest: the body is not that of one.
+    """
+    body = b""
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LARGEST:
+                raise BadRequest(f"the body of a sign-in has at most {LARGEST} bytes")
+    except ClientDisconnect:
+        raise BadRequest("the body of the sign-in is incomplete") from None
+    try:
+        return msgspec.json.decode(body, type=_Given).token
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest('expected the service token as JSON: {"token": "…"}') from None

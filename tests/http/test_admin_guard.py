@@ -1,0 +1,189 @@
+"""Attacks on the admin port that come through an operator's browser, and the sessions of browsers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headway.admin.sessions import LIFETIME, MOST, PAUSE, TRIES, Sessions, Tries, cookie_name, cookie_of
+from headway.config import Settings
+from headway.errors import SettingError
+from tests.http.test_admin import Answer, Port, played
+from tests.services.stand import Stand
+
+TOKEN = "s3cret"
+BEARER = f"Bearer {TOKEN}"
+SESSION = "/dashboard/session"
+HERE = {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:9000"}
+
+
+async def sign_in(port: Port, token: str = TOKEN, **how: Any) -> Answer:
+    return await port.ask("POST", SESSION, body=b'{"token":"%b"}' % token.encode(), **{"fields": HERE, **how})
+
+
+def cookie_in(answer: Answer) -> str:
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+@pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq", "/metrics", "/dashboard/session", "/nowhere"])
+def test_a_rebound_name_is_refused_even_with_the_token(path: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for host in (
+            "evil.example",
+            "evil.example:9000",
+            "127.0.0.1.evil.example",
+            "ops.example.evil.example",
+            "",
+            "x@y",
+        ):
+            refused = await port.ask("GET", path, host=host, token=BEARER)
+            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
+            assert "HEADWAY_ADMIN_NAMES" in refused.json["message"]
+        for host in ("10.0.0.7:9000", "[fd00::7]", "localhost", "ops.example:9000", "OPS.example.", "gpu-1"):
+            assert (await port.ask("GET", path, host=host, token=BEARER)).status in (200, 404), host
+
+    played(scene, admin_token=TOKEN, admin_names="ops.example,gpu-1")
+
+
+def test_names_have_no_effect_without_a_token() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for host in ("ops.example", "10.0.0.7"):
+            refused = await port.ask("GET", "/internal/health", host=host)
+            assert (refused.status, "HEADWAY_ADMIN_TOKEN" in refused.json["message"]) == (403, True)
+
+    played(scene, admin_names="ops.example")
+
+
+@pytest.mark.parametrize("names", ["http://ops.example", "ops.example:9000", "a b", ",", "a,"])
+def test_what_is_no_name_is_refused_as_a_setting(names: str) -> None:
+    with pytest.raises(SettingError, match="must be host names"):
+        Settings(admin_names=names)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sec-fetch-site": "cross-site", "origin": "https://evil.example"},
+        {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"},
+        {"origin": "http://127.0.0.1:3000"},
+        {"origin": "null"},
+    ],
+)
+def test_a_page_of_another_site_changes_nothing_with_token_or_cookie(fields: dict[str, str]) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        cookie = cookie_in(await sign_in(port))
+        for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay"), ("DELETE", SESSION)):
+            for credential in ({"token": BEARER}, {"fields": {**fields, "cookie": cookie}}):
+                refused = await port.ask(method, path, **{"fields": fields, **credential})  # type: ignore[arg-type]
+                assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN")
+                assert "another site" in refused.json["message"]
+        assert (await sign_in(port, fields=fields)).status == 403, "nor is a browser signed in by it"
+        stolen = await port.ask("GET", "/internal/dlq", fields={**fields, "cookie": cookie})
+        assert stolen.status == 401, "a cookie is good for the port's own pages only"
+        assert (await port.ask("GET", "/internal/dlq", fields={**HERE, "cookie": cookie})).status == 200
+
+    played(scene, admin_token=TOKEN)
+
+
+@pytest.mark.parametrize("name", ["token", "access_token", "Admin_Token", "authorization"])
+@pytest.mark.parametrize("path", ["/internal/health", "/dashboard/session", "/metrics"])
+def test_a_token_in_an_address_is_refused(path: str, name: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for how in ({}, {"token": BEARER}):
+            refused = await port.ask("GET", f"{path}?{name}={TOKEN}", **how)  # type: ignore[arg-type]
+            assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
+            assert "change a token that was sent like this" in refused.json["message"]
+            assert TOKEN.encode() not in refused.body
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_a_session_opens_the_admin_routes_until_it_is_signed_out() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        assert (await port.get("/internal/dlq")).status == 401
+        assert (await port.get(SESSION)).json == {"needed": True, "signed_in": False}
+        begun = await sign_in(port)
+        assert (begun.status, begun.headers["cache-control"]) == (204, "no-store")
+        attributes = begun.headers["set-cookie"].split("; ")[1:]
+        assert attributes == ["Path=/", f"Max-Age={LIFETIME:.0f}", "HttpOnly", "SameSite=Strict"]
+        stolen = {"cookie": f"other=1; {cookie_in(begun)}"}
+        assert TOKEN not in begun.headers["set-cookie"]
+        assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": True}
+        assert (await port.ask("GET", "/internal/dlq", fields=stolen)).status == 200
+        assert (await port.ask("DELETE", "/internal/dlq/x", fields={**HERE, **stolen})).status == 404
+        ended = await port.ask("DELETE", SESSION, fields={**HERE, **stolen})
+        assert ended.status == 204 and "Max-Age=0" in ended.headers["set-cookie"]
+        for path in ("/internal/dlq", "/metrics", "/internal/health"):
+            assert (await port.ask("GET", path, fields=stolen)).status == 401, "whoever has a copy of the cookie"
+        assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": False}
+
+    played(scene, admin_token=f"new,{TOKEN}")
+
+
+def test_a_session_ends_by_itself() -> None:
+    now = 0.0
+    sessions = Sessions(lambda: now)
+    text = sessions.begin()
+    assert sessions.valid(text)
+    now = LIFETIME
+    assert not sessions.valid(text)
+
+
+def test_the_oldest_session_makes_room() -> None:
+    sessions = Sessions(lambda: 0.0)
+    texts = [sessions.begin() for _ in range(MOST + 1)]
+    assert [sessions.valid(text) for text in texts] == [False] + [True] * MOST
+
+
+def test_wrong_tokens_are_limited_and_the_right_one_waits_too() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for wrong in ("", "S3cret", "s3cret2", "hw_live_x", "új")[:TRIES]:
+            refused = await sign_in(port, wrong)
+            assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED")
+            assert "set-cookie" not in refused.headers
+        for token in ("wrong", TOKEN):
+            refused = await sign_in(port, token)
+            assert (refused.status, refused.json["error"]) == (429, "RATE_LIMITED")
+            assert 0 < int(refused.headers["retry-after"]) <= PAUSE
+        assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200, "programs are not kept out by it"
+        await asyncio.sleep(PAUSE + 0.1)
+        assert (await sign_in(port)).status == 204
+        assert (await sign_in(port, "wrong")).status == 401, "the tries are there again"
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_many_addresses_share_a_limit_of_tries() -> None:
+    tries, count = Tries(lambda: 100.0), 0
+    while not tries.wait(f"10.0.0.{count}"):
+        tries.failed(f"10.0.0.{count}")
+        count += 1
+    assert count == 50
+    assert tries.wait("10.9.9.9") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"token":1}', b"\xff", b'{"token":"' + b"x" * 9000 + b'"}'])
+def test_a_sign_in_that_is_none_is_a_bad_request(body: bytes) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        refused = await port.ask("POST", SESSION, body=body, fields=HERE)
+        assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_without_a_token_nobody_has_to_sign_in() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        assert (await port.get(SESSION)).json == {"needed": False, "signed_in": True}
+        begun = await sign_in(port)
+        assert (begun.status, "set-cookie" in begun.headers) == (204, False)
+
+    played(scene)
+
+
+def test_processes_on_one_host_have_cookies_of_their_own() -> None:
+    assert cookie_name("127.0.0.1:9000") != cookie_name("127.0.0.1:9001")
+    assert cookie_name("[::1]") == cookie_name("ops.example") == "headway-session"
+    assert cookie_of("a=1; headway-session-9000=x; b=2", "headway-session-9000") == "x"
+    assert cookie_of("xheadway-session=1", "headway-session") == ""

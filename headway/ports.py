@@ -39,6 +39,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
 )
+from headway.model.board import Notice, Posted
 
 
 class QueueCondition(Protocol):
@@ -254,6 +255,26 @@ class Fleet(Protocol):
 
     async def capacities(self) -> Sequence[Capacity]:
         """Last published capacity of each model."""
+        ...
+
+
+class Board(Protocol):
+    """The departure board of a fleet, bounded; the oldest notices go first."""
+
+    async def post(self, notice: Notice) -> Posted:
+        """Post a notice; an empty one only asks for the answer."""
+        ...
+
+    async def history(self) -> Sequence[Notice]:
+        """Counts and figures of the last half hour, oldest first."""
+        ...
+
+    async def read(self, after: str) -> tuple[Sequence[Notice], str]:
+        """Notices after a cursor, oldest first, with the new cursor. The board counts as watched for some seconds.
+
+        With no cursor yet (empty) these are all of the last minutes, at once. With one the call waits for news, though not
+        for long: it may return none.
+        """
         ...
 
 

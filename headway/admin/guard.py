@@ -110,8 +110,8 @@ class Guard:
         if credential.startswith(LIVE):
             message = "this is a client's key, which is good on the public port only: send the service token"
             return refusal(id, errors.FORBIDDEN, message)
-        if (message := self._stranger(host)) is not None:
-            return refusal(id, errors.FORBIDDEN, message)
+        if strange := self._stranger(host):
+            return refusal(id, errors.FORBIDDEN, strange)
         foreign = _foreign(headers, host)
         if foreign and scope["method"] not in _SAFE:
             message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
@@ -127,15 +127,15 @@ class Guard:
         )
         return refusal(id, errors.UNAUTHENTICATED, message)
 
-    def _stranger(self, header: str) -> str | None:
-        """Reason for which a request is not answered under its Host header; None where it is."""
+    def _stranger(self, header: str) -> str:
+        """Reason for which a request is not answered under its Host header; empty where it is."""
         host = _host(header)
         if is_loopback(host):
-            return None
+            return ""
         if not self._tokens:
             return "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
         if _is_address(host) or (host and host.lower().rstrip(".") in self._names):
-            return None
+            return ""
         return (
             f"this port answers to loopback, IP addresses and the names in --admin-names, and was asked as "
             f"{excerpt(header)!r}; set HEADWAY_ADMIN_NAMES if that is its name"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.config import Settings
 from headway.gateway.gateway import Gateway
 from headway.model import Role
-from headway.ports import Broker, DeadLetters, Fleet, Ledger
+from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
 
 
@@ -24,6 +24,7 @@ class ProcessView:
         broker: broker whose queue and workers are shown.
         letters: the dead letters.
         fleet: the other processes.
+        board: the departure board.
         clock: monotonic seconds of this process.
         now: asks for the instant on the broker's clock, on which all its instants are.
         gateway: gateway whose requests are shown and which replays dead letters; None where there is none.
@@ -38,6 +39,7 @@ class ProcessView:
     broker: Broker
     letters: DeadLetters
     fleet: Fleet
+    board: Board
     clock: Callable[[], float]
     now: Callable[[], Awaitable[float]]
     gateway: Gateway | None = None

@@ -9,7 +9,6 @@ process starts, those answer that need nothing which is not there yet; the other
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,17 +20,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headway import __version__
-from headway.admin import dead_letters, request_status
+from headway.admin import dead_letters, request_status, snapshot
 from headway.admin.dashboard.sign_in import SignIn
 from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
-from headway.admin.rendering import as_json, instant, tier_name
+from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries
 from headway.errors import BrokerUnavailable
 from headway.http import readiness
 from headway.http.error_responses import handlers
 from headway.http.readiness import Glance, Readiness, soon
-from headway.model import Capacity, ProcessInfo, TierDepth, WeightLine, WorkerInfo, WorkerStatus
+from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 
 _IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
@@ -54,6 +53,7 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
             Route("/internal/fleet", on.fleet),
+            Route("/internal/snapshot", on.snapshot),
             *request_status.routes(process),
             *dead_letters.routes(process),
             *sign_in.routes(),
@@ -109,33 +109,7 @@ class _Routes:
     async def workers(self, request: Request) -> Response:
         process = self._process
         listed, now = await soon(asyncio.gather(process.broker.workers(), process.now()))
-        wall = time.time()
-        return as_json({
-            "workers": [
-                {
-                    "worker_id": worker.worker_id,
-                    "model": worker.model,
-                    "status": worker.status.value,
-                    "utilisation": round(worker.utilisation, 4),
-                    "in_flight": worker.in_flight,
-                    "last_heartbeat": instant(wall - _age(worker.last_heartbeat, now)),
-                    "restarts": worker.restarts,
-                    "takes": worker.takes,
-                    "gives": worker.gives,
-                    "weight": _line(worker.weight),
-                    "pid": worker.pid,
-                    "memory": round(worker.memory, 4),
-                    "reason": worker.reason,
-                    "items_per_second": round(worker.items_per_second, 2),
-                    "estimated": worker.estimated,
-                    "version": worker.runs.version,
-                    "target": worker.runs.target,
-                    "gpu": worker.gpu,
-                    "share": round(worker.share, 4),
-                }
-                for worker in listed
-            ]
-        })  # fmt: skip
+        return as_json({"workers": snapshot.worker_lines(listed, now)})
 
     async def fleet(self, request: Request) -> Response:
         process = self._process
@@ -143,9 +117,12 @@ class _Routes:
         members, capacities, now = await soon(asked)
         return as_json({
             "id": process.id,
-            "members": [_member(member, now) for member in members],
-            "capacities": [_capacity(capacity, now) for capacity in capacities],
+            "members": [snapshot.member_line(member, now) for member in members],
+            "capacities": [snapshot.capacity_line(capacity, now) for capacity in capacities],
         })  # fmt: skip
+
+    async def snapshot(self, request: Request) -> Response:
+        return as_json(await soon(snapshot.collect(self._process)))
 
 
 def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Sequence[str]) -> dict[str, Any]:
@@ -156,51 +133,5 @@ def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Seq
         "queue_depth": sum(depth.depth for depth in depths),
         "queue_oldest_seconds": round(max((depth.oldest_seconds for depth in depths), default=0.0), 4),
         "workers": {status.value: census[status] for status in WorkerStatus},
-        "queues": [
-            {
-                "model": depth.model,
-                "version": depth.version,
-                "tier": tier_name(depth.tier, tiers),
-                "depth": depth.depth,
-                "oldest_seconds": round(depth.oldest_seconds, 4),
-            }
-            for depth in depths
-        ],
+        "queues": snapshot.queue_lines(depths, tiers),
     }
-
-
-def _line(line: WeightLine | None) -> dict[str, float] | None:
-    return None if line is None else {"fixed": round(line.fixed, 4), "by_octet": round(line.by_octet, 6)}
-
-
-def _member(member: ProcessInfo, now: float) -> dict[str, Any]:
-    return {
-        "id": member.id,
-        "role": member.role.value,
-        "host": member.host,
-        "pid": member.pid,
-        "admin": member.admin,
-        "version": member.version,
-        "pending": member.pending,
-        "requests_per_second": round(member.requests_per_second, 2),
-        "leads": member.leads,
-        "age_seconds": round(_age(member.last_seen, now), 3),
-    }
-
-
-def _capacity(capacity: Capacity, now: float) -> dict[str, Any]:
-    return {
-        "model": capacity.model,
-        "healthy": capacity.healthy,
-        "degraded": capacity.degraded,
-        "items_per_second": round(capacity.items_per_second, 2),
-        "usable_per_second": round(capacity.usable_per_second, 2),
-        "estimated": capacity.estimated,
-        "scarce": capacity.scarce,
-        "age_seconds": round(_age(capacity.measured_at, now), 3),
-    }
-
-
-def _age(instant: float, now: float) -> float:
-    """Seconds since an instant. The servers of several shards may differ by a little."""
-    return max(now - instant, 0.0)

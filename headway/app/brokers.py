@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from headway.app.lifecycle import BrokerConnection
+from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
@@ -17,7 +18,7 @@ from headway.config.extras import install_hint
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import SettingError
-from headway.ports import Broker, DeadLetters, Fleet
+from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
 
@@ -26,14 +27,15 @@ class BrokerBundle:
     """Broker of a process, and its companions.
 
     Attributes:
-        broker, letters, fleet: see `headway.ports`.
-        now: asks for the instant on the clock of all three.
+        broker, letters, fleet, board: see `headway.ports`.
+        now: asks for the instant on the clock of all four.
         connection: connection to them; None when they are in this process.
     """
 
     broker: Broker
     letters: DeadLetters
     fleet: Fleet
+    board: Board
     now: Callable[[], Awaitable[float]]
     connection: BrokerConnection | None = None
 
@@ -58,7 +60,9 @@ def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) 
     async def now() -> float:
         return clock()
 
-    return BrokerBundle(make_memory_broker(settings, counters, clock, letters), letters, MemoryFleet(clock), now)
+    return BrokerBundle(
+        make_memory_broker(settings, counters, clock, letters), letters, MemoryFleet(clock), MemoryBoard(clock), now
+    )
 
 
 def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
@@ -67,6 +71,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     Its client is imported only here, as only installations with a broker need it.
     """
     try:
+        from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker
         from headway.brokers.redis.connection import RedisConnection
         from headway.brokers.redis.dead_letters import RedisDeadLetters
@@ -105,7 +110,14 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    return BrokerBundle(broker, RedisDeadLetters(connection, broker.models, settings.shards), fleet, now, Whole())
+    return BrokerBundle(
+        broker,
+        RedisDeadLetters(connection, broker.models, settings.shards),
+        fleet,
+        RedisBoard(connection),
+        now,
+        Whole(),
+    )
 
 
 BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {

@@ -45,6 +45,7 @@ from headway.config.target import Target, parse_target
 from headway.controller.controller import Controller
 from headway.core.throttle import ArrivalRates
 from headway.errors import SettingError, TargetError
+from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.fleet.models import FleetModels
 from headway.gateway.access_log import AccessLog
@@ -169,6 +170,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         bundle.broker,
         bundle.letters,
         bundle.fleet,
+        bundle.board,
         clock,
         bundle.now,
         gateway,
@@ -199,6 +201,9 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     elif parts.controller:
         fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, None))
         resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models))
+    resources.append(
+        BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
+    )
     if made.pool is not None and settings.broker:
         pool = made.pool
         resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
+from headway.runtime.departure_log import DepartureLog
+
 SECONDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.18, 0.2,
     0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 3.0, 4.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
@@ -127,3 +129,5 @@ class Counters:
         """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
         self.tls_failures: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Handshakes that failed by (port, reason)."""
+        self.departures = DepartureLog()
+        """Batches and changes of slots that the departure board has not been told."""

@@ -52,6 +52,7 @@ from headway.model import (
     Slot,
     WorkerStatus,
 )
+from headway.model.board import GIVEN_BACK
 from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
@@ -316,6 +317,7 @@ class Batcher:
         self._lease = lease
         self._asked = True
         self._running_since = since = self._clock()
+        self._counters.departures.left(lease)
         try:
             items = await run_batch(backend, lease, self._limits.gpu_timeout)
         except WorkerAbsent:
@@ -336,10 +338,12 @@ class Batcher:
         else:
             await self._succeeded(lease, items, since)
         finally:
+            self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
             self._lease = self._running_since = None
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds = self._clock() - since
+        self._counters.departures.arrived(self.slot.worker, seconds)
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
         self.figures.succeeded(lease, self._clock() - since)
         self._breaker.success(self._clock())
@@ -354,6 +358,7 @@ class Batcher:
         self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
     ) -> None:
         seconds = self._clock() - since
+        self._counters.departures.arrived(self.slot.worker, seconds, failure.cause.value)
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
             self._note_run(lease, seconds)
@@ -447,6 +452,7 @@ class Batcher:
 
     async def _become(self, status: WorkerStatus) -> None:
         self._status = status
+        self._counters.departures.became(self.slot, status, max(self._restarts, 0))
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
+from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
@@ -46,7 +48,7 @@ from headway.model import (
     WorkerStatus,
     model_and_version,
 )
-from headway.ports import Broker, DeadLetters, Fleet
+from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop, VirtualLoop
@@ -74,12 +76,15 @@ class Harness(ABC):
     Attributes:
         fleet: what goes with the broker.
         fleet_peer: the same fleet as another process sees it.
+        board, board_peer: the departure board, likewise.
     """
 
     broker: Broker
     dead: DeadLetters
     fleet: Fleet
     fleet_peer: Fleet
+    board: Board
+    board_peer: Board
     lease_seconds: float
     grain: float
     """Seconds by which a timer or an expiry may be late."""
@@ -161,6 +166,7 @@ class MemoryHarness(Harness):
         self.broker = MemoryBroker(queues, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
+        self.board = self.board_peer = MemoryBoard(loop.time)
 
     @property
     def room(self) -> int:
@@ -211,6 +217,7 @@ class RedisHarness(Harness):
         self.broker = self._brokers[0]
         self.dead = RedisDeadLetters(self._links[0], self._brokers[0].models, shards)
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
+        self.board, self.board_peer = (RedisBoard(link) for link in self._links)
         self.run(self._open())
 
     def peer(self) -> Broker:

@@ -114,7 +114,7 @@ class KettleBroker(MemoryBroker):
         return clock()
 
     broker = KettleBroker(_models(settings), letters, counters, clock, random.random, _kept(settings))
-    return BrokerBundle(broker, letters, MemoryFleet(clock), now)
+    return BrokerBundle(broker, letters, MemoryFleet(clock), MemoryBoard(clock), now)
 
 
 BROKERS: Mapping""",

@@ -13,6 +13,7 @@ from headway.admin import routes
 from headway.admin.process import ProcessView
 from headway.app.lifecycle import Service
 from headway.app.roles import ROLES
+from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
@@ -21,6 +22,7 @@ from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
+from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
@@ -67,6 +69,7 @@ class Stand:
         self._breaker = breaker
         self.pool = WorkerPool(self._batcher, len(backends) if slots is None else slots, len(backends))
         self.fleet = MemoryFleet(clock)
+        self.board = MemoryBoard(clock)
         self.membership = Membership(self.fleet, self._member, clock, self.broker)
         self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
         self.service = Service(
@@ -77,6 +80,7 @@ class Stand:
             [_NoDoor()],
             controller=self.controller,
             membership=self.membership,
+            resources=[BoardReporter(self.gateway.name, self.board, self.broker, self.fleet, self.counters, clock, 3)],
         )
 
     def _batcher(self, index: int) -> Batcher:
@@ -120,6 +124,7 @@ class Stand:
             broker=broker or self.broker,
             letters=broker or self.dead,
             fleet=broker or self.fleet,
+            board=self.board,
             clock=self._clock,
             now=self._now,
             gateway=self.gateway if has.gateway else None,

@@ -221,6 +221,11 @@ class RedisConnection:
         )
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
 
+    async def entries(self, key: str, start: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """First entries of a stream from an id on, at most `count`. Raises BrokerUnavailable."""
+        found = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, "+", "COUNT", count))
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found]
+
     @property
     def _clients(self) -> Sequence[Client]:
         return self._calls, self._claims, self._reads, self._values

@@ -32,6 +32,7 @@ from headway.model import (
     Reply,
     WorkerInfo,
 )
+from headway.model.board import Notice
 
 T = TypeVar("T")
 
@@ -118,6 +119,7 @@ _positions = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
+_notice = msgspec.msgpack.Decoder(Notice)
 encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
@@ -342,6 +344,11 @@ def read_capacity(packed: bytes) -> Capacity:
     """Read a capacity, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_capacity.decode(rest), measured_at=seen)
+
+
+def read_notice(packed: bytes) -> Notice:
+    """Read a notice of the departure board."""
+    return _notice.decode(packed)
 
 
 def check_schema(schema: int) -> None:

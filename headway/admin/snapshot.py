@@ -1,0 +1,199 @@
+"""Snapshot of the fleet: what the JSON routes, `headway status` and the dashboard show, each line of one type."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.admin.process import ProcessView
+from headway.admin.rendering import instant, text, tier_name
+from headway.model import Capacity, ProcessInfo, TierDepth, WeightLine, WorkerInfo
+
+
+class QueueLine(msgspec.Struct, frozen=True):
+    """Depth of one tier of one queue, and how long its oldest entry has waited."""
+
+    model: str
+    version: str
+    tier: str
+    depth: int
+    oldest_seconds: float
+
+
+class LineOfWeight(msgspec.Struct, frozen=True):
+    """Line by which a weight function is estimated."""
+
+    fixed: float
+    by_octet: float
+
+
+class WorkerLine(msgspec.Struct, frozen=True):
+    """One worker; the names are those of `WorkerInfo`, but that `version` and `target` are of the model that it runs."""
+
+    worker_id: str
+    model: str
+    status: str
+    utilisation: float
+    in_flight: int
+    last_heartbeat: str
+    restarts: int
+    takes: str
+    gives: str
+    weight: LineOfWeight | None
+    pid: int
+    memory: float
+    reason: str
+    items_per_second: float
+    estimated: bool
+    version: str
+    target: str
+    gpu: str
+    share: float
+
+
+class MemberLine(msgspec.Struct, frozen=True):
+    """One process; the names are those of `ProcessInfo`."""
+
+    id: str
+    role: str
+    host: str
+    pid: int
+    admin: str
+    version: str
+    pending: int
+    requests_per_second: float
+    leads: bool
+    age_seconds: float
+
+
+class CapacityLine(msgspec.Struct, frozen=True):
+    """Capacity of one model; the names are those of `Capacity`."""
+
+    model: str
+    healthy: int
+    degraded: int
+    items_per_second: float
+    usable_per_second: float
+    estimated: bool
+    scarce: bool
+    age_seconds: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Fleet at one instant.
+
+    Attributes:
+        now: broker instant.
+        queues, workers, members, capacities: lines of each.
+        dead_letters: number of dead letters.
+    """
+
+    now: float
+    queues: list[QueueLine]
+    workers: list[WorkerLine]
+    members: list[MemberLine]
+    capacities: list[CapacityLine]
+    dead_letters: int
+
+
+async def collect(process: ProcessView) -> Snapshot:
+    """Ask the broker for the state of the fleet.
+
+    Raises:
+        BrokerUnavailable: it does not answer.
+    """
+    depths, workers, letters, members, capacities, now = await asyncio.gather(
+        process.broker.depths(),
+        process.broker.workers(),
+        process.letters.count(),
+        process.fleet.members(),
+        process.fleet.capacities(),
+        process.now(),
+    )
+    return Snapshot(
+        now,
+        queue_lines(depths, process.settings.tier_names),
+        worker_lines(workers, now),
+        [member_line(member, now) for member in members],
+        [capacity_line(capacity, now) for capacity in capacities],
+        letters,
+    )
+
+
+def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
+    """Lines of the queues. `tiers`: names of the tiers, highest first."""
+    return [
+        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4))
+        for one in depths
+    ]
+
+
+def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
+    """Lines of the workers at broker instant `now`."""
+    wall = time.time()
+    return [
+        WorkerLine(
+            worker_id=worker.worker_id,
+            model=worker.model,
+            status=worker.status.value,
+            utilisation=round(worker.utilisation, 4),
+            in_flight=worker.in_flight,
+            last_heartbeat=instant(wall - _age(worker.last_heartbeat, now)),
+            restarts=worker.restarts,
+            takes=worker.takes,
+            gives=worker.gives,
+            weight=_line(worker.weight),
+            pid=worker.pid,
+            memory=round(worker.memory, 4),
+            reason=text(worker.reason),
+            items_per_second=round(worker.items_per_second, 2),
+            estimated=worker.estimated,
+            version=worker.runs.version,
+            target=worker.runs.target,
+            gpu=worker.gpu,
+            share=round(worker.share, 4),
+        )
+        for worker in workers
+    ]
+
+
+def member_line(member: ProcessInfo, now: float) -> MemberLine:
+    """Line of a process at broker instant `now`."""
+    return MemberLine(
+        id=member.id,
+        role=member.role.value,
+        host=member.host,
+        pid=member.pid,
+        admin=member.admin,
+        version=member.version,
+        pending=member.pending,
+        requests_per_second=round(member.requests_per_second, 2),
+        leads=member.leads,
+        age_seconds=round(_age(member.last_seen, now), 3),
+    )
+
+
+def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
+    """Line of a model's capacity at broker instant `now`."""
+    return CapacityLine(
+        model=capacity.model,
+        healthy=capacity.healthy,
+        degraded=capacity.degraded,
+        items_per_second=round(capacity.items_per_second, 2),
+        usable_per_second=round(capacity.usable_per_second, 2),
+        estimated=capacity.estimated,
+        scarce=capacity.scarce,
+        age_seconds=round(_age(capacity.measured_at, now), 3),
+    )
+
+
+def _line(line: WeightLine | None) -> LineOfWeight | None:
+    return None if line is None else LineOfWeight(round(line.fixed, 4), round(line.by_octet, 6))
+
+
+def _age(instant: float, now: float) -> float:
+    """Seconds since an instant. The servers of several shards may differ by a little."""
+    return max(now - instant, 0.0)

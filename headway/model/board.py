@@ -1,0 +1,143 @@
+"""The departure board: what each process tells of its batches, its slots and its counts, for the dashboard of any process.
+
+A process posts a notice every second, and more often while somebody looks. One process of the fleet adds the figures
+that belong to no process alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+RUNNING = ""
+"""Outcome of a batch that has not arrived yet."""
+ARRIVED = "ok"
+"""Outcome of a batch that came back with outputs; of a failed one it is the cause."""
+GIVEN_BACK = "given back"
+"""Outcome of a batch that ended without an answer, as its slot could not run it."""
+
+
+class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
+    """One batch.
+
+    Attributes:
+        worker: id of the worker on which it runs.
+        model: name of its model.
+        version: version of the model that the worker runs.
+        left: broker instant at which it left the queue.
+        size: number of its entries.
+        fill: share of the largest batch that it fills, 0 to 1.
+        reason: why it left then.
+        tiers: number of its entries by tier, highest tier first.
+        seconds: seconds of its run; 0 while it runs.
+        outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause for which it failed.
+    """
+
+    worker: str
+    model: str
+    version: str
+    left: float
+    size: int
+    fill: float
+    reason: str
+    tiers: tuple[int, ...]
+    seconds: float = 0.0
+    outcome: str = RUNNING
+
+
+class SlotChange(msgspec.Struct, frozen=True, array_like=True):
+    """Change of a slot's status.
+
+    Attributes:
+        worker: id of the worker.
+        model: name of its model.
+        status: its status from then on, a value of WorkerStatus.
+        restarts: number of times its process was replaced.
+        ago: seconds from the change to the notice that tells of it.
+    """
+
+    worker: str
+    model: str
+    status: str
+    restarts: int
+    ago: float = 0.0
+
+
+class Flow(msgspec.Struct, frozen=True, array_like=True):
+    """Requests that one process has ended in some seconds.
+
+    Attributes:
+        seconds: length of that time.
+        answered: answers with an output, by tier.
+        refused: refusals, by reason.
+        failed: errors that are no refusals, by code.
+        ended: requests in all, by model.
+        latencies: answers by tier and by bucket of `headway.runtime.counters.SECONDS`.
+        retries: entries queued again, by cause.
+    """
+
+    seconds: float
+    answered: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    failed: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    latencies: dict[str, dict[int, int]] = {}
+    retries: dict[str, int] = {}
+
+
+class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
+    """Figures of the whole fleet at one instant.
+
+    Attributes:
+        waiting: entries that wait, by tier, highest first.
+        oldest: seconds for which the oldest entry of each tier has waited.
+        capacity: most inputs per second of all workers together; 0 while that is not known.
+        usable: part of it that is meant to be used.
+        healthy: number of healthy workers.
+        workers: number of workers that are not gone.
+    """
+
+    waiting: tuple[int, ...]
+    oldest: tuple[float, ...]
+    capacity: float
+    usable: float
+    healthy: int
+    workers: int
+
+
+class Notice(msgspec.Struct, frozen=True, array_like=True):
+    """News of one process since its last notice.
+
+    Attributes:
+        process: id of the process.
+        departures: batches that left, and those that arrived; one that did both in that time comes once.
+        changes: changes of its slots.
+        untold: number of batches and changes that found no room in it.
+        flow: requests that it has ended; None where it takes none, or where there was nothing to count.
+        fleet: figures of the fleet, of the one process that records them.
+        at: broker instant of the notice; set by the board.
+    """
+
+    process: str
+    departures: tuple[BatchDeparture, ...] = ()
+    changes: tuple[SlotChange, ...] = ()
+    untold: int = 0
+    flow: Flow | None = None
+    fleet: FleetFigures | None = None
+    at: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether it tells nothing."""
+        return not (self.departures or self.changes or self.untold or self.flow or self.fleet)
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """Answer of the board to a notice.
+
+    Attributes:
+        watched: whether somebody looks at the board.
+        records: whether this process is the one that records the figures of the fleet.
+    """
+
+    watched: bool
+    records: bool

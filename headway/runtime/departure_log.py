@@ -1,0 +1,77 @@
+"""Log of the batches and slots of one process since the board was last told; bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from msgspec.structs import replace
+
+from headway.model import Lease, Slot, WorkerStatus
+from headway.model.board import ARRIVED, BatchDeparture, SlotChange
+
+MOST = 256
+"""Most batches, and most changes, that are kept until they are told."""
+
+
+class DepartureLog:
+    """Departures, arrivals and changes of slots, to be taken by whoever tells the board.
+
+    Arguments:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._running: dict[str, BatchDeparture] = {}
+        self._told: dict[tuple[str, float], BatchDeparture] = {}
+        self._statuses: dict[str, WorkerStatus] = {}
+        self._changes: list[tuple[float, SlotChange]] = []
+        self._untold = 0
+
+    def left(self, lease: Lease) -> None:
+        """Note that a batch begins to run."""
+        slot, entries = lease.slot, lease.entries
+        tiers = [0] * (max(entry.tier for entry in entries) + 1)
+        for entry in entries:
+            tiers[entry.tier] += 1
+        departure = BatchDeparture(
+            slot.worker, slot.model, slot.runs.version, lease.granted_at, len(entries), lease.fill, lease.reason,
+            tuple(tiers),
+        )  # fmt: skip
+        self._running[slot.worker] = departure
+        self._tell(departure)
+
+    def arrived(self, worker: str, seconds: float, outcome: str = ARRIVED) -> None:
+        """Note that a worker's batch has ended after `seconds`."""
+        departure = self._running.pop(worker, None)
+        if departure is not None:
+            self._tell(replace(departure, seconds=seconds, outcome=outcome))
+
+    def became(self, slot: Slot, status: WorkerStatus, restarts: int) -> None:
+        """Note the status of a slot; one that it has had is nothing new."""
+        if self._statuses.get(slot.worker) is status:
+            return
+        self._statuses[slot.worker] = status
+        if status is WorkerStatus.OFFLINE:
+            del self._statuses[slot.worker]
+        if len(self._changes) < MOST:
+            change = SlotChange(slot.worker, slot.model, status.value, restarts)
+            self._changes.append((self._clock(), change))
+        else:
+            self._untold += 1
+
+    def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
+        """Batches and changes since the last call, and how many there were beyond those."""
+        now, untold = self._clock(), self._untold
+        departures = tuple(self._told.values())
+        changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)
+        self._told, self._changes, self._untold = {}, [], 0
+        return departures, changes, untold
+
+    def _tell(self, departure: BatchDeparture) -> None:
+        key = departure.worker, departure.left
+        if key in self._told or len(self._told) < MOST:
+            self._told[key] = departure
+        else:
+            self._untold += 1

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from headway.errors import BrokerUnavailable
 from headway.model import WorkerStatus
-from headway.model.board import FleetFigures, Flow, Notice, Posted
+from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -42,7 +42,7 @@ class FlowMeter:
         self._latencies: dict[tuple[str, str], list[int]] = {}
         self._retries: dict[str, int] = {}
 
-    def read(self) -> Flow | None:
+    def read(self) -> RequestFlow | None:
         """Requests since the last call; None when there was none."""
         counters, now = self._counters, self._clock()
         requests = _grown(self._requests, counters.requests)
@@ -65,7 +65,7 @@ class FlowMeter:
         refused: dict[str, int] = {}
         for (reason, _), count in refusals.items():
             refused[reason] = refused.get(reason, 0) + count
-        return Flow(seconds, answered, refused, failed, ended, self._latencies_grown(), retries)
+        return RequestFlow(seconds, answered, refused, failed, ended, self._latencies_grown(), retries)
 
     def _latencies_grown(self) -> dict[str, dict[int, int]]:
         grown: dict[str, dict[int, int]] = {}

@@ -62,7 +62,7 @@ class SlotChange(msgspec.Struct, frozen=True, array_like=True):
     ago: float = 0.0
 
 
-class Flow(msgspec.Struct, frozen=True, array_like=True):
+class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
     """Requests that one process has ended in some seconds.
 
     Attributes:
@@ -121,7 +121,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     departures: tuple[BatchDeparture, ...] = ()
     changes: tuple[SlotChange, ...] = ()
     untold: int = 0
-    flow: Flow | None = None
+    flow: RequestFlow | None = None
     fleet: FleetFigures | None = None
     at: float = 0.0
 

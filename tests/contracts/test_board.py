@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from headway.core.departure_board import RECORD_SECONDS, WATCH_SECONDS
-from headway.model.board import ARRIVED, BatchDeparture, FleetFigures, Flow, Notice, SlotChange
+from headway.model.board import ARRIVED, BatchDeparture, FleetFigures, Notice, RequestFlow, SlotChange
 from tests.contracts.brokers import Harness, story
 
 LEFT = BatchDeparture("host/gpu-0", "m", "1", 7.25, 3, 0.75, "headway", (1, 0, 2))
 CAME = replace(LEFT, seconds=0.125, outcome=ARRIVED)
-FLOW = Flow(1.0, {"paid": 2}, {"shed": 1}, {"internal": 1}, {"m": 4}, {"paid": {3: 2}}, {"crashed": 1})
+FLOW = RequestFlow(1.0, {"paid": 2}, {"shed": 1}, {"internal": 1}, {"m": 4}, {"paid": {3: 2}}, {"crashed": 1})
 FIGURES = FleetFigures((0, 1, 2), (0.0, 0.5, 1.5), 100.0, 85.0, 1, 2)
 WHOLE = Notice("a", (CAME,), (SlotChange("host/gpu-0", "m", "starting", 1, 0.5),), 2, FLOW, FIGURES)
 

@@ -10,7 +10,7 @@ import pytest
 from headway.core.departure_board import HISTORY_SECONDS
 from headway.fleet.board_reporter import PERIOD, WATCHED_PERIOD, FlowMeter
 from headway.model import Lease, Slot, WorkerStatus
-from headway.model.board import ARRIVED, RUNNING, BatchDeparture, Flow, Notice
+from headway.model.board import ARRIVED, RUNNING, BatchDeparture, Notice, RequestFlow
 from headway.runtime.counters import Counters
 from headway.runtime.departure_log import MOST, DepartureLog
 from tests import virtual_time
@@ -91,7 +91,7 @@ def test_counts_of_requests_are_told_as_they_grow() -> None:
     counters.retries["crashed"] += 2
     counters.request_seconds["m", "paid"].observe_all([0.003, 0.003, 0.2])
     flow = meter.read()
-    assert flow == Flow(
+    assert flow == RequestFlow(
         2.0,
         {"paid": 3},
         {"shed": 1},

@@ -58,7 +58,7 @@ def test_the_largest_output_fits_alone_in_any_case() -> None:
 async def test_an_output_too_many_fails_and_the_rest_is_answered(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.brokers.redis.broker.fitting", lambda entries, items: fitting(entries, items, 70))
+    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", lambda entries, items: fitting(entries, items, 70))
     await admit(harness, asked_with("large", task("large")), ask(id="small"))
     lease = await harness.claim()
     assert isinstance(lease, Lease)
@@ -76,7 +76,7 @@ async def test_an_output_too_many_fails_and_the_rest_is_answered(
 
 def cut(sizes: list[int], most: int) -> list[list[int]]:
     """Places of each part."""
-    return [list(part) for part in parts([ItemResult("x" * size) for size in sizes], most)]
+    return [list(part) for part in parts([ItemResult("x" * size) for size in sizes], most=most)]
 
 
 def test_outputs_are_cut_into_parts_in_order() -> None:
@@ -85,6 +85,13 @@ def test_outputs_are_cut_into_parts_in_order() -> None:
     assert cut([100, 100], 60) == [[0], [1]], "one that is too large has a part of its own"
     assert cut([10, 100, 10], 60) == [[0], [1], [2]]
     assert cut([], 0) == [[]]
+
+
+def test_outputs_that_are_stored_apart_come_last() -> None:
+    items = [ItemResult("x" * size) for size in (90, 10, 90, 10)]
+    assert [list(part) for part in parts(items, {0, 2}, 100)] == [[1, 3], [0], [2]]
+    assert [list(part) for part in parts(items, {0, 2}, 1000)] == [[1, 3], [0, 2]]
+    assert [list(part) for part in parts(items, {0, 1, 2, 3}, 100)] == [[0, 1], [2, 3]]
 
 
 @story
@@ -105,7 +112,7 @@ async def test_an_output_that_is_answered_and_kept_is_sent_once(harness: Stand) 
 @pytest.fixture
 def singly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is so large that it goes in a step of its own."""
-    monkeypatch.setattr("headway.brokers.redis.broker.parts", lambda items: parts(items, 1))
+    monkeypatch.setattr("headway.brokers.redis.handing_in.parts", lambda items, large: parts(items, large, 1))
 
 
 @pytest.mark.usefixtures("singly")

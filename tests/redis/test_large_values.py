@@ -45,6 +45,7 @@ def names_of(harness: Stand, kind: str) -> list[str]:
 
 async def acknowledged(harness: Stand) -> None:
     """Read all replies, and let the server know."""
+    await drained(harness)
     _, cursor = await harness.broker.replies("g", 0)
     await drained(harness, after=cursor)
     await harness.advance(0.1)
@@ -296,3 +297,72 @@ async def test_without_room_for_it_an_output_goes_with_its_reply(
     monkeypatch.setattr(RedisConnection, "store", full)
     await harness.broker.complete(lease, [ItemResult(LARGE)])
     assert (await drained(harness))["a"].output == LARGE
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Event:
+    """Event without which no large value of a kind is stored or read."""
+    moves, move = asyncio.Event(), getattr(RedisConnection, way)
+
+    async def wait(self: RedisConnection, name: str, *more: object) -> object:
+        if f"}}:{kind}:" in name:
+            await moves.wait()
+        return await move(self, name, *more)
+
+    monkeypatch.setattr(RedisConnection, way, wait)
+    return moves
+
+
+@pytest.mark.parametrize("way", ["store", "fetch"])
+@story
+async def test_no_reply_waits_for_the_bytes_of_another_ones_output(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Neither those of the batch nor those of later batches wait, on both sides of the server."""
+    moves = held_up(monkeypatch, way, "R")
+    await admit(harness, ask(id="large 1"), ask(id="small 1"), ask(id="large 2"))
+    lease = await harness.claim()
+    outputs = [ItemResult(LARGE + entry.id if "large" in entry.id else entry.id) for entry in lease.entries]
+    completing = asyncio.ensure_future(harness.broker.complete(lease, outputs))
+    replies, cursor = await harness.broker.replies("g", 0)
+    assert [reply.output for reply in replies] == ["small 1"]
+    await admit(harness, ask(id="small 2"))
+    await harness.answer(await harness.claim())
+    replies, cursor = await harness.broker.replies("g", cursor)
+    assert [reply.id for reply in replies] == ["small 2"]
+    moves.set()
+    assert (await completing).answered == 3
+    found: dict[str, Value | None] = {}
+    while len(found) < 2:
+        replies, cursor = await harness.broker.replies("g", cursor)
+        found |= {reply.id: reply.output for reply in replies}
+    assert found == {id: LARGE + id for id in ("large 1", "large 2")}
+    await drained(harness, after=cursor)
+    await harness.advance(0.1)
+    assert stored(harness) == []
+    assert harness.server.command("HLEN", harness.key("e")) == 0
+    assert harness.server.command("XLEN", harness.key("r:g")) == 0
+
+
+@story
+async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_outputs_are_on_their_way(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = held_up(monkeypatch, "fetch", "R")
+    await admit(harness, ask(id="large"), ask(id="small"))
+    lease = await harness.claim()
+    outputs = [ItemResult(LARGE if entry.id == "large" else entry.id) for entry in lease.entries]
+    await harness.broker.complete(lease, outputs)
+    replies, cursor = await harness.broker.replies("g", 0)
+    assert [reply.id for reply in replies] == ["small"]
+    box = harness.broker._mailboxes["g"]  # type: ignore[attr-defined]
+    [stream] = [stream for stream in box._streams if stream.last != b"0-0"]
+    stream.last = b"0-0"  # As when the server's state began anew.
+    await admit(harness, ask(id="next"))
+    await harness.answer(await harness.claim())
+    replies, cursor = await harness.broker.replies("g", cursor)
+    moves.set()
+    told = [reply.id for reply in replies]
+    while "large" not in told:
+        replies, cursor = await harness.broker.replies("g", cursor)
+        told += [reply.id for reply in replies]
+    assert told == ["next", "large"]

@@ -19,8 +19,8 @@ import uuid_utils
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.budgets import Budgets
-from headway.brokers.redis.completion import fitting, pack, parts
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.handing_in import hand_in
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.loads import together
 from headway.brokers.redis.mailbox import Mailbox
@@ -288,21 +288,9 @@ class RedisBroker:
         """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
-        items = fitting(lease.entries, items)
         waited = self._waited.get((lease.slot.queue, lease.fence)) or [0.0] * len(items)
-        queue, fence = self._queue_of(lease)
-        apart, delivered = await queue.bring_outputs(items, lease.entries), 0
-        *ahead, last = parts(items)
-        for positions in ahead:
-            answered = await queue.deliver(fence, pack(lease, items, waited, positions, apart))
-            if answered is None:
-                break  # The lease has ended, as the completion will say.
-            delivered += answered
-        settled = await queue.complete(fence, pack(lease, items, waited, last, apart))
+        settled = await hand_in(*self._queue_of(lease), lease, items, waited)
         self._waited.pop((lease.slot.queue, lease.fence), None)
-        if delivered:
-            departed = max(settled.departed - delivered, 0)
-            settled = Completion(settled.answered + delivered, departed, settled.fenced)
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:

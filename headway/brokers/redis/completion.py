@@ -6,8 +6,7 @@ gone. So large outputs go in several steps, between which it serves others, and 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -128,19 +127,30 @@ def pack(
     return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad, apart)
 
 
-def parts(items: Sequence[ItemResult], most: int = PART_BYTES) -> Sequence[Sequence[int]]:
-    """Positions of the items, in order, cut into parts of at most `most` bytes of outputs; one part where they fit."""
+def parts(items: Sequence[ItemResult], apart: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
+    """Positions of the items, cut into steps of at most `most` bytes of outputs; one step where they fit.
+
+    Outputs that are stored apart come last, so that no other waits for their bytes.
+
+    Arguments:
+        items: what came of each entry.
+        apart: positions of the outputs that are stored apart.
+        most: bytes of a step.
+    """
     positions = range(len(items))
-    if 4 * sum(len(item.output or "") for item in items) <= most:
+    if not apart and 4 * sum(len(item.output or "") for item in items) <= most:
         return [positions]
-    begins, room = [0], most
-    for position, item in enumerate(items):
-        size = _bytes(item.output)
-        if size > room and position > begins[-1]:
-            begins.append(position)
-            room = most
-        room -= size
-    return [positions[begin:end] for begin, end in itertools.pairwise([*begins, len(items)])]
+    found: list[list[int]] = []
+    for chosen in ([one for one in positions if one not in apart], sorted(apart)):
+        room = -1
+        for position in chosen:
+            size = _bytes(items[position].output)
+            if size > room:
+                found.append([])
+                room = most
+            found[-1].append(position)
+            room = max(room - size, 0)
+    return found or [positions]
 
 
 def _bytes(output: Value | None) -> int:

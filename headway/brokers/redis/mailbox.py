@@ -1,6 +1,7 @@
 """Mailbox of one gateway.
 
-It reads each queue's stream on from the last id, and keeps replies until the gateway asks on.
+It reads each queue's stream on from the last id, and keeps replies until the gateway asks on. A reply whose output is stored
+apart is there as soon as that was read; no other waits for those bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +34,18 @@ def _submission(reply: Reply) -> tuple[str, str, int]:
 
 @dataclass(slots=True)
 class _Read:
-    """Replies of one stream entry, and their queue. `born` names the server's state that it belongs to.
+    """Replies of one stream entry that are there together, and their queue.
 
-    `outputs` are the tokens of outputs that are stored apart.
+    `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `outputs` are the
+    tokens of outputs that are stored apart.
     """
 
     queue: Queue
     born: float
     id: bytes
+    whole: list[tuple[str, str, int]]
     replies: list[Reply]
-    outputs: list[str]
-
-    def is_of(self, id: bytes, replies: Sequence[Reply]) -> bool:
-        """Whether this was read of a stream entry of this id with these replies."""
-        return self.id == id and list(map(_submission, self.replies)) == list(map(_submission, replies))
+    outputs: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -71,6 +70,8 @@ class Mailbox:
         self._gateway = gateway
         self._streams = [_Stream(queue) for queue in queues]
         self._reads: list[_Read] = []
+        self._bringing: dict[asyncio.Task[None], _Read] = {}
+        """Replies whose outputs are still being read."""
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -101,7 +102,7 @@ class Mailbox:
 
     async def close(self) -> None:
         """Stop reading."""
-        tasks = [stream.task for stream in self._streams if stream.task is not None]
+        tasks = [stream.task for stream in self._streams if stream.task is not None] + list(self._bringing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -133,11 +134,10 @@ class Mailbox:
             self._arrival.set()
 
     async def _read_once(self, stream: _Stream) -> None:
-        connection, key = stream.queue.connection, stream.queue.stream_of(self._gateway)
-        reads, outputs = [], []
+        queue, key = stream.queue, stream.queue.stream_of(self._gateway)
         # After a loss, entries of the new state come again that a read from before it has brought.
-        brought = [read for read in self._reads if read.queue is stream.queue] if stream.last == FIRST else []
-        for id, fields in await connection.stream(key, stream.last):
+        known = [*self._reads, *self._bringing.values()] if stream.last == FIRST else []
+        for id, fields in await queue.connection.stream(key, stream.last):
             stream.last, apart = id, wire.Apart()
             try:
                 replies = wire.read_outcomes(fields, apart)
@@ -145,22 +145,28 @@ class Mailbox:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            if (same := next((read for read in brought if read.is_of(id, replies)), None)) is not None:
-                same.born = stream.queue.born
+            whole = list(map(_submission, replies))
+            if same := [read for read in known if (read.queue, read.id, read.whole) == (queue, id, whole)]:
+                for read in same:
+                    read.born = queue.born
                 continue
-            reads.append(_Read(stream.queue, stream.queue.born, id, replies, [name[1:] for name, _ in apart.values()]))
-            outputs += [self._bring(stream.queue, replies, at, *one) for at, one in apart.items()]
-        if outputs:
-            await asyncio.gather(*outputs)
-        if reads:
-            self._reads += reads
-            self._arrival.set()
+            here = [reply for at, reply in enumerate(replies) if at not in apart]
+            if here or not replies:
+                self._reads.append(_Read(queue, queue.born, id, whole, here))
+                self._arrival.set()
+            for at, (name, length) in apart.items():
+                read = _Read(queue, queue.born, id, whole, [replies[at]], [name[1:]])
+                task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
+                self._bringing[task] = read
+                task.add_done_callback(self._bringing.pop)
 
-    async def _bring(self, queue: Queue, replies: list[Reply], at: int, name: str, length: int) -> None:
-        """Bring an output that is stored apart into its reply."""
-        output = await self._output(queue, name, length)
+    async def _bring(self, read: _Read, name: str, length: int) -> None:
+        """Bring the output that is stored apart of a reply."""
+        output = await self._output(read.queue, name, length)
         failure = failures.lost_output() if output is None else None
-        replies[at] = replace(replies[at], output=output, failure=failure)
+        read.replies = [replace(read.replies[0], output=output, failure=failure)]
+        self._reads.append(read)
+        self._arrival.set()
 
     async def _output(self, queue: Queue, name: str, length: int) -> Value | None:
         """Read an output that is stored apart, as often as that takes; None when it is lost."""

@@ -38,7 +38,13 @@ class Receipt:
 
     def and_then(self, later: Receipt) -> Receipt:
         """Receipt of both."""
-        return Receipt(self.gateway, later.last, self.names + later.names, self.outputs + later.outputs)
+        last = max(self.last, later.last, key=_numbers)  # A large output may have been read after what followed it.
+        return Receipt(self.gateway, last, self.names + later.names, self.outputs + later.outputs)
+
+
+def _numbers(id: bytes) -> list[int]:
+    """Numbers of the id of a stream's entry."""
+    return list(map(int, id.split(b"-")))
 
 
 class Receipts:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,6 +240,8 @@ class Queue:
         Returns how many were answered, None when the lease was no longer valid.
         """
         answer = await self._call("deliver", fence, wire.encode(list(outcomes.positions)), *self._arguments(outcomes))
+        if not answer:
+            await self._drop_outputs(outcomes.apart.values())
         return int(answer[0]) if answer else None
 
     async def complete(self, fence: int, outcomes: Outcomes) -> Completion:
@@ -400,16 +402,27 @@ class Queue:
             return wire.pack_rule(0.0, 0, None)
         return wire.pack_rule(stamp + took, load.slots, policy.rule(load))
 
-    async def bring_outputs(self, items: Sequence[ItemResult], entries: Sequence[Entry]) -> dict[int, str]:
-        """Store the large outputs of entries without dedup keys. Returns kind and token of each, by position.
+    def large_outputs(self, items: Sequence[ItemResult], entries: Sequence[Entry]) -> Collection[int]:
+        """Positions of the outputs that are stored apart: large ones of entries without dedup keys."""
+        return {
+            position
+            for position, (item, entry) in enumerate(zip(items, entries, strict=True))
+            if self._values.is_large(item.output) and not entry.dedup_keys
+        }
+
+    async def bring_outputs(self, items: Sequence[ItemResult], positions: Sequence[int]) -> dict[int, str]:
+        """Store the outputs at these positions apart. Returns kind and token of each, by position.
 
         Where the server has no room for one, it goes in its reply.
         """
         found: dict[int, str] = {}
-        for position, (item, entry) in enumerate(zip(items, entries, strict=True)):
-            if item.output is not None and self._values.is_large(item.output) and not entry.dedup_keys:
-                with contextlib.suppress(OutOfMemory):
-                    found[position] = await self._values.bring_output(self._key, item.output)
+
+        async def bring(position: int, output: Value) -> None:
+            with contextlib.suppress(OutOfMemory):
+                found[position] = await self._values.bring_output(self._key, output)
+
+        outputs = [(position, items[position].output) for position in positions]
+        await asyncio.gather(*(bring(position, output) for position, output in outputs if output is not None))
         return found
 
     async def output_of(self, name: str, length: int) -> Value | None:

@@ -29,6 +29,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import LargeEntries
 from headway.gateway.outcome_reader import OutcomeReader
 from headway.gateway.pending import PendingTable
+from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.gateway.subscriptions import SubscriptionTable
 from headway.model import Entry, Failure, Reply, Submission, Subscription
@@ -391,8 +392,15 @@ class BrokerSession:
             failures = 0
             if replies is not None:
                 self._found()
-                self._on_event(self, Replied(replies))
+                await self._pass_on(replies)
             replies = None  # Else the last outputs would be there until the next ones come.
+
+    async def _pass_on(self, replies: Sequence[Reply]) -> None:
+        first, *later = in_turns(replies)
+        self._on_event(self, Replied(first))
+        for some in later:
+            await asyncio.sleep(0)
+            self._on_event(self, Replied(some))
 
     async def _read(self) -> Sequence[Reply] | None:
         """Read the next replies; None when a new epoch began meanwhile."""

@@ -153,6 +153,31 @@ def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.M
     assert started("echo", act, arena_bytes=0 if missing == "asked" else MB) == {}
 
 
+def test_the_event_loop_goes_on_between_two_large_values() -> None:
+    turns, seen = [0], dict[str, list[int]]({"in": [], "out": []})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        backend = build(
+            ModuleTarget("tests.targets.large", "echo"),
+            Recorder(),
+            arena_bytes=4 * MB,
+            count=lambda direction, by_arena: seen[direction].append(turns[0]),
+        )
+        await backend.start()
+
+        def turn() -> None:
+            turns[0] += 1
+            loop.call_soon(turn)
+
+        turn()
+        await backend.run(batch(*("x" * LARGE for _ in range(5))), LONG)
+        await backend.stop()
+
+    asyncio.run(main())
+    assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": 5, "out": 5}
+
+
 def test_the_child_cannot_change_the_size_of_the_arena() -> None:
     async def act(backend: ProcessBackend) -> None:
         [told] = await backend.run(batch("x"), LONG)

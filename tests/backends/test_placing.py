@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,9 +26,15 @@ def arena() -> Arena:
     return Arena(mmap.mmap(-1, SIZE))
 
 
+def done(steps: Iterator[None]) -> None:
+    """Take all steps."""
+    for _ in steps:
+        pass
+
+
 def asked(arena: Arena, *inputs: Any, number: int = 7) -> Run:
     run = Run(number, list(inputs))
-    place_inputs(arena, run, count)
+    done(place_inputs(arena, run, count))
     return run
 
 
@@ -40,7 +47,7 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
     word = Answer(7, [one if isinstance(one, str) else None for one in values], {3: ("no", False), 5: ("no", False)})
     place_outputs(arena, run, word)
     assert [one is None for one in word.outputs] == [False, True, True, True, False, True]
-    take_outputs(arena, run, word, count)
+    done(take_outputs(arena, run, word, count))
     assert word.outputs == ["small", "x" * LARGE, "é" * LARGE, None, "", None]
 
 
@@ -49,7 +56,7 @@ def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
     place_outputs(arena, run, word := ValuesAnswer(7, [b"y" * LARGE], {}))
     take_inputs(arena, run, lend=False)
     assert run.inputs == ["x" * LARGE]
-    take_outputs(arena, run, word, count)
+    done(take_outputs(arena, run, word, count))
     assert word.outputs == [b"y" * LARGE]
 
 
@@ -95,22 +102,22 @@ def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str) -> None:
     place, position = LIES[lie]
     run = asked(arena, "x" * LARGE, "other")
     with pytest.raises(NoFrame):
-        take_outputs(arena, run, Answer(7, [None, "there"], {}, placed={position: place}), count)
+        done(take_outputs(arena, run, Answer(7, [None, "there"], {}, placed={position: place}), count))
 
 
 def test_places_that_overlap_are_not_believed(arena: Arena) -> None:
     placed = {0: Place(0, SIZE, 7), 1: Place(0, SIZE, 7)}
     with pytest.raises(NoFrame):
-        take_outputs(arena, asked(arena, "a", "b"), ValuesAnswer(7, [None, None], {}, placed=placed), count)
+        done(take_outputs(arena, asked(arena, "a", "b"), ValuesAnswer(7, [None, None], {}, placed=placed), count))
 
 
 def test_a_place_without_a_text_and_a_place_without_an_arena_are_not_believed(arena: Arena) -> None:
     run, placed = asked(arena, "a"), {0: Place(0, 10, 7)}
     arena.write(placed[0], b"\xff" * 10)
     with pytest.raises(NoFrame):
-        take_outputs(arena, run, Answer(7, [None], {}, placed=placed), count)
+        done(take_outputs(arena, run, Answer(7, [None], {}, placed=placed), count))
     with pytest.raises(NoFrame):
-        take_outputs(None, run, ValuesAnswer(7, [None], {}, placed=placed), count)
+        done(take_outputs(None, run, ValuesAnswer(7, [None], {}, placed=placed), count))
 
 
 def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) -> None:
@@ -119,5 +126,13 @@ def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) ->
     word = Answer(7, ["x" * SIZE, "y" * SIZE], {})
     place_outputs(arena, run, word)
     word.unplaced += 1 << 40  # A child may say anything.
-    take_outputs(arena, run, word, lambda direction, by_arena: counted.append((direction, by_arena)))
+    done(take_outputs(arena, run, word, lambda direction, by_arena: counted.append((direction, by_arena))))
     assert counted == [("out", True), ("out", False), ("out", False)]
+
+
+def test_the_host_moves_one_value_at_a_step(arena: Arena) -> None:
+    run = Run(7, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE])
+    assert [run.inputs.count(None) for _ in place_inputs(arena, run, count)] == [1, 2, 3]
+    word = Answer(7, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE], {})
+    place_outputs(arena, run, word)
+    assert [word.outputs.count(None) for _ in take_outputs(arena, run, word, count)] == [2, 1, 0]

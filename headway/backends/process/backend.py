@@ -191,15 +191,18 @@ class ProcessBackend:
         if self._busy:
             raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
         parameters = [entry.parameters for entry in entries] if self._takes_parameters else None
-        arena = child.arena
-        batch, content = self._pack(arena, [entry.input for entry in entries], parameters)
+        arena, content = child.arena, b""
         self._busy = True
         try:
+            batch, content = await self._pack(arena, [entry.input for entry in entries], parameters)
+            if child.doomed:  # It came to that meanwhile.
+                raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
+            content = b""  # It may be large.
+            items = await self._items(child, arena, batch, word)
         finally:
             self._busy = False
             del content
-        items = self._items(child, arena, batch, word)
         if self._weights is not None:
             self._note_weights(self._weights, [entry.input for entry in entries], word)
         if self._ticker is not None:
@@ -284,9 +287,9 @@ class ProcessBackend:
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
         try:
             arena = child.arena
-            batch, content = self._pack(arena, [value] * size, None)
+            batch, content = await self._pack(arena, [value] * size, None)
             word = await child.ask(content)
-            items = self._items(child, arena, batch, word)
+            items = await self._items(child, arena, batch, word)
             if self._weights is not None:
                 self._note_weights(self._weights, [value] * size, word)
         except BackendError as exc:
@@ -325,7 +328,7 @@ class ProcessBackend:
                 BatchTimeout(f"worker {self._worker}: its batch {late}; it was killed", f"the model {late}")
             )
 
-    def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
+    async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
         """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
         if isinstance(word, Failed | Outputs) and word.keeps:
             self._leave_arena(child)
@@ -337,7 +340,8 @@ class ProcessBackend:
             if len(word.outputs) != len(batch.inputs):
                 raise NoFrame("another number of outputs")
             if word.placed or word.unplaced:
-                take_outputs(arena, batch, word, self._count)
+                for _ in take_outputs(arena, batch, word, self._count):
+                    await asyncio.sleep(0)
         except NoFrame:
             child.kill("answered something else than it was asked")
             odd = "process answered something else than it was asked"
@@ -370,13 +374,16 @@ class ProcessBackend:
         if known:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
 
-    def _pack(self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None) -> tuple[Run, bytes]:
+    async def _pack(
+        self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None
+    ) -> tuple[Run, bytes]:
         """Batch, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters)
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:
-                place_inputs(arena, batch, self._count)
+                for _ in place_inputs(arena, batch, self._count):
+                    await asyncio.sleep(0)
             content = _encode(batch)
         except UnicodeEncodeError as exc:
             raise BatchRaised(f"an input is no proper Unicode text: {exc}") from None

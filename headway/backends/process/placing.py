@@ -1,8 +1,11 @@
-"""Placing of large values in the arena, by the side that sends a batch or its outputs, and taking them out by the other."""
+"""Placing of large values in the arena, by the side that sends a batch or its outputs, and taking them out by the other.
+
+The host copies one value at a step, between which its event loop has other work to do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headway.backends.process.arena import LARGE, Arena
@@ -14,8 +17,8 @@ Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
 
 
-def place_inputs(arena: Arena, run: Run, count: Count) -> None:
-    """Move the large inputs of a batch into the arena, as far as there is room.
+def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[None]:
+    """Move the large inputs of a batch into the arena, as far as there is room; one in each step.
 
     Raises:
         UnicodeEncodeError: a text holds a lone surrogate.
@@ -32,7 +35,8 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> None:
             arena.write(place, content)
             run.placed.append(PlacedInput(position, kind, place))
             inputs[position] = None
-    run.used = allocator.used
+            run.used = allocator.used
+            yield
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
@@ -68,8 +72,8 @@ def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
             outputs[position] = None
 
 
-def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> None:
-    """Put copies of the outputs that lie in the arena among those of the batch.
+def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[None]:
+    """Put copies of the outputs that lie in the arena among those of the batch; one in each step.
 
     The child is not to be trusted: it may have named places where nothing can lie, and may write there even now. What is
     copied can no longer change, and is judged then.
@@ -89,6 +93,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         except UnicodeDecodeError:
             raise NoFrame("a text that is none") from None
         count("out", True)
+        yield
     for _ in range(min(word.unplaced, len(outputs))):
         count("out", False)
 

@@ -54,9 +54,13 @@ SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Number of workers of `-n auto`: tests wait for half of their time, so two for each core."""
-    return 1 if FOREIGN in os.environ else min(2 * (os.cpu_count() or 1), MOST_WORKERS)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Number of workers of `-n auto`: tests wait for half of their time, so two for each core.
+
+    Tests that start no process compute all the time, and every worker more collects all tests once more: one for each core.
+    """
+    wait = config.option.markexpr != f"not {PROCESSES}"
+    return 1 if FOREIGN in os.environ else min((1 + wait) * (os.cpu_count() or 1), MOST_WORKERS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,12 +112,24 @@ FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
 """Files that are the reader's own in the documents."""
 
 
+@cache
+def folders() -> list[Path]:
+    """All folders of sources."""
+    return [path for folder in SOURCES for path in (ROOT / folder, *(ROOT / folder).rglob("*")) if path.is_dir()]
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """All sources, with their texts."""
+    ours = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".lua")]
+    return {path: path.read_text(encoding="utf-8") for path in ours}
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_every_source_file_that_is_named_exists(page: Path) -> None:
-    ours = [path for folder in SOURCES for path in (ROOT / folder, *(ROOT / folder).rglob("*")) if path.is_dir()]
-    places = [page.parent, ROOT, *ours]
+    places = [page.parent, ROOT, *folders()]
     named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|lua))(?=[`:])", page.read_text(encoding="utf-8"))
     missing = {name for name in named if not any((place / name).exists() for place in places)}
     assert missing - FOREIGN_FILES == set()
@@ -126,11 +139,10 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
     "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_every_name_in_a_source_file_that_is_named_exists(page: Path) -> None:
-    ours = [path for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".lua")]
     named = re.findall(r"`([\w/.]+\.(?:py|lua)): ([\w.]+)`((?:, `\w+`)*)", page.read_text(encoding="utf-8"))
     missing = []
     for file, first, others in named:
-        texts = [path.read_text(encoding="utf-8") for path in ours if f"/{path}".endswith(f"/{file}")]
+        texts = [text for path, text in sources().items() if f"/{path}".endswith(f"/{file}")]
         for name in (*first.split("."), *re.findall(r"\w+", others)):
             defined = rf"(?:def|class|function|local) {name}\b|^\s*{name}\b.* = "
             if not any(re.search(defined, text, re.MULTILINE) for text in texts):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,16 @@ def floor(name: str) -> int:
     return FLOORS[[*name.split("."), ""][1]]
 
 
+@lru_cache(maxsize=1)
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree."""
+    return tuple(ast.walk(tree))
+
+
 def imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything that a module imports, `from a import b` as a.b."""
     package = name.split(".") if name in MODULES and MODULES[name].stem == "__init__" else name.split(".")[:-1]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -177,7 +184,7 @@ def check_purity(name: str, tree: ast.Module) -> Iterator[str]:
     for line, target in imports(name, tree):
         if target.split(".")[0] not in PURE:
             yield f"line {line}: core imports {target}"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                 yield f"line {node.lineno}: core is synchronous"
@@ -204,7 +211,7 @@ def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
         loader = target in ("importlib", "importlib.*") or any(below(target, known) for known in LOADERS)
         if loader and name not in (USER_CODE, FRESH_IMPORTS):
             yield f"line {line}: imports {target}; only {USER_CODE} imports by name"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":
             yield f"line {node.lineno}: calls __import__; importlib says what is meant"
 
@@ -212,7 +219,7 @@ def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
 def check_roles(name: str, tree: ast.Module) -> Iterator[str]:
     if name in ROLE_MODULES or below(name, "headway.cli"):
         return
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Role":
             yield f"line {node.lineno}: asks for Role.{node.attr}; headway.app.roles says what a role has"
 
@@ -237,14 +244,14 @@ def problems(name: str, source: str) -> list[str]:
     return [*(found for check in checks for found in check(name, tree)), *check_length(name, source)]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_keeps_the_rules_of_the_house(name: str) -> None:
-    assert problems(name, MODULES[name].read_text(encoding="utf-8")) == []
+def test_every_module_keeps_the_rules_of_the_house() -> None:
+    found = {name: problems(name, path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    assert {name: broken for name, broken in found.items() if broken} == {}
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_a_file_of_tests_is_read_in_one_sitting(path: Path) -> None:
-    assert list(check_length(path.name, path.read_text(encoding="utf-8"))) == []
+def test_every_file_of_tests_is_read_in_one_sitting() -> None:
+    found = {path: list(check_length(path.name, path.read_text(encoding="utf-8"))) for path in TESTS.rglob("*.py")}
+    assert {path: broken for path, broken in found.items() if broken} == {}
 
 
 def test_exceptions_are_still_needed() -> None:

@@ -128,6 +128,19 @@ def test_a_process_that_is_killed_while_idle_is_gone() -> None:
     started(FAULTS, act)
 
 
+def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logged_as_killed() -> None:
+    async def act(backend: ProcessBackend, log: Recorder) -> None:
+        child = backend._child
+        assert isinstance(child, ChildProcess)
+        os.kill(backend.pid, signal.SIGKILL)
+        select.select([child._socket], [], [])
+        child._readable()
+        await backend.stop()
+        assert [fields["how"] for fields in log.of("worker process ended")] == ["died of SIGKILL"]
+
+    started(FAULTS, act)
+
+
 def test_a_process_that_is_killed_in_a_batch_fails_it() -> None:
     async def act(backend: ProcessBackend, log: Recorder) -> None:
         running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))

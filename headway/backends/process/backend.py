@@ -222,6 +222,9 @@ class ProcessBackend:
         child = self._child
         if child is None:
             return
+        if child.doomed and not child.dismissed:  # It ends by itself, or was killed: the log is to say how.
+            await self._end(child)
+            return
         child.dismissed = True
         if not self._busy and not child.doomed:
             child.hang_up()
@@ -233,6 +236,9 @@ class ProcessBackend:
             finally:
                 child.kill("did not end by itself")
         child.kill("was stopped")
+        await self._end(child)
+
+    async def _end(self, child: Child) -> None:
         await self._reap(child)
         if self._child is child:
             self._child = None

@@ -48,7 +48,7 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     app = Starlette(
         routes=[
-            *readiness.routes(Glance(ready)),
+            *readiness.routes(Glance(ready), for_clients=False),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),

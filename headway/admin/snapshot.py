@@ -52,6 +52,8 @@ class WorkerLine(msgspec.Struct, frozen=True):
     target: str
     gpu: str
     share: float
+    loading_seconds: float
+    retry_seconds: float
 
 
 class MemberLine(msgspec.Struct, frozen=True):
@@ -155,6 +157,8 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             target=worker.runs.target,
             gpu=worker.gpu,
             share=round(worker.share, 4),
+            loading_seconds=round(worker.loading, 1),
+            retry_seconds=round(worker.retry_in, 1),
         )
         for worker in workers
     ]

@@ -56,9 +56,9 @@ class Progress:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._tick)
         loading = {
-            batcher.slot.worker: batcher.loading_since
+            batcher.slot.worker: batcher.starting.since
             for batcher in self._pool.batchers
-            if batcher.loading_since is not None
+            if batcher.starting.since is not None
         }
         if loading:
             names = ", ".join(list(loading)[:MOST_NAMED])

@@ -12,6 +12,8 @@ from headway.cli.screen import narrowed
 from headway.cli.trust import Ca, Cert, CertKey
 
 _AWAY = 503
+STARTING = "starting"
+"""Status of a process that has not come up yet."""
 SORTS: dict[str, tuple[str, bool]] = {
     "WORKER": ("worker_id", False),
     "STATUS": ("status", False),
@@ -55,7 +57,7 @@ def status(
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Ask an admin port for its process and the fleet. While the broker is away the answer has no fleet.
+    """Ask an admin port for its process and the fleet. While the broker is away, or the process starts, there is no fleet.
 
     Raises:
         AdminError: the port does not answer, or its process does not serve for want of a broker.
@@ -63,6 +65,8 @@ def look(port: Admin) -> dict[str, Any]:
     found = {**port.get("/internal/health"), "workers": [], "members": [], "capacities": []}
     try:
         found["workers"] = port.get("/internal/workers")["workers"]
+        if found["status"] == STARTING:
+            return found
         fleet = port.get("/internal/fleet")
         found["members"], found["capacities"] = fleet["members"], fleet["capacities"]
     except AdminError as exc:
@@ -93,6 +97,7 @@ def overview(found: dict[str, Any], width: int = 0, sort: Sort = BY_NAME, more: 
         parts.append(_members(found["members"], width))
     if found["workers"]:
         parts.append(_workers(found["workers"], width, sort))
+        parts += _reasons(found["workers"])
     return "\n\n".join(parts)
 
 
@@ -170,6 +175,15 @@ def _members(members: Sequence[dict[str, Any]], width: int) -> str:
         for member in sorted(members, key=lambda member: (member["role"], member["id"]))
     ]
     return table(*narrowed(head, rows, width, ("VERSION", "PID", "ADMIN", "HOST", "LEADS", "ROLE", "SEEN", "HELD")))
+
+
+def _reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines on the workers that are not healthy, as one text; none where there is nothing to say."""
+    from headway.runtime.log import escape
+
+    told = sorted((str(one["worker_id"]), one["status"], reason) for one in workers if (reason := one.get("reason")))
+    lines = [f"{worker} is {status}: {escape(reason)}" for worker, status, reason in told]
+    return ["\n".join(lines)] if lines else []
 
 
 def _workers(workers: Sequence[dict[str, Any]], width: int, sort: Sort) -> str:

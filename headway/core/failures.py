@@ -94,6 +94,15 @@ def not_here(model: str) -> Failure:
     return Failure(errors.NO_WORKERS, f"nobody runs the model {excerpt(model)!r} now", 1.0, "no_workers")
 
 
+def not_loaded(model: str, rest: float) -> Failure:
+    """Refusal because the model did not load on any GPU, and none tries again for so many seconds."""
+    message = (
+        f"the model {excerpt(model)!r} did not load, and is tried again in {rest:.0f} s; send the request again then. "
+        "Its operator finds the reason with headway status"
+    )
+    return Failure(errors.NO_WORKERS, message, rest, "no_workers")
+
+
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
     """Refusal because the caller may only ask other models."""
     only = ", ".join(sorted(models))

@@ -21,7 +21,7 @@ NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD
 """Seconds after which a killed process's name is free again."""
 
 
-_GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD)
+_GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)
 """Statuses of workers whose ids others may have: nothing runs there."""
 
 

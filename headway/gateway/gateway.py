@@ -317,6 +317,8 @@ class Gateway:
             return failures.no_model_for(model, principal.models)
         if options.version and (wrong := self._check_version(model, options.version)):
             return wrong
+        if self.kinds.failed and session is self._shared and (wrong := self.kinds.not_loaded(entry)):
+            return wrong
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
         if session.full(options.count or 1):

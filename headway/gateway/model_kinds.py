@@ -15,7 +15,7 @@ from headway import errors
 from headway.config import Settings
 from headway.core import failures
 from headway.core.values import name_of
-from headway.model import Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Entry, Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -38,6 +38,7 @@ class ModelKinds:
         models: names of the models, in order.
         default: name of that model; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
+        failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
     """
 
     def __init__(self, models: Iterable[str], settings: Settings | None = None) -> None:
@@ -50,6 +51,7 @@ class ModelKinds:
         self._healthy = self._models
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
         self.unchecked = set(self._models)
+        self.failed: dict[str, float] = {}
 
     def __contains__(self, model: object) -> bool:
         return model in self._models
@@ -57,6 +59,8 @@ class ModelKinds:
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
         """Take note of what workers take and give. A model without a healthy worker keeps what was known of it."""
         found: dict[str, list[WorkerInfo]] = {}
+        workers = list(workers)
+        self.failed = _failed(workers)
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY and worker.model in self._models:
                 found.setdefault(worker.model, []).append(worker)
@@ -81,6 +85,11 @@ class ModelKinds:
     def has_worker(self, model: str) -> bool:
         """Whether a healthy worker of a model was there at the last look; not looked at where there is one model."""
         return len(self.models) == 1 or model in self._healthy
+
+    def not_loaded(self, entry: Entry) -> Failure | None:
+        """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait."""
+        rest = self.failed.get(entry.model, 0.0)
+        return failures.not_loaded(entry.model, rest) if rest > min(entry.timeout, entry.queue_timeout) else None
 
     def visible(self, only: Collection[str]) -> list[str]:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
@@ -126,6 +135,18 @@ class ModelKinds:
             pass
         found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
         return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
+
+
+def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """Models that did not load and have no worker that could serve them, with the seconds until one is tried again."""
+    rests: dict[str, float] = {}
+    others = set()
+    for worker in workers:
+        if worker.status is WorkerStatus.FAILED:
+            rests[worker.model] = min(rests.get(worker.model, worker.retry_in), worker.retry_in)
+        elif worker.status is not WorkerStatus.OFFLINE:
+            others.add(worker.model)
+    return {model: rest for model, rest in rests.items() if model not in others}
 
 
 def _largest(named: Iterable[str]) -> ValueKind:

@@ -41,7 +41,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
     on, glance = _Routes(gateway), Glance(ready)
     app = Starlette(
         routes=[
-            *readiness.routes(glance),
+            *readiness.routes(glance, for_clients=True),
             *tasks.routes(gateway, identity),
             *models.routes(gateway, identity),
             Route("/openapi.json", on.contract),

@@ -130,7 +130,9 @@ class Readiness:
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        return word, {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
+        checks: dict[str, Any] = {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
+        failed = {worker.model: worker.reason for worker in counted if worker.status is WorkerStatus.FAILED}
+        return word, {**checks, "failed": failed} if failed else checks
 
     def _counts(self, worker: WorkerInfo) -> bool:
         if worker.status is WorkerStatus.COLD or (self.models is not None and worker.model not in self.models):
@@ -162,14 +164,19 @@ class Glance:
         return await asyncio.shield(looking)
 
 
-def routes(glance: Glance) -> list[Route]:
-    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`."""
+def routes(glance: Glance, *, for_clients: bool) -> list[Route]:
+    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
+
+    Clients, who may be anybody, are told how many models did not load; operators which ones, and why.
+    """
 
     async def live(request: Request) -> Response:
         return _answer(request, 200, "ok", {"process": "ok"})
 
     async def ready(request: Request) -> Response:
         status, checks = await glance.take()
+        if for_clients and "failed" in checks:
+            checks = {**checks, "failed": f"{len(checks['failed'])} of the models did not load"}
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]

@@ -62,6 +62,7 @@ class WorkerStatus(enum.Enum):
     """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats.
 
     `cold`: its model is not loaded on its GPU, which holds others, and is loaded when that is worth it.
+    `failed`: its model did not load there, and is tried again later.
     """
 
     STARTING = "starting"
@@ -69,6 +70,7 @@ class WorkerStatus(enum.Enum):
     DEGRADED = "degraded"
     OFFLINE = "offline"
     COLD = "cold"
+    FAILED = "failed"
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +86,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         restarts: number of times its process was replaced.
         pid: process id of the child; 0 for a remote API.
         memory: share in use of the memory that its process lives in, 0 to 1.
-        reason: why it is degraded or offline, in words; empty when it is healthy, or was told to stop.
+        reason: why it is degraded, offline or failed, or what it waits for, in words; empty when it is healthy, or was told
+            to stop.
         items_per_second: items per second that it does in full batches; 0 as long as that is not known.
         estimated: whether that is not sure yet, as few full batches were seen.
         warm_up: sizes and run times in seconds of the batches that its start has run.
@@ -94,6 +97,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         gpu: name of its GPU in its process, where that holds several models; else empty.
         share: share of its GPU that it can have.
         version: version whose queue it claims from; empty: the queue for any.
+        loading: seconds for which its process has been starting; 0 while none starts.
+        retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for.
     """
 
     worker_id: str
@@ -116,6 +121,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str = ""
     share: float = 1.0
     version: str = ""
+    loading: float = 0.0
+    retry_in: float = 0.0
 
     @property
     def queue(self) -> str:

@@ -60,7 +60,7 @@ from headway.runtime.supervisor import Supervisor
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims, run_batch
 from headway.worker.slot_figures import SlotFigures
-from headway.worker.starting import Limits, probe_entry, start
+from headway.worker.starting import Limits, StartState, probe_entry, start
 
 log = structlog.get_logger(__name__)
 
@@ -97,10 +97,10 @@ class Batcher:
         memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
             but does not count as capacity.
         failure_log: log of failed batches, which the slots of a process share.
-        started: hears of each start of a backend: its seconds, or None when it failed.
+        started: hears of each start of a backend: its seconds, or the text of the error with which it failed.
 
     Attributes:
-        loading_since: instant at which the backend began to start; None while none starts.
+        starting: state of the starts of its backend.
         figures: figures that the heartbeats tell.
         claims: claims of the slot.
     """
@@ -119,11 +119,11 @@ class Batcher:
         rng: Callable[[], float] = random.random,
         memory: Callable[[], float] = lambda: 0.0,
         failure_log: FailureLog | None = None,
-        started: Callable[[float | None], None] = lambda seconds: None,
+        started: Callable[[float | str], None] = lambda told: None,
     ) -> None:
         self.slot = slot
         self._started = started
-        self.loading_since: float | None = None
+        self.starting = StartState()
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
         self._make_backend, self._broker = make_backend, broker
         self.claims = Claims(slot, broker, policy)
@@ -404,7 +404,8 @@ class Batcher:
         counters.gpu_seconds[model, self.slot.worker].observe(seconds)
 
     async def _started_backend(self, *, fresh: bool) -> Backend:
-        backend, self.loading_since = self._make_backend(), self._clock()
+        backend, starting = self._make_backend(), self.starting
+        starting.since = since = self._clock()
         try:
             await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
         except BaseException as exc:
@@ -412,16 +413,17 @@ class Batcher:
             if isinstance(exc, TargetError):
                 self._failure_log.not_started(self.slot.worker, exc)
             if isinstance(exc, Exception):
-                self._started(None)
+                starting.trouble = str(exc)
+                self._started(starting.trouble)
             exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
         else:
-            seconds = self._clock() - self.loading_since
+            seconds, starting.trouble = self._clock() - since, ""
             self._counters.model_loads[self.slot.model, self.slot.worker] += 1
             self._counters.load_seconds[self.slot.model].observe(seconds)
             self._started(seconds)
         finally:
-            self.loading_since = None
+            starting.since = None
         return backend
 
     async def _swap(self) -> None:
@@ -460,9 +462,9 @@ class Batcher:
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         memory = self.figures.memory_in_use()
         status, reason = self._standing(memory)
-        running = self._running_since is not None
+        running, loading = self._running_since is not None, self.starting.seconds(self._clock())
         beat = self.figures.told(
-            status, reason, memory, self._backend, running=running, restarts=max(self._restarts, 0)
+            status, reason, memory, self._backend, running=running, restarts=max(self._restarts, 0), loading=loading
         )
         try:
             await self._broker.heartbeat(beat)
@@ -474,13 +476,11 @@ class Batcher:
         """Status of the slot, and the reason for which it is not healthy."""
         if self._status is WorkerStatus.DEGRADED:
             asked = self._breaker.rest_left(self._clock())
-            return (
-                self._status,
-                f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches",
-            )
+            why = f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches"
+            return self._status, why
         if self.figures.scarce and self._status is WorkerStatus.HEALTHY:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
-        return self._status, ""
+        return self._status, self.starting.reason(self._clock()) if self._status is WorkerStatus.STARTING else ""
 
     async def _heartbeat_on(self) -> None:
         """Send a heartbeat twice a second, until the last one has told that the drained slot is offline.

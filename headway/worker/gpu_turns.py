@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from headway.core.departure import Policy
 from headway.core.locality.turns import Contender, FairOrder
@@ -33,9 +33,10 @@ class GpuTurns:
         clock: monotonic seconds.
         contender: what is known of the next batch of a model.
         share: share of the GPU that a model can have.
+        absent: makes the heartbeat of a worker whose model has left the GPU, and can be loaded again.
 
     Attributes:
-        evicted: models that have left the GPU, and can be loaded again.
+        evicted: models that have done so.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class GpuTurns:
         clock: Callable[[], float],
         contender: Callable[[str], Contender],
         share: Callable[[str], float],
+        absent: Callable[[WorkerInfo], WorkerInfo] = lambda worker: replace(worker, status=WorkerStatus.COLD),
     ) -> None:
         self.name = name
-        self.share = share
+        self.share, self.absent = share, absent
         self.evicted = set[str]()
         self._clock = clock
         self._contender = contender
@@ -218,11 +220,10 @@ class TurnedSource:
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See WorkSource. It tells the GPU, and how much of it the model can have."""
-        turns, status = self._turns, worker.status
-        if status is WorkerStatus.OFFLINE and self._model in turns.evicted:
-            status = WorkerStatus.COLD
-        share = turns.share(self._model)
-        await self._broker.heartbeat(msgspec.structs.replace(worker, status=status, gpu=turns.name, share=share))
+        turns = self._turns
+        if worker.status is WorkerStatus.OFFLINE and self._model in turns.evicted:
+            worker = turns.absent(worker)
+        await self._broker.heartbeat(replace(worker, gpu=turns.name, share=turns.share(self._model)))
 
     def contender(self, model: str) -> Contender:
         """See WorkSource."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from headway.core.capacity import pace
 from headway.core.departure import Load
@@ -41,8 +42,8 @@ COLD_EVERY = 4
 CLAIMED = 5.0
 """Seconds until the heartbeats of a load tell other processes of it, at most."""
 
-Started = Callable[[float | None], None]
-"""Function that hears of each start of a batcher's process: its seconds, or None when it failed."""
+Started = Callable[[float | str], None]
+"""Function that hears of each start of a batcher's process: its seconds, or the text of the error with which it failed."""
 
 
 class MakeBatcher(Protocol):
@@ -105,13 +106,17 @@ class SharedGpus:
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
-        self._turns = {gpu: GpuTurns(gpu, clock, broker.contender, partial(self._share, gpu)) for gpu in gpus}
+        self._turns = {
+            gpu: GpuTurns(gpu, clock, broker.contender, partial(self._share, gpu), self._absent) for gpu in gpus
+        }
         self._on: dict[tuple[str, str], Batcher] = {}
         """Batchers by GPU and model."""
         self._last: dict[str, str] = {}
         """GPU that each model has left last."""
         self._told = set[tuple[str, str]]()
-        """GPUs and models that the fleet has been told to be cold."""
+        """GPUs and models that the fleet has been told to be cold, or failed."""
+        self._faults: dict[str, str] = {}
+        """Texts of the errors with which models did not load last."""
         self._telling = asyncio.Lock()
         self._serving: dict[Batcher, asyncio.Task[None]] = {}
         self._moving = set[asyncio.Task[None]]()
@@ -193,12 +198,17 @@ class SharedGpus:
         self.slots.add(batcher.slot.worker)
         return batcher
 
-    def _started(self, gpu: str, model: str, seconds: float | None) -> None:
+    def _started(self, gpu: str, model: str, told: float | str) -> None:
         """Hear of a start of a process: it has taken its place, or gives it up."""
-        if seconds is not None:
-            self._placement.loaded(gpu, model, seconds, self._clock())
+        if (gpu, model) not in self._on:
+            return  # It is leaving.
+        if not isinstance(told, str):
+            self._placement.loaded(gpu, model, told, self._clock())
+            if self._faults.pop(model, None):
+                self._begin(self._tell_absent([model]))
         elif self._supervisor is not None and not self._draining:
             self._placement.failed(gpu, model, self._clock())
+            self._faults[model] = told
             self._begin(self._leave(gpu, model))
 
     async def _look_on(self) -> None:
@@ -213,7 +223,7 @@ class SharedGpus:
         waiting = Counter[str]()
         for depth in depths:
             waiting[depth.model] += depth.depth
-        elsewhere = {} if self._may_load is None else _elsewhere(await self._broker.workers(), self.slots)
+        elsewhere = {} if self._may_load is None else self._elsewhere(await self._broker.workers())
         asked = {
             model: _asked(loads.get(model), waiting[model], elsewhere.get(model, (0.0, False)))
             for model in self._models
@@ -226,8 +236,8 @@ class SharedGpus:
                 self._begin(self._move(move))
             else:
                 self._placement.undo(move)
-        if self._looks % COLD_EVERY == 0:
-            await self._tell_cold()
+        held = {model for _, model in self._on} if self._looks % COLD_EVERY == 0 else self._models
+        await self._tell_absent([model for model in self._models if model not in held or model in self._faults])
         self._looks += 1
 
     async def _is_first(self, move: Move) -> bool:
@@ -252,12 +262,23 @@ class SharedGpus:
     async def _move(self, move: Move) -> None:
         """Have a model make room, if one must, and load another."""
         log.info("loading a model", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
-        if move.evicts:
+        if move.gives_up:
+            self._give_up(move)
+        elif move.evicts:
             self._counters.model_evictions[move.reason] += 1
+        if move.evicts and (move.gpu, move.evicts) in self._on:
             await self._leave(move.gpu, move.evicts)
         if self._supervisor is not None and not self._draining:
             batcher = self._add(move.gpu, move.model)
             self._serving[batcher] = batcher.run(self._supervisor)
+
+    def _give_up(self, move: Move) -> None:
+        """Give up the overdue load of a model that makes room."""
+        batcher = self._on.get((move.gpu, move.evicts))
+        seconds = batcher.starting.seconds(self._clock()) if batcher is not None else 0.0
+        self._placement.given_up(move.gpu, move.evicts, self._clock())
+        self._faults[move.evicts] = f"its load was given up after {seconds:.0f} s, as {move.model} needed its place"
+        log.warning("a load that is overdue is given up", model=move.evicts, gpu=move.gpu, seconds=round(seconds, 1))
 
     async def _leave(self, gpu: str, model: str) -> None:
         """Take a model off a GPU, once its batch is done."""
@@ -265,7 +286,9 @@ class SharedGpus:
         self._turns[gpu].evicted.add(model)
         self._told.add((gpu, model))
         self._last[model] = gpu
-        self.slots.discard(batcher.slot.worker)
+        self._placement.left(gpu, model)
+        if model not in self._faults:  # One that is to be there counts as missing.
+            self.slots.discard(batcher.slot.worker)
         batcher.drain()
         await self._finished(batcher)
         self._turns[gpu].leave(model)
@@ -277,28 +300,61 @@ class SharedGpus:
         await batcher.stop()
         self._serving.pop(batcher, None)
 
-    async def _tell_cold(self) -> None:
-        """Send heartbeats for models that are nowhere loaded here: they can be asked for all the same."""
+    async def _tell_absent(self, models: Iterable[str]) -> None:
+        """Send heartbeats for models where they have left a GPU, or did not load, and for those that are nowhere here.
+
+        What is cold can be asked for all the same.
+        """
         held = {model for _, model in self._on}
-        for model in [name for name in self._models if name not in held]:
-            gpu = self._last.get(model) or next(iter(self._turns))
-            async with self._telling:  # One that is under way when the process ends comes before the farewell.
-                if not self._draining and (gpu, model) not in self._on:
-                    self._told.add((gpu, model))
-                    await self._tell(gpu, model, WorkerStatus.COLD)
+        for model in models:
+            places = [gpu for gpu, other in self._told if other == model]
+            if model not in held:
+                places = places or [self._last.get(model) or next(iter(self._turns))]
+            for gpu in places:
+                await self._tell_absent_at(gpu, model)
+
+    async def _tell_absent_at(self, gpu: str, model: str) -> None:
+        async with self._telling:  # One that is under way when the process ends comes before the farewell.
+            if not self._draining and (gpu, model) not in self._on:
+                self._told.add((gpu, model))
+                worker = self._line(gpu, model)
+                (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
+                await self._broker.heartbeat(self._absent(worker))
 
     async def _tell_gone(self) -> None:
         """Tell the fleet that what was cold here leaves."""
         async with self._telling:
             with contextlib.suppress(BrokerUnavailable):  # Then they are forgotten.
                 for gpu, model in sorted(self._told):
-                    await self._tell(gpu, model, WorkerStatus.OFFLINE)
+                    await self._broker.heartbeat(self._line(gpu, model))
                 self._told.clear()
 
-    async def _tell(self, gpu: str, model: str, status: WorkerStatus) -> None:
+    def _line(self, gpu: str, model: str) -> WorkerInfo:
+        """Heartbeat of a model that is not on a GPU and leaves with its process."""
         one = self._models[model]
         worker = one.worker(self._numbers[gpu])
-        await self._broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu))
+        return WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.OFFLINE, runs=one.report, gpu=gpu)
+
+    def _absent(self, worker: WorkerInfo) -> WorkerInfo:
+        """Heartbeat of a model that is not on a GPU and can be loaded there: it is cold, or did not load."""
+        fault = self._faults.get(worker.model)
+        if fault is None:
+            return replace(worker, status=WorkerStatus.COLD)
+        rest = self._placement.rest(worker.model, self._clock())
+        again = f"it is tried again in {rest:.0f} s" if rest >= 1.0 else "it is tried again when it is asked for"
+        reason = f"{fault.rstrip('.')}; {again}"
+        return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
+
+    def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
+        """GPUs that other processes give each model, and whether one of them loads it and is not overdue."""
+        found: dict[str, tuple[float, bool]] = {}
+        for worker in workers:
+            if worker.worker_id not in self.slots and worker.model in self._models:
+                capacity, loads = found.get(worker.model, (0.0, False))
+                capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
+                in_time = worker.loading < self._placement.overdue_after(worker.model)
+                found[worker.model] = capacity, loads or (worker.status is WorkerStatus.STARTING and in_time)
+        return found
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
@@ -307,14 +363,3 @@ def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> As
         return Asked(waiting=waiting, capacity=elsewhere[0], loads=elsewhere[1])
     found = pace(load)
     return Asked(load.rate, waiting, load.max_batch, 1.0 / found if found else 0.0, *elsewhere)
-
-
-def _elsewhere(workers: Sequence[WorkerInfo], own: set[str]) -> dict[str, tuple[float, bool]]:
-    """GPUs that other processes give each model, and whether one of them loads it."""
-    found: dict[str, tuple[float, bool]] = {}
-    for worker in workers:
-        if worker.worker_id not in own:
-            capacity, loads = found.get(worker.model, (0.0, False))
-            capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
-            found[worker.model] = capacity, loads or worker.status is WorkerStatus.STARTING
-    return found

@@ -78,7 +78,15 @@ class SlotFigures:
         return used
 
     def told(
-        self, status: WorkerStatus, reason: str, memory: float, backend: Backend | None, *, running: bool, restarts: int
+        self,
+        status: WorkerStatus,
+        reason: str,
+        memory: float,
+        backend: Backend | None,
+        *,
+        running: bool,
+        restarts: int,
+        loading: float = 0.0,
     ) -> WorkerInfo:
         """Heartbeat of the slot.
 
@@ -89,6 +97,7 @@ class SlotFigures:
             backend: its backend; None while there is none.
             running: whether it runs a batch.
             restarts: number of times its process was replaced.
+            loading: seconds for which its backend has been starting; 0 while none starts.
         """
         signature = backend.signature if backend is not None else None
         return WorkerInfo(
@@ -109,4 +118,5 @@ class SlotFigures:
             weight=signature.weight if signature is not None else None,
             runs=self._slot.runs,
             version=self._slot.version,
+            loading=loading,
         )

@@ -52,6 +52,27 @@ class Limits:
         }
 
 
+@dataclass(slots=True)
+class StartState:
+    """State of the starts of a slot's backend.
+
+    Attributes:
+        since: instant at which the one began that goes on; None while none does.
+        trouble: text of the error with which the last one failed; empty when it did not.
+    """
+
+    since: float | None = None
+    trouble: str = ""
+
+    def seconds(self, now: float) -> float:
+        """Seconds for which a start has gone on; 0 while none does."""
+        return now - self.since if self.since is not None else 0.0
+
+    def reason(self, now: float) -> str:
+        """Words on what a slot that is not up waits for."""
+        return f"has been loading for {self.seconds(now):.0f} s" if self.since is not None else self.trouble
+
+
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
     """Entry with a warm-up input, by which a backend is tried."""
     return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)

@@ -104,6 +104,27 @@ def test_a_port_that_is_no_admin_port_is_told_from_one(
     assert "This is no admin port, perhaps the public one: name the port of --admin-port, 9000 unless set" in told
 
 
+def test_why_a_worker_is_not_healthy_is_shown(port: Port) -> None:
+    failed = {"worker_id": "c/gpu-0", "status": "failed", "reason": "it raised\x1b; it is tried again in 4 s"}
+    healthy = {"reason": ""}
+    port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | healthy, WORKERS[1] | failed]}
+    assert overview(look(Admin(port.url, ""))).splitlines()[-1] == (
+        r"c/gpu-0 is failed: it raised\x1b; it is tried again in 4 s"
+    )
+
+
+def test_a_process_that_starts_has_no_fleet_and_no_broker_that_is_away(port: Port) -> None:
+    starting = {"worker_id": "a/gpu-0", "status": "starting", "reason": "has been loading for 12 s"}
+    port.answers["/internal/health"] = 200, {**HEALTH, "status": "starting"}
+    port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | starting]}
+    port.answers["/internal/fleet"] = 503, {"message": "this process is starting; ask again when /readyz says 200"}
+    found = look(Admin(port.url, ""))
+    shown = overview(found)
+    assert "broker away" not in shown
+    assert "a/gpu-0 is starting: has been loading for 12 s" in shown
+    assert not serves(found)
+
+
 def test_the_whole_fleet_is_shown(port: Port) -> None:
     shown = overview(look(Admin(port.url, ""))).splitlines()
     assert shown[:10] == [

@@ -107,6 +107,7 @@ def test_a_model_that_fails_or_dies_while_it_loads_leaves_the_others_of_its_gpu_
                 asked = threads.submit(client.native, "x", "c")
                 wait_until(lambda before=before: len(server.log("worker does not start")) > before)  # type: ignore[misc]
                 assert client.native("y", "a")["output"] == "a:y"
+                wait_until(lambda: statuses(server)["c/cpu-0"] == "failed")
                 (tmp_path / "c-fault").unlink()
                 assert asked.result()["output"] == "c:x"
             os.kill(pid_of(server, "c/cpu-0"), signal.SIGKILL)

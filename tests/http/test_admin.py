@@ -114,7 +114,7 @@ def test_health_and_readiness_of_an_idle_service() -> None:
         health = (await port.get("/internal/health")).json
         assert health["status"] == "ok"
         assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
-        assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0, "cold": 0}
+        assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0, "cold": 0, "failed": 0}
         assert (health["policy"], health["broker"], health["version"]) == ("paced", "", __version__)
         assert health["id"]
         assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
@@ -190,6 +190,8 @@ def test_workers_are_listed() -> None:
             "target": "",
             "gpu": "",
             "share": 1.0,
+            "loading_seconds": 0.0,
+            "retry_seconds": 0.0,
             "in_flight": 0,
             "restarts": 0,
             "takes": "text",

@@ -55,6 +55,26 @@ def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPa
     served(main)
 
 
+def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "AGE", -1.0)
+    failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="s3cret", retry_in=9.0)
+
+    async def main(stand: Stand) -> None:
+        before = (await stand.ask(get("/v1/models"))).json["data"]
+        await stand.broker.heartbeat(failed)
+        stand.gateway.kinds.learn([failed])
+        ready = await stand.ask(get("/readyz?verbose"))
+        assert ready.json["checks"]["failed"] == "1 of the models did not load"
+        assert (await stand.ask(get("/v1/models"))).json["data"] == [before[0] | {"status": "failed"}]
+        [index] = (await stand.ask(post("", "/v2/repository/index"))).json
+        assert (index["state"], index["reason"]) == ("UNAVAILABLE", "it did not load")
+        refused = await stand.ask(post('{"input": "a"}'))
+        assert (refused.status, refused.error, refused.header["retry-after"]) == (503, "NO_WORKERS", "9")
+        assert "s3cret" not in ready.body.decode() + refused.body.decode()
+
+    served(main)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [

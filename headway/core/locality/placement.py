@@ -2,7 +2,7 @@
 
     cold ──load──▶ loading ──loaded──▶ warm ──evicted for another──▶ cold
       ▲               │
-      └────failed─────┘ (a pause, which doubles)
+      └────failed─────┘ (a pause, which doubles), or given up for another once it is overdue
 
 A request goes where its model is warm, since only there is anybody who claims it. A load happens
 
@@ -11,7 +11,8 @@ A request goes where its model is warm, since only there is anybody who claims i
     busy       where waiting for its copies has cost more than a load has been seen to take (ski rental: so the
                loads are at most about twice those that hindsight would make)
 
-and for one model one at a time, for one GPU one at a time. The coldest copy makes room, once it has been there for its least
+and for one model one at a time, for one GPU one at a time. A load that takes far longer than expected is overdue: it goes on, but
+keeps its GPU's other loads waiting no longer, and makes room for a model that is cold and asked for. The coldest copy makes room, once it has been there for its least
 residence: copies that the rest of their model could do without, then models by their heat. A cold model that is less asked
 for than all that could go waits for its patience, and then takes the coldest all the same: nobody waits for ever.
 A client that is refused, pauses and asks again is one that waits: pauses of up to LEAST_MEMORY count.
@@ -37,6 +38,10 @@ SPARE = 0.7
 PAUSE = 1.0
 """Seconds until a model that did not load is tried again; it doubles."""
 LONGEST_PAUSE = 300.0
+OVERDUE_LOADS = 3.0
+"""Times the expected seconds of a load after which one that still goes on is overdue; twice as many after each given up."""
+LEAST_OVERDUE = 30.0
+"""Least seconds after which a load is overdue."""
 MIN_WARM, COLD, BUSY = "min_warm", "cold", "busy"
 REASONS = (MIN_WARM, COLD, BUSY)
 """Reasons of loads, and so of the evictions that make room for them."""
@@ -51,12 +56,14 @@ class Move:
         model: model to load.
         evicts: model that makes room; empty where there is room.
         reason: one of REASONS.
+        gives_up: whether that model is not warm, but its load is overdue.
     """
 
     gpu: str
     model: str
     evicts: str
     reason: str
+    gives_up: bool = False
 
 
 _NOTHING = Asked()
@@ -64,10 +71,10 @@ _NOTHING = Asked()
 
 @dataclass(slots=True)
 class _Gpu:
-    """Models on one GPU: instant since which each is warm, and the one that loads."""
+    """Models on one GPU: instant since which each is warm, and since which each loads."""
 
     warm: dict[str, float] = field(default_factory=dict)
-    loading: set[str] = field(default_factory=set)
+    loading: dict[str, float] = field(default_factory=dict)
 
 
 class Placement:
@@ -86,6 +93,10 @@ class Placement:
         self._demand = {model: Demand() for model in min_warm}
         self._pauses: dict[str, tuple[float, float]] = {}
         """Instant until which a model that did not load rests, and the length of that pause."""
+        self._failed_on: dict[str, str] = {}
+        """GPU on which each of them did not load last; another is tried before it, if there is room."""
+        self._time_to_load: dict[str, float] = {}
+        """Least seconds after which a load is overdue, of models of which one has been given up."""
         self._looked_at: float | None = None
         self._asked: Mapping[str, Asked] = {}
         self._used: Mapping[tuple[str, str], float] = {}
@@ -107,6 +118,14 @@ class Placement:
         seen = [one.load_seconds for one in self._demand.values() if one.load_seconds is not None]
         return math.fsum(seen) / len(seen) if seen else FIRST_LOAD
 
+    def overdue_after(self, model: str) -> float:
+        """Seconds after which a load of a model is overdue."""
+        return max(OVERDUE_LOADS * self.load_seconds(model), LEAST_OVERDUE, self._time_to_load.get(model, 0.0))
+
+    def rest(self, model: str, now: float) -> float:
+        """Seconds until a model that did not load may be tried again; 0 when it may."""
+        return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
+
     def first(self) -> list[Move]:
         """Loads with which a process starts: what is to be kept, then each model in turn as long as there is room."""
         moves = []
@@ -114,7 +133,7 @@ class Placement:
             for model, least in self._min_warm.items():
                 for _ in range(least - self.copies(model) if round_ < 0 else int(self.copies(model) <= round_)):
                     if name := self._emptiest(model):
-                        self._gpus[name].loading.add(model)
+                        self._gpus[name].loading[model] = math.inf  # Without it there is no process.
                         moves.append(Move(name, model, "", MIN_WARM if round_ < 0 else COLD))
         return moves
 
@@ -126,25 +145,38 @@ class Placement:
     def loaded(self, gpu: str, model: str, seconds: float, now: float) -> None:
         """Note that a model has been loaded, in `seconds`."""
         place = self._gpus[gpu]
-        place.loading.discard(model)
+        place.loading.pop(model, None)
         place.warm[model] = now
         self._demand[model].loaded(seconds)
-        self._pauses.pop(model, None)
+        for known in (self._pauses, self._failed_on, self._time_to_load):
+            known.pop(model, None)
 
     def failed(self, gpu: str, model: str, now: float) -> None:
         """Note that a model did not load, or is given up where it was; it rests before it is tried again."""
-        place = self._gpus[gpu]
-        place.loading.discard(model)
-        place.warm.pop(model, None)
+        self.left(gpu, model)
         _, pause = self._pauses.get(model, (0.0, PAUSE / 2))
         pause = min(pause * 2, LONGEST_PAUSE)
         self._pauses[model] = now + pause, pause
+        self._failed_on[model] = gpu
+
+    def given_up(self, gpu: str, model: str, now: float) -> None:
+        """Note that an overdue load is given up. The next one is overdue only after twice the time."""
+        self._time_to_load[model] = 2 * self.overdue_after(model)
+        self.failed(gpu, model, now)
+
+    def left(self, gpu: str, model: str) -> None:
+        """Note that a model is on a GPU no more."""
+        place = self._gpus[gpu]
+        place.loading.pop(model, None)
+        place.warm.pop(model, None)
 
     def undo(self, move: Move) -> None:
         """Take back a move that has not begun, as another process has been faster."""
         place = self._gpus[move.gpu]
-        place.loading.discard(move.model)
-        if move.evicts:
+        place.loading.pop(move.model, None)
+        if move.gives_up:
+            place.loading[move.evicts] = -math.inf  # It is overdue.
+        elif move.evicts:
             place.warm[move.evicts] = -math.inf  # It has stayed for its residence.
 
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
@@ -161,8 +193,8 @@ class Placement:
         for model, reason in self._wanted(now):
             if move := self._place(model, reason, now):
                 place = self._gpus[move.gpu]
-                place.warm.pop(move.evicts, None)
-                place.loading.add(model)
+                self.left(move.gpu, move.evicts)
+                place.loading[model] = now
                 moves.append(move)
         return moves
 
@@ -198,7 +230,7 @@ class Placement:
         kept, cold, busy = [], [], []
         for model, demand in self._demand.items():
             loads = self._elsewhere(model).loads or any(model in gpu.loading for gpu in self._gpus.values())
-            if loads or now < self._pauses.get(model, (now, 0.0))[0]:
+            if loads or self.rest(model, now):
                 continue
             copies, load, capacity = self.copies(model), self.load_seconds(model), self._capacities[model]
             if copies < self._min_warm[model]:
@@ -214,13 +246,17 @@ class Placement:
 
     def _place(self, model: str, reason: str, now: float) -> Move | None:
         """Find a place for a model: where there is room, else where the coldest makes room; None if there is none yet."""
-        fit = [(name, gpu) for name, gpu in self._gpus.items() if not gpu.loading and model not in gpu.warm]
-        free = [(self._busy(name), name) for name, gpu in fit if self._has_room(gpu)]
+        places = self._gpus.items()
+        fit = [(name, gpu) for name, gpu in places if model not in gpu.warm and not self._loads_in_time(gpu, now)]
+        failed_on = self._failed_on.get(model)
+        free = [(name == failed_on, self._busy(name), name) for name, gpu in fit if self._has_room(gpu)]
         if free:
-            return Move(min(free)[1], model, "", reason)
+            return Move(min(free)[-1], model, "", reason)
         kept = self._copies()
         victims = []
         for name, gpu in fit:
+            if reason != BUSY:
+                victims += [(0.0, self._demand[late].heat, self._busy(name), name, late) for late in gpu.loading]
             for victim, since in gpu.warm.items():
                 worth = self._worth(victim, kept[victim])
                 if now >= since + self.residence(victim) and kept[victim] > self._min_warm[victim]:
@@ -228,7 +264,9 @@ class Placement:
         if not victims:
             return None
         worth, *_, name, victim = min(victims)
-        return Move(name, model, victim, reason) if self._yields(worth, model, reason, now) else None
+        if not self._yields(worth, model, reason, now):
+            return None
+        return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
         """Whether what a copy is worth is little enough for it to make room for a model."""
@@ -258,6 +296,10 @@ class Placement:
     def _busy(self, name: str) -> float:
         """Share of its time that a GPU has run batches of late."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
+
+    def _loads_in_time(self, gpu: _Gpu, now: float) -> bool:
+        """Whether a model loads on a GPU that is not overdue."""
+        return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:
         return len(gpu.warm) + len(gpu.loading) < self._room

@@ -46,6 +46,8 @@ def index_of(kinds: ModelKinds, models: Iterable[str], ready: bool, *, only_read
     for model in models:
         there = ready and kinds.has_worker(model)
         state, reason = (READY, "") if there else (UNAVAILABLE, "no worker is ready")
+        if model in kinds.failed:
+            reason = "it did not load"
         if there or not only_ready:
             entries += [IndexEntry(model, version, state, reason) for version in kinds.versions(model)]
     return entries

@@ -56,7 +56,8 @@ class _Routes:
         return self._gateway.kinds.visible(principal.models)
 
     def _told(self, model: str) -> dict[str, Any]:
-        return {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
+        told = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
+        return {**told, "status": "failed"} if model in self._gateway.kinds.failed else told
 
     def _answer(self, request: Request, content: dict[str, Any]) -> Response:
         fields = self._limits.fields(request.state.principal.limits)

@@ -225,3 +225,59 @@ def test_a_move_that_another_process_was_faster_with_is_taken_back() -> None:
     placement.undo(move)
     assert on(placement, 2) == ["a", "b"]
     assert placement.look(asked(c=1.0), {}, 0.5) == [move]
+
+
+def test_an_overdue_load_makes_room_for_a_cold_model_that_is_asked_for() -> None:
+    placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
+    assert [move.model for move in placement.look(asked(hung=1.0), {}, 0.0)] == ["hung"]
+    assert placement.overdue_after("hung") == 3 * FIRST_LOAD
+    assert placement.look(asked(hung=5.0), {}, 30.0) == [], "while nobody else is asked for it goes on"
+    assert placement.look(asked(cold=1.0), {}, 30.5) == [Move("g0", "cold", "hung", COLD, gives_up=True)]
+
+
+def test_a_load_that_was_given_up_has_twice_the_time_when_it_is_tried_again() -> None:
+    placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
+    placement.look(asked(hung=1.0), {}, 0.0)
+    [move] = placement.look(asked(cold=1.0), {}, 30.5)
+    placement.given_up(move.gpu, "hung", 30.5)
+    assert placement.rest("hung", 30.5) == PAUSE
+    assert placement.overdue_after("hung") == 6 * FIRST_LOAD
+    placement.loaded("g0", "cold", 1.0, 31.0)
+    assert placement.overdue_after("cold") == 30.0, "as for every load, however short they are"
+    placement.loaded("g0", "hung", 1.0, 100.0)
+    assert placement.overdue_after("hung") == 30.0, "it has been loaded since"
+
+
+def test_an_overdue_load_keeps_its_gpus_other_loads_waiting_no_longer() -> None:
+    placement = Placement(["g0"], 2, {"hung": 0, "cold": 0})
+    placement.look(asked(hung=1.0), {}, 0.0)
+    assert placement.look(asked(cold=1.0), {}, 29.5) == []
+    assert placement.look(asked(cold=1.0), {}, 30.5) == [Move("g0", "cold", "", COLD)]
+
+
+def test_a_busy_model_takes_no_place_of_an_overdue_load() -> None:
+    placement = Placement(["g0", "g1"], 1, {"hung": 0, "busy": 0})
+    placement.look(asked(hung=1.0), {}, 0.0)
+    placement.loaded("g1", "busy", 0.1, 0.0)
+    for look in range(400):
+        assert placement.look(asked(busy=100.0), {}, look / 2) == []
+
+
+def test_a_move_that_gives_up_a_load_and_is_undone_leaves_that_load_as_it_was() -> None:
+    placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
+    placement.look(asked(hung=1.0), {}, 0.0)
+    [move] = placement.look(asked(cold=1.0), {}, 30.5)
+    placement.undo(move)
+    assert placement.copies("hung") == 1
+    assert placement.look(asked(cold=1.0), {}, 31.0) == [move]
+
+
+def test_a_model_that_did_not_load_is_tried_on_another_gpu_where_there_is_room() -> None:
+    placement = Placement(["g0", "g1"], 1, {"a": 0, "b": 0})
+    tried, now = [], 0.0
+    for _ in range(3):
+        now += 100.0
+        [move] = placement.look(asked(a=1.0), {}, now)
+        placement.failed(move.gpu, "a", now)
+        tried.append(move.gpu)
+    assert tried == ["g0", "g1", "g0"]

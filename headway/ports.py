@@ -308,6 +308,10 @@ class DeadLetters(Protocol):
         """Number of dead letters by model; models without one may be left out."""
         ...
 
+    async def totals(self) -> Mapping[str, int]:
+        """Number of dead letters ever added, by model, those that replaced another included; may begin anew at 0."""
+        ...
+
 
 class Backend(Protocol):
     """Way of one slot to the black box; runs one batch at a time."""

@@ -17,7 +17,8 @@ from headway.config import FIELDS
 from headway.config.extras import PACKAGES
 from headway.runtime.counters import Counters
 from headway.simulator.scenario import Scenario
-from headway.telemetry.metrics import State, families
+from headway.telemetry.figures import ProcessFigures, State
+from headway.telemetry.metrics import families
 from tests.cli.command import code_of
 
 ROOT = Path(headway.__file__).parent.parent
@@ -69,7 +70,7 @@ def test_every_error_is_in_the_guide_with_its_status() -> None:
 
 
 def test_every_metric_is_in_the_operations_and_no_other() -> None:
-    made = families(State(Counters(), ["free"], [], [], {}))
+    made = families(State(Counters(), ProcessFigures(["free"])))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
     assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS + FLEET)}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.model import Capacity, TierDepth, WorkerInfo, WorkerStatus
+from headway import errors
+from headway.core import failures
+from headway.core.input_policy import Effect
+from headway.model import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
-from headway.telemetry import metrics
-from headway.telemetry.metrics import State
+from headway.telemetry import labels, metrics
+from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -37,7 +41,21 @@ NAMES = {
     "headway_model_load_seconds": ("histogram", {"model"}),
     "headway_model_evictions": ("counter", {"reason"}),
     "headway_large_payloads": ("counter", {"direction", "way"}),
-    "headway_refusals": ("counter", {"reason", "tier"}),
+    "headway_refusals": ("counter", {"reason", "tier", "model"}),
+    "headway_build_info": ("gauge", {"version"}),
+    "headway_draining": ("gauge", set()),
+    "headway_leader": ("gauge", set()),
+    "headway_broker_call_seconds": ("histogram", set()),
+    "headway_broker_call_failures": ("counter", set()),
+    "headway_broker_memory_bytes": ("gauge", set()),
+    "headway_broker_memory_limit_bytes": ("gauge", set()),
+    "headway_open_connections": ("gauge", {"port"}),
+    "headway_pending_requests": ("gauge", set()),
+    "headway_ledger_backlog": ("gauge", set()),
+    "headway_expected_workers": ("gauge", set()),
+    "headway_processes": ("gauge", {"role"}),
+    "headway_capacity_usable_items_per_second": ("gauge", {"model"}),
+    "headway_dead_letters": ("counter", {"model"}),
     "headway_input_policy": ("counter", {"rule", "effect"}),
     "headway_keys_age_seconds": ("gauge", set()),
     "headway_client_retries": ("counter", set()),
@@ -64,7 +82,7 @@ def full_state() -> State:
     counters.batch_fill["m"].observe(1.0)
     counters.batches["m", "full"] = 3
     counters.gpu_seconds["m", "gpu-0"].observe(0.1)
-    counters.refusals["overloaded", "free"] = 5
+    counters.refusals["overloaded", "free", "m"] = 5
     counters.input_policy["overrides", "refused"] = 6
     counters.keys_age = 0.25
     counters.certificate_ends = 1.8e9
@@ -84,12 +102,39 @@ def full_state() -> State:
     counters.load_seconds["m"].observe(31.0)
     counters.model_evictions["cold"] = 2
     counters.large_payloads["in", "arena"] = 12
+    counters.broker_seconds.observe(0.0008)
+    counters.broker_failures = 11
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
-        WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE),
+        WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat"),
     ]
     capacities = [Capacity(model="m", healthy=1, degraded=0, items_per_second=320.0, usable_per_second=224.0)]
-    return State(counters, TIERS, [TierDepth("m", 2, 11, 0.5)], workers, letters={"m": 6}, capacities=capacities)
+    own = ProcessFigures(
+        TIERS,
+        ["m"],
+        version="1.2.3",
+        connections={"public": 13},
+        pending=14,
+        ledger_backlog=15,
+        slots={("m", "gpu-0"): 0.5},
+        leader=True,
+    )
+    fleet = FleetState(
+        [TierDepth("m", 2, 11, 0.5)],
+        workers,
+        {"m": 6},
+        {"m": 16},
+        capacities,
+        [ProcessInfo(id="c", role=Role.CONTROLLER, host="h", pid=1)],
+        expected=4,
+        memory=(1_000, 5_000),
+    )
+    return State(counters, own, fleet)
+
+
+def state_of(counters: Counters) -> State:
+    """A gateway's, of the model `m`."""
+    return State(counters, ProcessFigures(TIERS, ["m"], pending=0))
 
 
 def scraped(state: State) -> dict[str, Metric]:
@@ -100,11 +145,11 @@ def scraped(state: State) -> dict[str, Metric]:
 def test_every_metric_has_its_name_type_and_labels() -> None:
     families = {name: family for name, family in scraped(full_state()).items() if name.startswith("headway_")}
     assert set(families) == set(NAMES)
-    for name, (kind, labels) in NAMES.items():
+    for name, (kind, named) in NAMES.items():
         assert families[name].type == kind, name
         assert families[name].samples, name
         for sample in families[name].samples:
-            assert set(sample.labels) - {"le"} == labels, name
+            assert set(sample.labels) - {"le"} == named, name
 
 
 @pytest.mark.parametrize(
@@ -122,7 +167,22 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("model_loads", {"model": "m", "worker": "m/gpu-0"}, 3),
         ("model_evictions", {"reason": "cold"}, 2),
         ("large_payloads", {"direction": "in", "way": "arena"}, 12),
-        ("refusals", {"reason": "overloaded", "tier": "free"}, 5),
+        ("refusals", {"reason": "overloaded", "tier": "free", "model": "m"}, 5),
+        ("refusals", {"reason": "overloaded", "tier": "paid", "model": "m"}, 0),
+        ("build_info", {"version": "1.2.3"}, 1),
+        ("draining", {}, 0),
+        ("leader", {}, 1),
+        ("broker_call_failures", {}, 11),
+        ("broker_memory_bytes", {}, 1_000),
+        ("broker_memory_limit_bytes", {}, 5_000),
+        ("open_connections", {"port": "public"}, 13),
+        ("pending_requests", {}, 14),
+        ("ledger_backlog", {}, 15),
+        ("expected_workers", {}, 4),
+        ("processes", {"role": "controller"}, 1),
+        ("processes", {"role": "gateway"}, 0),
+        ("capacity_usable_items_per_second", {"model": "m"}, 224.0),
+        ("dead_letters", {"model": "m"}, 16),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
         ("client_retries", {}, 10),
         ("ledger_dropped", {}, 8),
@@ -134,7 +194,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
 )
 def test_every_metric_shows_the_value_it_was_given(family: str, labels: dict[str, str], value: float) -> None:
     samples = scraped(full_state())[f"headway_{family}"].samples
-    assert [sample.value for sample in samples if sample.labels == labels] == [value]
+    assert [one.value for one in samples if one.labels == labels and not one.name.endswith("_created")] == [value]
 
 
 def test_what_is_no_metric_of_ours_is_the_process() -> None:
@@ -147,7 +207,8 @@ def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]
     for value in values:
         counters.request_seconds["m", "paid"].observe(value)
     counters.request_seconds["m", "paid"].observe(0.18)
-    samples = scraped(State(counters, TIERS, [], [], {}))["headway_request_seconds"].samples
+    samples = scraped(state_of(counters))["headway_request_seconds"].samples
+    samples = [sample for sample in samples if sample.labels["tier"] == "paid"]
     buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name.endswith("_bucket")}
     for bound, count in buckets.items():
         assert count == sum(value <= bound for value in [*values, 0.18]), bound
@@ -160,7 +221,7 @@ def test_a_histogram_of_many_workers_is_one_family() -> None:
     counters = Counters()
     for number in range(30):
         counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
-    text = asyncio.run(metrics.exposition(State(counters, TIERS, [], [], {}))).decode()
+    text = asyncio.run(metrics.exposition(state_of(counters))).decode()
     assert text.count("# TYPE headway_gpu_batch_seconds ") == 1
     assert text.count("# HELP headway_gpu_batch_seconds ") == 1
     [family] = [f for f in text_string_to_metric_families(text) if f.name == "headway_gpu_batch_seconds"]
@@ -175,7 +236,7 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 
     async def main() -> int:
         turns = 0
-        scrape = asyncio.create_task(metrics.exposition(State(counters, TIERS, [], [], {})))
+        scrape = asyncio.create_task(metrics.exposition(state_of(counters)))
         while not scrape.done():
             turns += 1
             counters.gpu_seconds["m", f"late-{turns}"].observe(0.1)
@@ -188,15 +249,106 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 
 def test_labels_with_any_text_survive() -> None:
     counters = Counters()
-    counters.refusals['a"b\\c\nd', "ü"] = 1
-    samples = scraped(State(counters, TIERS, [], [], {}))["headway_refusals"].samples
-    assert samples[0].labels == {"reason": 'a"b\\c\nd', "tier": "ü"}
+    counters.refusals['a"b\\c\nd', "ü", "m"] = 1
+    samples = scraped(state_of(counters))["headway_refusals"].samples
+    assert [one.labels for one in samples if one.value] == [{"reason": 'a"b\\c\nd', "tier": "ü", "model": "m"}]
 
 
-def test_the_empty_state_is_valid_text() -> None:
-    families = scraped(State(Counters(), TIERS, [TierDepth("m", 0, 0, 0.0)], [], {}))
-    assert families["headway_dlq_depth"].samples[0].value == 0
-    assert not scraped(State(Counters(), TIERS, [], [], {}))["headway_dlq_depth"].samples
+def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
+    own = ProcessFigures(
+        TIERS,
+        ["m", "other"],
+        connections={"admin": 0},
+        pending=0,
+        fallback=True,
+        rules=["words"],
+        ledger_backlog=0,
+        slots={("m", "gpu-0"): 0.0},
+        leader=False,
+        secure=["public"],
+    )
+    families = scraped(State(Counters(), own, FleetState(memory=(0, 1))))
+    later = {
+        *(
+            "headway_throttle_per_second",
+            "headway_keys_age_seconds",
+            "headway_tls_certificate_expiry_timestamp_seconds",
+        ),
+        "headway_remote_certificate_expiry_timestamp_seconds",
+    }
+    assert {name for name in NAMES if not families[name].samples} == later
+    busy = full_state()
+    for name, family in scraped(State(busy.counters, own, busy.fleet)).items():
+        before = {(one.name, *sorted(one.labels.items())) for one in families[name].samples}
+        after = {(one.name, *sorted(one.labels.items())) for one in family.samples}
+        made_up = {key for key in after - before if ("rule", "overrides") in key or ("worker", "m/gpu-0") in key}
+        assert name in later or after - before == made_up, name
+
+
+def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
+    """Every reason and outcome in the code is among those that are there from the start."""
+    assert {code.lower() for code in errors.REFUSALS} - set(labels.OUTCOMES) == {"unauthenticated"}
+    assert {*labels.REFUSED, *labels.REFUSED_UNREAD, *labels.REFUSED_STRANGERS} >= {
+        failures.POLICY, failures.CULPRIT, failures.over_capacity(1.0).reason, failures.scarcity(1.0).reason,
+        failures.conflict().reason, failures.refusal(1.0, tier_only=True).reason,
+        failures.refusal(1.0, tier_only=False).reason, failures.not_here("m").reason,
+    }  # fmt: skip
+    assert set(labels.EFFECTS) == {effect.value for effect in Effect}
+
+
+def test_a_model_that_is_served_no_longer_has_no_series() -> None:
+    state = full_state()
+    own = dataclasses.replace(state.own, models=["other"], slots=None)
+    state.counters.throttle["m"] = 3.0
+    fleet = FleetState([TierDepth("m", 0, 0, 0.0)], [], {}, {"m": 16}, state.fleet.capacities if state.fleet else ())
+    families = scraped(State(state.counters, own, fleet))
+    by_gateways = (
+        "requests",
+        "request_seconds",
+        "queue_seconds",
+        "refusals",
+        "shared",
+        "direct",
+        "throttle_per_second",
+    )
+    of_fleet = ("queue_depth", "queue_oldest_seconds", "workers", "capacity_items_per_second", "capacity_estimated")
+    for name in (*by_gateways, *of_fleet, "capacity_usable_items_per_second", "dlq_depth", "dead_letters"):
+        assert not [one for one in families[f"headway_{name}"].samples if one.labels["model"] == "m"], name
+
+
+def test_a_model_that_is_served_no_longer_keeps_the_series_of_its_dead_letters() -> None:
+    own = ProcessFigures(TIERS, ["other"])
+    families = scraped(
+        State(Counters(), own, FleetState(letters={"m": 1, "gone": 0}, letters_ever={"m": 4, "gone": 2}))
+    )
+    assert {one.labels["model"]: one.value for one in families["headway_dlq_depth"].samples} == {"m": 1, "other": 0}
+    ever = [one for one in families["headway_dead_letters"].samples if one.name.endswith("_total")]
+    assert {one.labels["model"]: one.value for one in ever} == {"m": 4, "other": 0}
+
+
+def test_a_model_without_workers_has_an_explicit_zero() -> None:
+    samples = scraped(State(Counters(), ProcessFigures(TIERS, ["m"]), FleetState()))["headway_workers"].samples
+    assert {one.labels["status"]: one.value for one in samples} == {status.value: 0 for status in WorkerStatus}
+
+
+def test_a_worker_that_was_told_to_stop_is_no_loss() -> None:
+    left = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.OFFLINE)
+    lost = WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat")
+    samples = scraped(State(Counters(), ProcessFigures(TIERS), FleetState(workers=[left, lost])))[
+        "headway_workers"
+    ].samples
+    assert {one.labels["status"]: one.value for one in samples if one.value} == {"offline": 1}
+
+
+def test_a_worker_goes_by_the_label_that_its_process_gives_it() -> None:
+    state = full_state()
+    own = dataclasses.replace(state.own, worker_label=lambda worker: f"host/{worker}")
+    families = scraped(State(state.counters, own, state.fleet))
+    for name, label in (("gpu_batch_seconds", "worker"), ("gpu_utilization", "worker"), ("breaker_state", "backend"),
+                        ("worker_restarts", "worker"), ("model_loads", "worker")):  # fmt: skip
+        found = {one.labels[label] for one in families[f"headway_{name}"].samples}
+        assert found <= {"host/gpu-0", "host/m/gpu-0"}, name
+        assert found, name
 
 
 def test_histogram_bounds_ascend() -> None:
@@ -205,11 +357,16 @@ def test_histogram_bounds_ascend() -> None:
         assert list(histogram.bounds) == sorted(set(histogram.bounds))
 
 
-def test_what_is_not_known_while_the_broker_is_away_is_left_out() -> None:
-    counters = full_state().counters
-    families = scraped(State(counters, TIERS, (), (), None, broker_up=False))
-    assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
-    for name in ("queue_depth", "workers", "capacity_items_per_second", "dlq_depth"):
-        assert not families[f"headway_{name}"].samples, name
-    assert sum(sample.value for sample in families["headway_requests"].samples) == 7
-    assert [sample.value for sample in scraped(full_state())["headway_broker_up"].samples] == [1]
+def test_figures_of_the_fleet_are_left_out_where_another_process_exports_them_or_the_broker_is_away() -> None:
+    state = full_state()
+    for broker_up in (True, False):
+        families = scraped(State(state.counters, state.own, None, broker_up))
+        assert [sample.value for sample in families["headway_broker_up"].samples] == [int(broker_up)]
+        for name in (
+            *("queue_depth", "queue_oldest_seconds", "workers", "expected_workers", "processes", "dlq_depth"),
+            *("capacity_items_per_second", "capacity_usable_items_per_second", "capacity_estimated", "dead_letters"),
+            *("broker_memory_bytes", "broker_memory_limit_bytes"),
+        ):
+            assert not families[f"headway_{name}"].samples, name
+        counted = [one for one in families["headway_requests"].samples if one.name.endswith("_total")]
+        assert sum(sample.value for sample in counted) == 7

@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headway.config import Settings
+from headway.errors import BrokerUnavailable
 from headway.gateway.gateway import Gateway
+from headway.http.readiness import soon
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
+from headway.telemetry.figures import ProcessFigures, State, collect, reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,9 @@ class ProcessView:
         gateway: gateway whose requests are shown and which replays dead letters; None where there is none.
         ledger: ledger of requests that memory no longer holds; None where nothing is recorded.
         starting: whether the process has not come up yet.
+        figures: reads the figures of the process for its metrics.
+        expected: healthy workers that the fleet should have; 0: nobody has said.
+        memory: bytes that the broker's servers use, and most that they may; None where the broker is in this process.
     """
 
     settings: Settings
@@ -45,3 +51,19 @@ class ProcessView:
     gateway: Gateway | None = None
     ledger: Ledger | None = None
     starting: Callable[[], bool] = lambda: False
+    figures: Callable[[], ProcessFigures] = lambda: ProcessFigures(())
+    expected: int = 0
+    memory: Callable[[], tuple[int, int]] | None = None
+
+    async def state(self) -> State:
+        """Return the state that the metrics show. Raises nothing: a broker that does not answer is part of it."""
+        own = self.figures()
+        memory = None if self.memory is None else self.memory()
+        try:
+            if own.exports_fleet:
+                asked = collect(self.broker, self.letters, self.fleet, self.expected, memory)
+                return State(self.counters, own, await soon(asked))
+            await soon(reach(self.fleet))
+        except BrokerUnavailable:
+            return State(self.counters, own, broker_up=False)
+        return State(self.counters, own)

@@ -71,12 +71,7 @@ class _Routes:
         self._ready = ready
 
     async def metrics(self, request: Request) -> Response:
-        process = self._process
-        counters, tiers = process.counters, process.settings.tier_names
-        try:
-            state = await soon(metrics.collect(counters, tiers, process.broker, process.letters, process.fleet))
-        except BrokerUnavailable:
-            state = metrics.State(counters, tiers, (), (), None, broker_up=False)
+        state = await self._process.state()
         return Response(await metrics.exposition(state), media_type=metrics.CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
@@ -101,6 +96,7 @@ class _Routes:
             "id": process.id,
             "requests_per_second": round(gateway.requests_per_second, 2) if gateway is not None else 0.0,
             "pending": gateway.pending if gateway is not None else 0,
+            "expected_workers": process.expected,
             "policy": process.settings.policy,
             "broker": process.settings.broker_shown,
             "version": __version__,

@@ -30,6 +30,7 @@ class BrokerBundle:
         broker, letters, fleet, board: see `headway.ports`.
         now: asks for the instant on the clock of all four.
         connection: connection to them; None when they are in this process.
+        memory: bytes that the broker's servers use, and most that they may; None when it is in this process.
     """
 
     broker: Broker
@@ -38,6 +39,7 @@ class BrokerBundle:
     board: Board
     now: Callable[[], Awaitable[float]]
     connection: BrokerConnection | None = None
+    memory: Callable[[], tuple[int, int]] | None = None
 
 
 def make_broker_bundle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
@@ -82,7 +84,8 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         hint = install_hint("redis")
         raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", hint) from exc
     models = _models(settings)
-    connection = RedisConnection(settings.broker, settings.broker_prefix, settings.broker_timeout_ms / 1000)
+    timeout = settings.broker_timeout_ms / 1000
+    connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)
     lease, kept = settings.lease_ms / 1000, _kept(settings)
     room, apart_from = settings.max_queue_mb << 20, (settings.large_payload_kb << 10) or math.inf
     rng, shards = random.random, settings.shards
@@ -110,14 +113,9 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    return BrokerBundle(
-        broker,
-        RedisDeadLetters(connection, broker.models, settings.shards),
-        fleet,
-        RedisBoard(connection),
-        now,
-        Whole(),
-    )
+    letters = RedisDeadLetters(connection, broker.models, settings.shards)
+    board = RedisBoard(connection)
+    return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
 
 
 BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {

@@ -37,6 +37,7 @@ from headway.app.grpc_port import make_grpc_listener
 from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.model_plans import Given, ModelPlan, make_plans
+from headway.app.process_figures import FigureSource, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.app.version_weights import WeightsResource
@@ -122,7 +123,8 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
-    settings = dataclasses.replace(settings, name=settings.name or _default_name())
+    host, chosen = _host(), settings.name
+    settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
     clock, counters = time.monotonic, Counters()
     bundle = make_broker_bundle(settings, counters, clock)
@@ -151,6 +153,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         return gateway is not None and gateway.holding
 
     beside = fallback.broker if fallback is not None else None
+    expected = expected_workers(settings, parts, plans)
     ready = Readiness(
         bundle.broker,
         leaving,
@@ -161,6 +164,20 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         needs_workers=parts.needs_workers,
         needs_own=parts.needs_own_workers,
         starting=starting,
+        expected=expected,
+    )
+    fleet_models = make_fleet_models(settings, parts, bundle.broker, gateway)
+    figures = FigureSource(
+        settings=settings,
+        models=partial(served_models, plans, gateway, fleet_models),
+        leaving=leaving,
+        gateway=gateway,
+        pool=made.pool,
+        controller=made.controller,
+        ledger_writer=ledger_writer,
+        gate=policy.gate if policy is not None else None,
+        process_name="" if chosen else settings.name,
+        host=host,
     )
     shown = ProcessView(
         settings,
@@ -176,9 +193,15 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         gateway,
         ledger,
         starting,
+        figures,
+        expected,
+        bundle.memory,
     )
     certificates = make_certificates(settings, counters) if listener.takes_address else None
     admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters, certificates)
+    figures.ports["admin"] = admin_listener
+    if made.controller is not None:
+        made.controller.models = figures.models
     public_listener = kinds = None
     further: list[PortListener] = []
     resources: list[Resource] = [one for one in (certificates, remote, ledger_writer) if one is not None]
@@ -189,17 +212,18 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings)
         warn_of_strangers(settings)
-        fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, gateway)) if settings.broker else None
         kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
         ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
+        figures.ports["public"] = public_listener
         if settings.grpc_port and listener.takes_address:
-            further.append(make_grpc_listener(settings, gateway, identity, ready, counters, certificates))
+            grpc_listener = make_grpc_listener(settings, gateway, identity, ready, counters, certificates)
+            figures.ports["grpc"] = grpc_listener
+            further.append(grpc_listener)
         if settings.weights_file:
             resources.append(WeightsResource(settings, gateway.rules))
     elif parts.controller:
-        fleet_models = FleetModels(settings, partial(serve_models, bundle.broker, None))
         resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models))
     resources.append(
         BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
@@ -222,6 +246,22 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         further=further,
     )
     return Process(settings, role, plans, made.pool, service, admin_listener, public_listener)
+
+
+def make_fleet_models(settings: Settings, parts: Parts, broker: Broker, gateway: Gateway | None) -> FleetModels | None:
+    """Make the models of the fleet, for who has to know them; None where this process alone says which there are."""
+    if not settings.broker or not (parts.gateway or parts.controller):
+        return None
+    return FleetModels(settings, partial(serve_models, broker, gateway))
+
+
+def served_models(
+    plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
+) -> Collection[str]:
+    """Names of the models that a process serves or runs now."""
+    if fleet_models is not None:
+        return {**plans, **fleet_models.served}.keys()
+    return gateway.kinds.models if gateway is not None else plans.keys()
 
 
 def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, Settings]) -> None:
@@ -379,9 +419,9 @@ def _no_broker(role: Role) -> SettingError:
     return SettingError("broker", "", reason, f"{hint}; or run all in one process with headway serve.")
 
 
-def _default_name() -> str:
-    host = re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]
-    return f"{host}-{os.getpid()}"
+def _host() -> str:
+    """Name of this machine, as it may be part of a process's name."""
+    return re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]
 
 
 def _fallback_target(settings: Settings) -> Target | None:

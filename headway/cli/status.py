@@ -121,6 +121,9 @@ def _summary(found: dict[str, Any]) -> str:
         lines["dead letters"] = f"{found['dead_letters']}"
     if found["capacities"]:
         lines["capacity"] = "; ".join(map(_capacity, found["capacities"]))
+    if found.get("expected_workers") and "workers" in found:  # A process of an earlier version does not tell.
+        healthy = sum(worker["status"] == "healthy" for worker in found["workers"])
+        lines["workers"] = f"{healthy} of {found['expected_workers']} expected are healthy"
     lines["policy"] = found["policy"]
     lines["version"] = found["version"]
     return "\n".join(f"{name:<13} {escape(value)}" for name, value in lines.items())

@@ -350,6 +350,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("broker_timeout_ms", 10, 60_000),
     _between("lease_ms", 1500, 600_000),
     _between("shards", 1, 256),
+    _between("expected_workers", 0, 1_000_000),
     _between("large_payload_kb", 0, 1 << 18),
     _between("fallback_concurrency", 1, 256),
     _between("target_utilisation", 0.1, 1),

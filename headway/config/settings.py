@@ -205,6 +205,12 @@ class Settings:
     name: str = _setting(
         "", _FLEET, "Name of this process in the fleet, which no other has; left out: host name and process id."
     )
+    expected_workers: int = _setting(
+        0,
+        _FLEET,
+        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: nobody has said.",
+        "workers",
+    )
     fallback: str = _setting(
         "",
         _FLEET,

@@ -6,7 +6,8 @@ follow ──lead is free──▶ lead ──not renewed in time──▶ follo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -39,6 +40,7 @@ class Controller:
 
     Attributes:
         leads: whether it led when it last asked.
+        models: names of the models that the fleet serves besides those of its workers; None: all that the broker knows.
     """
 
     def __init__(
@@ -52,6 +54,9 @@ class Controller:
         alone: bool = False,
     ) -> None:
         self.leads = False
+        self.models: Callable[[], Collection[str]] | None = None
+        self._clock = clock
+        self._led_until = -math.inf
         self._say = log.debug if alone else log.info
         self._id = id
         self._broker = broker
@@ -60,6 +65,11 @@ class Controller:
         self._told: dict[str, bool] = {}
         """Whether what was logged last of a model's capacity was an estimate."""
         self._periodic = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
+
+    @property
+    def leads_now(self) -> bool:
+        """Whether no other controller can lead now: the lead that it got has not run out since."""
+        return self.leads and self._clock() < self._led_until
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
@@ -71,7 +81,9 @@ class Controller:
 
     async def _control(self) -> None:
         try:
+            until = self._clock() + LEADS_FOR
             self._become(await self._fleet.acquire_leadership(self._id, LEADS_FOR))
+            self._led_until = until
             if self.leads:
                 await self._publish()
         except BrokerUnavailable:
@@ -89,7 +101,8 @@ class Controller:
             model, _ = model_and_version(queue)
             if model not in of_models or load.departures > of_models[model].departures:
                 of_models[model] = load
-        for model in sorted({*of_models, *(worker.model for worker in workers)}):
+        served = of_models if self.models is None else of_models.keys() & set(self.models())
+        for model in sorted({*served, *(worker.model for worker in workers)}):
             found = capacity(model, workers, of_models.get(model), target, scarce)
             await self._fleet.publish(found)
             self._tell(found)

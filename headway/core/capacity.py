@@ -9,6 +9,9 @@ from headway.core.departure import Load
 from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
+FORGOTTEN_AFTER = 120.0
+"""Seconds after which a capacity that nobody publishes any more, as of a model that is gone, is forgotten."""
+
 
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False

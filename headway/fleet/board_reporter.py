@@ -38,7 +38,7 @@ class FlowMeter:
         self._counters, self._clock = counters, clock
         self._at = clock()
         self._requests: dict[tuple[str, str, str], int] = {}
-        self._refusals: dict[tuple[str, str], int] = {}
+        self._refusals: dict[tuple[str, str, str], int] = {}
         self._latencies: dict[tuple[str, str], list[int]] = {}
         self._retries: dict[str, int] = {}
 
@@ -63,7 +63,7 @@ class FlowMeter:
             else:
                 failed[outcome] = failed.get(outcome, 0) + count
         refused: dict[str, int] = {}
-        for (reason, _), count in refusals.items():
+        for (reason, _, _), count in refusals.items():
             refused[reason] = refused.get(reason, 0) + count
         return RequestFlow(seconds, answered, refused, failed, ended, self._latencies_grown(), retries)
 

@@ -37,6 +37,11 @@ class FleetModels:
         self._served: Mapping[str, Settings] = self._own
         self._told: set[tuple[str, str, tuple[str, ...]]] = set()
 
+    @property
+    def served(self) -> Mapping[str, Settings]:
+        """Settings of the models that are served now."""
+        return self._served
+
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of the models that workers report."""
         reports = _reports(workers)

@@ -144,6 +144,11 @@ class InputGate:
         self._counts = counters.input_policy
         self._decided: Decided = _nobody
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the rules in force."""
+        return self._policy.names
+
     def bind(self, decided: Decided) -> None:
         """Have verdicts told to a gateway."""
         self._decided = decided

@@ -104,8 +104,11 @@ class OutcomeCounts:
                 self._counters.request_seconds[entry.model, tier].observe(now - request.since)
                 self._counters.failed_seconds[entry.model] += now - request.since
             elif failure.reason:
-                self._counters.refusals[failure.reason, tier] += 1
+                self._counters.refusals[failure.reason, tier, self._known(entry)] += 1
 
     def _count(self, entry: Entry, outcome: str) -> None:
-        model = entry.model if entry.model in self._models else ""
-        self._counters.requests[model, self._tiers[entry.tier], outcome] += 1
+        self._counters.requests[self._known(entry), self._tiers[entry.tier], outcome] += 1
+
+    def _known(self, entry: Entry) -> str:
+        """Model of an entry; empty for one that is not served, as clients could make up any number of them."""
+        return entry.model if entry.model in self._models else ""

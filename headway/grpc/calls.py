@@ -218,7 +218,7 @@ class Call:
     def count_refusal(self, error: RequestError) -> None:
         """Count an error, unless the gateway has."""
         if self.tier is not None:
-            self.port.counters.refusals[error.reason or error.code.lower(), self.tier] += 1
+            self.port.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
         """Count bytes for the call's owner; returns how many are counted. Raises RequestError: the owner holds too many."""

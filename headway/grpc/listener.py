@@ -106,6 +106,11 @@ class GrpcListener:
         self._draining = False
         self.port = 0
 
+    @property
+    def open_connections(self) -> int:
+        """Number of open connections."""
+        return 0 if self._relay is None else len(self._relay.connections)
+
     async def bind(self) -> None:
         """Take the address, without listening.
 

@@ -294,7 +294,7 @@ class Relay:
     Arguments:
         quotas: quotas that count the connections.
         most: most connections.
-        refusals: counts of refusals, by reason and tier.
+        refusals: counts of refusals, by reason, tier and model.
         clock: monotonic seconds.
         age: seconds after which a client is told to open another connection; 0: never.
         grace: seconds from then on, after which its connection is cut.
@@ -312,7 +312,7 @@ class Relay:
         self,
         quotas: Quotas,
         most: int,
-        refusals: MutableMapping[tuple[str, str], int],
+        refusals: MutableMapping[tuple[str, str, str], int],
         clock: Callable[[], float],
         *,
         age: float,
@@ -347,7 +347,7 @@ class Relay:
         """Take a connection in; False: there are too many, in all or of its client."""
         full = len(self.connections) >= self._most or descriptor >= self.ceiling
         if full or not self.quotas.enter(connection, connection.address):
-            self._refusals["connections", "none"] += 1
+            self._refusals["connections", "none", ""] += 1
             return False
         connection.name = f"{self.target}-{next(self._numbers)}"
         self.connections[connection.name] = connection

@@ -36,7 +36,7 @@ class Authentication:
             if principal is None:
                 raise stranger(authorization)
         except RequestError as exc:
-            self._counters.refusals[exc.code.lower(), "none"] += 1
+            self._counters.refusals[exc.code.lower(), "none", ""] += 1
             state = scope["state"]
             answer = refusal(state["request_id"], exc.code, exc.message, exc.retry_after, encode=state["encode_error"])
             await answer(scope, receive, send)

@@ -56,6 +56,7 @@ class Readiness:
         needs_own: whether that has to be one of its own.
         starting: whether the process has not come up yet.
         told: is told of the workers at each look, so that a process that says that it is ready knows them.
+        expected: healthy workers that the fleet should have; 0: nobody has said.
     """
 
     broker: Registry
@@ -68,6 +69,7 @@ class Readiness:
     needs_own: bool = False
     starting: Callable[[], bool] = _never
     told: Callable[[Sequence[WorkerInfo]], None] | None = None
+    expected: int = 0
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
 
@@ -112,7 +114,7 @@ class Readiness:
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by some workers, and those of them that it comes from.
 
-        `ok`: all that there should be. `degraded`: not every worker is healthy. `unavailable`: none is. `starting`: not up
+        `ok`: all that there should be. `degraded`: not every worker is healthy, or fewer than expected are. `unavailable`: none is. `starting`: not up
         yet. `draining`: shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
         """
         counted = [worker for worker in workers if self._counts(worker)]
@@ -125,12 +127,14 @@ class Readiness:
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         if not healthy:
             return "unavailable", counted
-        return "ok" if healthy == len(counted) else "degraded", counted
+        return "ok" if healthy == len(counted) and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         checks: dict[str, Any] = {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
+        if self.expected:
+            checks["expected_workers"] = self.expected
         failed = {worker.model: worker.reason for worker in counted if worker.status is WorkerStatus.FAILED}
         return word, {**checks, "failed": failed} if failed else checks
 

@@ -69,7 +69,8 @@ class _Tasks:
         wait = _wait(request)
         over = self._gateway.limiter.poll(principal.limits)
         if over is not None:
-            self._gateway.counters.refusals[over.reason, self._gateway.settings.tier_names[principal.tier]] += 1
+            tier = self._gateway.settings.tier_names[principal.tier]
+            self._gateway.counters.refusals[over.reason, tier, ""] += 1
             return self._told(
                 principal, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
             )

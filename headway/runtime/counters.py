@@ -83,8 +83,8 @@ class Counters:
         """Batches by (model, reason of the departure)."""
         self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds of a batch on its slot by (model, worker)."""
-        self.refusals: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Refusals by (reason, tier)."""
+        self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """Refusals by (reason, tier, model); model is empty where none that is served was known yet."""
         self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Requests by (rule of the input policy, what it did with them)."""
         self.client_retries = 0
@@ -111,6 +111,10 @@ class Counters:
         """GPU seconds whose outputs nobody got, by cause: `departed` clients, or the cause of a failed batch."""
         self.overhead_seconds = _seconds()
         """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
+        self.broker_seconds = _seconds()
+        """Seconds of the calls to a broker in another process that were answered; reads that wait are left out."""
+        self.broker_failures = 0
+        """Calls to it that were not answered."""
         self.breaker_state: dict[str, int] = {}
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)

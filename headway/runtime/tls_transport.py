@@ -58,6 +58,8 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
 """Reasons of failed handshakes as the metric has them, by those of OpenSSL."""
+REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")
+"""All reasons of failed handshakes."""
 
 
 class TlsPort:

@@ -1,6 +1,9 @@
-"""Names of all metrics, in one place. Reads the Counters and the broker's state, and writes Prometheus text.
+"""Names of all metrics, in one place. Reads counters and figures, and writes Prometheus text.
 
 Nothing here is on the path of a request: counters are plain numbers in `runtime.counters` until a scrape.
+
+Figures of the whole fleet are exported by one process, so that a sum over all processes is the truth: by the leading
+controller or, where one process is the fleet, by that. Everything else is of the process that exports it.
 """
 
 from __future__ import annotations
@@ -8,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
@@ -17,54 +19,19 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headway.model import Capacity, TierDepth, WorkerInfo, WorkerStatus
-from headway.ports import Broker, DeadLetters, Fleet
+from headway.model import Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
+from headway.telemetry import labels
+from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Media type of the text that `exposition` returns."""
 
 _AT_ONCE = 8
 _PROCESS = ProcessCollector(registry=None)
+_NOTHING = FleetState()
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=tuple[str, ...])
-
-
-@dataclass(frozen=True)
-class State:
-    """State of one process at one instant, as it is exported.
-
-    Attributes:
-        counters: counters of what has happened so far.
-        tiers: names of the tiers, highest first.
-        depths: depths of the queues.
-        workers: worker registry.
-        letters: number of dead letters by model; None when it is not known.
-        capacities: capacities of the workers by model.
-        broker_up: whether the broker answered; what it knows is empty when it did not.
-    """
-
-    counters: Counters
-    tiers: Sequence[str]
-    depths: Sequence[TierDepth]
-    workers: Sequence[WorkerInfo]
-    letters: Mapping[str, int] | None
-    capacities: Sequence[Capacity] = ()
-    broker_up: bool = True
-
-
-async def collect(
-    counters: Counters, tiers: Sequence[str], broker: Broker, letters: DeadLetters, fleet: Fleet
-) -> State:
-    """Ask broker, dead letters and fleet for their part of the state.
-
-    Raises:
-        BrokerUnavailable: one of them does not answer.
-    """
-    depths, workers, count, capacities = await asyncio.gather(
-        broker.depths(), broker.workers(), letters.counts(), fleet.capacities()
-    )
-    return State(counters, tiers, depths, workers, count, capacities)
 
 
 async def exposition(state: State) -> bytes:
@@ -88,86 +55,160 @@ async def exposition(state: State) -> bytes:
 
 def families(state: State) -> Iterator[Metric]:
     """Make every metric, each when it is asked for; a histogram of many labels comes in several parts."""
-    counters = state.counters
+    counters, own = state.counters, state.own
+    yield from _of_process(state)
+    yield from _of_requests(counters, own)
+    yield from _of_batches(counters, own)
+    yield from _of_certificates(counters, own)
+    yield from _of_fleet(state.fleet, own)
+
+
+def _of_process(state: State) -> Iterator[Metric]:
+    counters, own = state.counters, state.own
+    yield _gauge("build_info", "Version of Headway; always 1.", ("version",), {(own.version,): 1})
+    yield _gauge("draining", "Whether the process is going down.", (), {(): int(own.draining)})
+    yield _gauge(
+        "leader", "Whether the process has the controller that leads; only where there is one.",
+        (), {} if own.leader is None else {(): int(own.leader)},
+    )  # fmt: skip
+    yield _gauge("broker_up", "Whether the broker answered this scrape.", (), {(): int(state.broker_up)})
+    yield from _histogram(
+        "broker_call_seconds",
+        "Answered calls to a broker in another process, reads that wait left out.",
+        (),
+        {(): counters.broker_seconds},
+    )
+    yield _counter("broker_call_failures", "Such calls without an answer.", (), {(): counters.broker_failures})
+    yield _gauge("open_connections", "Open connections by port.", ("port",), _keyed(own.connections))
     yield _counter(
-        "requests", "Requests answered, by outcome: ok, an error code, or cancelled.",
-        ("model", "tier", "outcome"), counters.requests,
+        "retries", "Entries queued again after a failed run.", ("cause",),
+        _zeroed(_keyed(counters.retries), labels.causes(), 0),
+    )  # fmt: skip
+
+
+def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
+    """Make the metrics of a gateway and its port."""
+    models = {labels.NO_MODEL, *own.models}
+    yield _counter(
+        "requests", "Requests answered, by outcome: ok, an error code, or cancelled.", ("model", "tier", "outcome"),
+        _zeroed(_served(counters.requests, models), labels.requests(own), 0),
     )  # fmt: skip
     yield from _histogram(
         "request_seconds",
         "From the decoded request to its answer, of those not refused at the door.",
         ("model", "tier"),
-        counters.request_seconds,
+        _zeroed(_served(counters.request_seconds, models), labels.latencies(own), Counters().request_seconds["", ""]),
     )
-    yield from _histogram("queue_seconds", "From the enqueue to the claim.", ("model", "tier"), counters.queue_seconds)
-    tier_of = dict(enumerate(state.tiers))
-    depths: dict[tuple[str, str], int] = {}
-    oldest: dict[tuple[str, str], float] = {}
-    for one in state.depths:  # Of a model with several versions, all together.
-        key = one.model, tier_of.get(one.tier, str(one.tier))
-        depths[key] = depths.get(key, 0) + one.depth
-        oldest[key] = max(oldest.get(key, 0.0), one.oldest_seconds)
-    yield _gauge("queue_depth", "Entries that wait.", ("model", "tier"), depths)
-    yield _gauge("queue_oldest_seconds", "How long the oldest entry has waited.", ("model", "tier"), oldest)
-    yield from _histogram("batch_size", "Entries in a batch.", ("model",), _keyed(counters.batch_size))
-    yield _counter("batches", "Batches that left, by reason.", ("model", "reason"), counters.batches)
     yield from _histogram(
-        "batch_fill_ratio", "Batch size over the largest batch.", ("model",), _keyed(counters.batch_fill)
+        "queue_seconds",
+        "From the enqueue to the claim.",
+        ("model", "tier"),
+        _zeroed(_served(counters.queue_seconds, models), labels.latencies(own), Counters().queue_seconds["", ""]),
     )
-    yield from _histogram("gpu_batch_seconds", "Run time of a batch.", ("model", "worker"), counters.gpu_seconds)
-    yield _gauge(
-        "gpu_utilization", "Busy share of a worker's last seconds, 0 to 1.",
-        ("model", "worker"), {(w.model, w.worker_id): w.utilisation for w in state.workers},
+    yield from _histogram(
+        "batching_overhead_seconds",
+        "Headway's own share of a request: end to end less queueing and the run; one sample a batch.",
+        (),
+        {(): counters.overhead_seconds},
+    )
+    yield _counter(
+        "refusals", "Requests refused at the door.", ("reason", "tier", "model"),
+        _zeroed({key: count for key, count in counters.refusals.items() if key[2] in models}, labels.refusals(own), 0),
     )  # fmt: skip
-    yield _gauge("workers", "Workers by status.", ("model", "status"), _census(state.workers))
     yield _gauge(
-        "capacity_items_per_second", "What the healthy workers of a model do at most together.",
-        ("model",), {(c.model,): c.items_per_second for c in state.capacities},
-    )  # fmt: skip
-    yield _gauge(
-        "capacity_estimated", "Whether that is an estimate yet, as few full batches were seen.",
-        ("model",), {(c.model,): int(c.estimated) for c in state.capacities},
+        "pending_requests", "Requests that the gateway holds; only where there is one.",
+        (), {} if own.pending is None else {(): own.pending},
     )  # fmt: skip
     yield _gauge(
         "throttle_per_second", "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
-        ("model",), _keyed(counters.throttle),
+        ("model",), _served(_keyed(counters.throttle), models),
     )  # fmt: skip
-    yield _gauge("broker_up", "Whether the broker answered this scrape.", (), {(): int(state.broker_up)})
-    yield _counter(
-        "worker_restarts", "How often a worker's process was replaced.", ("worker",), _keyed(counters.worker_restarts)
-    )
-    yield _counter("model_loads", "How often a worker has loaded its model.", ("model", "worker"), counters.model_loads)
-    yield from _histogram(
-        "model_load_seconds",
-        "Seconds of a load, from the first step to ready.",
-        ("model",),
-        _keyed(counters.load_seconds),
-    )
-    yield _counter(
-        "model_evictions", "Models that made room on their GPU for another, by why that was loaded.",
-        ("reason",), _keyed(counters.model_evictions),
-    )  # fmt: skip
-    yield _counter(
-        "large_payloads", "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
-        ("direction", "way"), counters.large_payloads,
-    )  # fmt: skip
-    yield _counter("refusals", "Requests refused at the door.", ("reason", "tier"), counters.refusals)
     yield _counter(
         "input_policy", "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",
-        ("rule", "effect"), counters.input_policy,
+        ("rule", "effect"), _zeroed(counters.input_policy, labels.rules(own), 0),
     )  # fmt: skip
     yield _counter(
         "client_retries", "Requests that their client said it had sent before.", (), {(): counters.client_retries}
     )
     yield _counter(
         "shared", "Requests answered with the outcome of another: joined while it ran, or kept of it.",
-        ("model", "kind", "how"), counters.shared,
+        ("model", "kind", "how"), _zeroed(_served(counters.shared, models), labels.shared(own), 0),
+    )  # fmt: skip
+    yield _counter(
+        "direct", "Requests answered by the fallback, for want of a broker.",
+        ("model",), _zeroed(_served(_keyed(counters.direct), models), labels.direct(own), 0),
     )  # fmt: skip
     yield _counter("ledger_dropped", "Records that the ledger never got.", (), {(): counters.ledger_dropped})
+    yield _gauge(
+        "ledger_backlog", "Records that wait for the ledger; only where there is one.",
+        (), {} if own.ledger_backlog is None else {(): own.ledger_backlog},
+    )  # fmt: skip
     yield _gauge(
         "keys_age_seconds", "How old the API keys are that requests are checked by.",
         (), {} if counters.keys_age is None else {(): counters.keys_age},
     )  # fmt: skip
+
+
+def _of_batches(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
+    """Make the metrics of batchers and their workers."""
+    zeros, label = Counters(), own.worker_label
+    yield from _histogram(
+        "batch_size", "Entries in a batch.", ("model",),
+        _zeroed(_keyed(counters.batch_size), labels.runs(own), zeros.batch_size[""]),
+    )  # fmt: skip
+    yield _counter(
+        "batches", "Batches that left, by reason.", ("model", "reason"),
+        _zeroed(counters.batches, labels.departures(own), 0),
+    )  # fmt: skip
+    yield from _histogram(
+        "batch_fill_ratio", "Batch size over the largest batch.", ("model",),
+        _zeroed(_keyed(counters.batch_fill), labels.runs(own), zeros.batch_fill[""]),
+    )  # fmt: skip
+    run_times = _zeroed(counters.gpu_seconds, labels.slots(own), zeros.gpu_seconds["", ""])
+    yield from _histogram(
+        "gpu_batch_seconds", "Run time of a batch.", ("model", "worker"),
+        {(model, label(worker)): one for (model, worker), one in run_times.items()},
+    )  # fmt: skip
+    yield _gauge(
+        "gpu_utilization", "Busy share of a worker's last seconds, 0 to 1.", ("model", "worker"),
+        {(model, label(worker)): share for (model, worker), share in (own.slots or {}).items()},
+    )  # fmt: skip
+    restarts = _zeroed(_keyed(counters.worker_restarts), labels.workers(own), 0)
+    yield _counter(
+        "worker_restarts", "How often a worker's process was replaced.", ("worker",),
+        {(label(worker),): count for (worker,), count in restarts.items()},
+    )  # fmt: skip
+    loads = _zeroed(counters.model_loads, labels.slots(own), 0)
+    yield _counter(
+        "model_loads", "How often a worker has loaded its model.", ("model", "worker"),
+        {(model, label(worker)): count for (model, worker), count in loads.items()},
+    )  # fmt: skip
+    yield from _histogram(
+        "model_load_seconds",
+        "Seconds of a load, from the first step to ready.",
+        ("model",),
+        _zeroed(_keyed(counters.load_seconds), labels.runs(own), zeros.load_seconds[""]),
+    )
+    yield _counter(
+        "model_evictions", "Models that made room on their GPU for another, by why that was loaded.", ("reason",),
+        _zeroed(_keyed(counters.model_evictions), labels.of_batchers(own, labels.EVICTIONS), 0),
+    )  # fmt: skip
+    yield _counter(
+        "large_payloads", "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
+        ("direction", "way"), _zeroed(counters.large_payloads, labels.payloads(own), 0),
+    )  # fmt: skip
+    yield _counter(
+        "wasted_gpu_seconds", "GPU time spent on clients that had left, or on batches that failed.", ("cause",),
+        _zeroed(_keyed(counters.wasted_seconds), labels.of_batchers(own, labels.WASTES), 0.0),
+    )  # fmt: skip
+    breakers = _zeroed(_keyed(counters.breaker_state), labels.workers(own), 0)
+    yield _gauge(
+        "breaker_state", "Circuit breaker: 0 closed, 1 half open, 2 open.", ("backend",),
+        {(label(backend),): state for (backend,), state in breakers.items()},
+    )  # fmt: skip
+
+
+def _of_certificates(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
     yield _gauge(
         "tls_certificate_expiry_timestamp_seconds", "When the certificate of the ports ends, in Unix seconds.",
         (), {} if counters.certificate_ends is None else {(): counters.certificate_ends},
@@ -179,27 +220,61 @@ def families(state: State) -> Iterator[Metric]:
     )  # fmt: skip
     yield _counter(
         "tls_handshakes_failed", "TLS handshakes that failed, by port and reason.",
-        ("port", "reason"), counters.tls_failures,
+        ("port", "reason"), _zeroed(counters.tls_failures, labels.handshakes(own), 0),
     )  # fmt: skip
-    yield _counter(
-        "direct", "Requests answered by the fallback, for want of a broker.", ("model",), _keyed(counters.direct)
-    )
-    yield _counter("retries", "Entries queued again after a failed run.", ("cause",), _keyed(counters.retries))
-    dead = {} if state.letters is None else dict.fromkeys((d.model for d in state.depths), 0) | dict(state.letters)
+
+
+def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]:
+    """Make the metrics of the fleet; they have no samples where another process exports them."""
+    known = fleet or _NOTHING
+    models = {*own.models, *(worker.model for worker in known.workers)} if fleet is not None else set[str]()
+    queues = [(model, tier) for model in models for tier in own.tiers]
+    depths: dict[tuple[str, str], int] = dict.fromkeys(queues, 0)
+    oldest: dict[tuple[str, str], float] = dict.fromkeys(queues, 0.0)
+    tier_of = dict(enumerate(own.tiers))
+    for one in known.depths:  # Of a model with several versions, all together.
+        if one.model in models:
+            key = one.model, tier_of.get(one.tier, str(one.tier))
+            depths[key] = depths.get(key, 0) + one.depth
+            oldest[key] = max(oldest.get(key, 0.0), one.oldest_seconds)
+    yield _gauge("queue_depth", "Entries of the fleet that wait.", ("model", "tier"), depths)
+    yield _gauge("queue_oldest_seconds", "How long the oldest entry has waited.", ("model", "tier"), oldest)
+    yield _gauge("workers", "Workers of the fleet by status.", ("model", "status"), _census(known.workers, models))
+    yield _gauge(
+        "expected_workers", "Healthy workers that the fleet should have; 0: nobody has said.",
+        (), {} if fleet is None else {(): fleet.expected},
+    )  # fmt: skip
+    roles = Counter(member.role for member in known.members)
+    yield _gauge(
+        "processes", "Processes of the fleet by role.",
+        ("role",), {} if fleet is None else {(role.value,): roles[role] for role in Role},
+    )  # fmt: skip
+    capacities = {one.model: one for one in known.capacities if one.model in models}
+    yield _gauge(
+        "capacity_items_per_second", "What the healthy workers of a model do at most together.", ("model",),
+        _keyed(dict.fromkeys(models, 0.0) | {model: one.items_per_second for model, one in capacities.items()}),
+    )  # fmt: skip
+    yield _gauge(
+        "capacity_usable_items_per_second", "That times the target utilisation; 0 while the broker's memory is scarce.",
+        ("model",),
+        _keyed(dict.fromkeys(models, 0.0) | {model: one.usable_per_second for model, one in capacities.items()}),
+    )  # fmt: skip
+    yield _gauge(
+        "capacity_estimated", "Whether that is an estimate yet, as few full batches were seen.", ("model",),
+        _keyed(dict.fromkeys(models, 0) | {model: int(one.estimated) for model, one in capacities.items()}),
+    )  # fmt: skip
+    dead = dict.fromkeys(models, 0) | {model: n for model, n in known.letters.items() if n or model in models}
     yield _gauge("dlq_depth", "Dead letters kept.", ("model",), _keyed(dead))
-    yield _counter(
-        "wasted_gpu_seconds", "GPU time spent on clients that had left, or on batches that failed.",
-        ("cause",), _keyed(counters.wasted_seconds),
-    )  # fmt: skip
-    yield from _histogram(
-        "batching_overhead_seconds",
-        "Headway's own share of a request: end to end less queueing and the run; one sample a batch.",
-        (),
-        {(): counters.overhead_seconds},
+    ever = dict.fromkeys(dead, 0) | {model: n for model, n in known.letters_ever.items() if model in dead}
+    yield _counter("dead_letters", "Dead letters ever kept.", ("model",), _keyed(ever))
+    memory = known.memory
+    yield _gauge(
+        "broker_memory_bytes", "Memory that the broker's servers use.", (), {} if memory is None else {(): memory[0]}
     )
     yield _gauge(
-        "breaker_state", "Circuit breaker: 0 closed, 1 half open, 2 open.", ("backend",), _keyed(counters.breaker_state)
-    )
+        "broker_memory_limit_bytes", "Memory that they may use at most; none: there is no limit.",
+        (), {(): memory[1]} if memory is not None and memory[1] else {},
+    )  # fmt: skip
 
 
 class _One(Collector):
@@ -212,35 +287,48 @@ class _One(Collector):
         return [self._family]
 
 
-def _census(workers: Iterable[WorkerInfo]) -> dict[tuple[str, str], int]:
-    """Workers by model and status, with a zero for each status a model has none of."""
-    counted = Counter((worker.model, worker.status) for worker in workers)
-    models = dict.fromkeys(model for model, _ in counted)
+def _census(workers: Iterable[WorkerInfo], models: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Workers by model and status, with a zero for each status a model has none of.
+
+    A worker that was told to stop has left, as its missing reason says; it is no loss.
+    """
+    there = (one for one in workers if one.status is not WorkerStatus.OFFLINE or one.reason)
+    counted = Counter((worker.model, worker.status) for worker in there)
     return {(model, status.value): counted[model, status] for model in models for status in WorkerStatus}
 
 
-def _keyed(values: Mapping[str, _T]) -> dict[tuple[str, ...], _T]:
+def _keyed(values: Mapping[str, _T]) -> dict[tuple[str], _T]:
     return {(key,): value for key, value in values.items()}
 
 
-def _counter(name: str, text: str, labels: Sequence[str], values: Mapping[_Key, float]) -> Metric:
-    family = CounterMetricFamily(f"headway_{name}", text, labels=labels)
+def _served(values: Mapping[_Key, _T], models: Iterable[str]) -> dict[_Key, _T]:
+    """Values of served models; the model is the first label. A model that is served no longer has no series."""
+    return {key: value for key, value in values.items() if key[0] in models}
+
+
+def _zeroed(values: Mapping[_Key, _T], keys: Iterable[_Key], zero: _T) -> dict[_Key, _T]:
+    """Values with a zero for each key that has none."""
+    return dict.fromkeys(keys, zero) | dict(values)
+
+
+def _counter(name: str, text: str, named: Sequence[str], values: Mapping[_Key, float]) -> Metric:
+    family = CounterMetricFamily(f"headway_{name}", text, labels=named)
     for key, value in values.items():
         family.add_metric(key, value)
     return family
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[_Key, float]) -> Metric:
-    family = GaugeMetricFamily(f"headway_{name}", text, labels=labels)
+def _gauge(name: str, text: str, named: Sequence[str], values: Mapping[_Key, float]) -> Metric:
+    family = GaugeMetricFamily(f"headway_{name}", text, labels=named)
     for key, value in values.items():
         family.add_metric(key, value)
     return family
 
 
-def _histogram(name: str, text: str, labels: Sequence[str], values: Mapping[_Key, Histogram]) -> Iterator[Metric]:
+def _histogram(name: str, text: str, named: Sequence[str], values: Mapping[_Key, Histogram]) -> Iterator[Metric]:
     items = list(values.items())
     for start in range(0, max(1, len(items)), _AT_ONCE):
-        family = HistogramMetricFamily(f"headway_{name}", text, labels=labels)
+        family = HistogramMetricFamily(f"headway_{name}", text, labels=named)
         for key, histogram in items[start : start + _AT_ONCE]:
             bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
             family.add_metric(key, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)

@@ -158,6 +158,12 @@ def test_a_process_alone_shows_no_fleet(port: Port) -> None:
     assert "load          12 requests/s, 3 held" in shown
 
 
+def test_workers_that_are_expected_and_missing_are_told_of(port: Port) -> None:
+    assert "expected are healthy" not in overview(look(Admin(port.url, "")))
+    port.answers["/internal/health"] = (200, {**HEALTH, "expected_workers": 3})
+    assert "workers       1 of 3 expected are healthy\n" in overview(look(Admin(port.url, "")))
+
+
 def test_what_stands_in_a_name_cannot_steer_the_terminal(port: Port) -> None:
     port.answers["/internal/fleet"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
     port.answers["/internal/health"] = (200, {**HEALTH, "policy": "\x1b[31mred"})

@@ -123,6 +123,16 @@ async def test_they_are_counted_by_model(harness: Harness) -> None:
     assert {model: number for model, number in counts.items() if number} == {"m": 2, "other": 1}
 
 
+@story
+async def test_those_that_were_removed_or_replaced_still_count_as_added(harness: Harness) -> None:
+    assert not any((await harness.dead.totals()).values())
+    for id, model in (("a", "m"), ("a", "m"), ("b", "m"), ("c", "other")):
+        await harness.dead.add(letter(id, model=model))
+    await harness.dead.remove("b")
+    totals = await harness.dead.totals()
+    assert {model: number for model, number in totals.items() if number} == {"m": 3, "other": 1}
+
+
 def test_the_oldest_go_when_there_are_too_many() -> None:
     box = DeadLetterBox(capacity=2)
     for id in "abc":

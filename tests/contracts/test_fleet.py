@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
 from headway.model import Capacity, ProcessInfo, Role
 from headway.ports import Fleet
@@ -171,6 +172,17 @@ async def test_the_capacity_of_a_model_is_what_was_published_last(harness: Harne
     assert known["other"].measured_at == pytest.approx(harness.now() - 1.0, abs=harness.grain)
     assert msgspec.structs.replace(known["m"], measured_at=-1.0) == capacity("m", healthy=3)
     assert msgspec.structs.replace(known["other"], measured_at=-1.0) == capacity("other")
+
+
+@story
+async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harness) -> None:
+    await harness.fleet.publish(capacity("retired"))
+    await harness.fleet.publish(capacity("m"))
+    await harness.advance(FORGOTTEN_AFTER - harness.grain)
+    await harness.fleet.publish(capacity("m"))
+    assert {one.model for one in await harness.fleet.capacities()} == {"m", "retired"}
+    await harness.advance(2 * harness.grain)
+    assert {one.model for one in await harness.fleet.capacities()} == {"m"}
 
 
 @story

@@ -94,7 +94,7 @@ def test_without_a_good_key_a_call_is_unauthenticated(metadata: Any) -> None:
     async def main(port: Port) -> None:
         found = await port.client().fail(PREDICT, predict("a"), metadata)
         assert (found.status, found.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
-        assert port.counters.refusals["unauthenticated", "none"] == 1
+        assert port.counters.refusals["unauthenticated", "none", ""] == 1
         assert port.gateway.asked == []
         assert predicted(await port.client().ask(PREDICT, predict("a"), BEARER)).output == b"A"
 

@@ -412,7 +412,7 @@ def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
         call.connection = cast(Any, SimpleNamespace(shutdown=cut.set))
         writing = asyncio.ensure_future(call._write(Stuck(), items))
         await cut.wait()
-        assert refusals == {("request_timeout", "none"): 1}
+        assert refusals == {("request_timeout", "none", ""): 1}
         assert not writing.done()
         writing.cancel()
 

@@ -137,7 +137,7 @@ def test_refusals_at_the_door_are_counted() -> None:
         await stand.ask(post("{}"))
         await stand.ask(post("{}", "/v1/inference", "X-Request-Tier: gold"))
         await stand.ask(b"nonsense\r\n")
-        assert dict(stand.counters.refusals) == {("bad_request", "paid"): 1, ("bad_request", "none"): 2}
+        assert dict(stand.counters.refusals) == {("bad_request", "paid", ""): 1, ("bad_request", "none", ""): 2}
 
     served(main)
 
@@ -219,7 +219,7 @@ def test_no_good_key_is_401_before_the_body_is_read(value: str) -> None:
         assert (await client.answer()).status == 200
         assert stand.gateway.asked[0].principal.user == "ada"
         assert stand.gateway.asked[0].tier == 0
-        assert dict(stand.counters.refusals) == {("unauthenticated", "none"): 1}
+        assert dict(stand.counters.refusals) == {("unauthenticated", "none", ""): 1}
 
     served(main, keys=KEYS)
 

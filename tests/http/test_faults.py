@@ -80,7 +80,7 @@ def test_a_fault_in_the_hot_lane(
             check(await client.answer(), logs)
         assert await client.ended()
         assert (await stand.ask(post(BODY))).status == 200
-        assert stand.counters.refusals["internal", "none"] == 1
+        assert stand.counters.refusals["internal", "none", ""] == 1
 
     served(main)
 

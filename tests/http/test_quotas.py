@@ -56,8 +56,8 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
         assert (answer.status, answer.error) == (429, "RATE_LIMITED")
         assert answer.header["x-headway-dropped-reason"] == "rate"
         assert answer.header["ratelimit"].startswith('"key";r=0;')
-        assert stand.counters.refusals["rate", "paid"] == stand.counters.requests["", "paid", "rate_limited"] == 1
-        assert ("rate", "none") not in stand.counters.refusals
+        assert stand.counters.refusals["rate", "paid", ""] == stand.counters.requests["", "paid", "rate_limited"] == 1
+        assert ("rate", "none", "") not in stand.counters.refusals
         await gone(stand)
 
     served(main, keys=SLOW_KEY, whole=True)
@@ -164,7 +164,7 @@ def test_unfinished_bodies_of_one_tenant_leave_room_for_others() -> None:
         await client.send(whole[:100_000], whole[100_000:])
         assert (await client.answer()).status == 200
         assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
-        assert stand.counters.refusals["bodies", "paid"] == 1
+        assert stand.counters.refusals["bodies", "paid", ""] == 1
         await gone(stand)
 
     served(main, keys=TENANTS, max_bodies_mb=10)

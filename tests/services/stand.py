@@ -32,6 +32,7 @@ from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, S
 from headway.ports import Broker, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
+from headway.telemetry.figures import ProcessFigures
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
@@ -129,8 +130,13 @@ class Stand:
             now=self._now,
             gateway=self.gateway if has.gateway else None,
             ledger=ledger,
+            figures=self._figures,
         )
         return routes.build(process, ready)
+
+    def _figures(self) -> ProcessFigures:
+        gateway = self.gateway
+        return ProcessFigures(self.settings.tier_names, gateway.kinds.models, pending=gateway.pending)
 
     def _member(self) -> ProcessInfo:
         return ProcessInfo(

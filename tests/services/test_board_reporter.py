@@ -87,7 +87,7 @@ def test_counts_of_requests_are_told_as_they_grow() -> None:
     counters.requests["m", "paid", "ok"] += 3
     counters.requests["m", "free", "shed"] += 1
     counters.requests["n", "paid", "internal"] += 1
-    counters.refusals["shed", "free"] += 1
+    counters.refusals["shed", "free", "m"] += 1
     counters.retries["crashed"] += 2
     counters.request_seconds["m", "paid"].observe_all([0.003, 0.003, 0.2])
     flow = meter.read()

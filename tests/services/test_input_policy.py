@@ -132,7 +132,7 @@ def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern() 
         assert ran(stand) == ["a good one"]
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 2}
         assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
-        assert stand.counters.refusals["policy", "paid"] == 1
+        assert stand.counters.refusals["policy", "paid", "m"] == 1
 
     policed(act, WORDS, UNSEEN)
 

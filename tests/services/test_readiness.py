@@ -101,6 +101,18 @@ def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback() -> None:
     run(main)
 
 
+def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_many() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        ready = Readiness(broker, lambda: False, expected=2)
+        for worker, word, count in (("a", "degraded", 1), ("b", "ok", 2)):
+            await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            checks = {"workers": f"{count} of {count} healthy", "expected_workers": 2, "draining": False}
+            assert await ready.look() == (word, checks)
+
+    run(main)
+
+
 def test_what_is_ready_has_told_of_the_workers_that_it_saw() -> None:
     """A request of which the versions are not known waits in another queue than the same one a moment later."""
 

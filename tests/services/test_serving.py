@@ -168,7 +168,7 @@ def test_refusals_at_the_door_do_not_flatter_the_latency() -> None:
             replies = await asyncio.gather(*(stand.ask(str(number)) for number in range(20)))
             refused = sum(reply.failure is not None and reply.failure.reason == "shed" for reply in replies)
             assert 5 < refused < 20
-            assert stand.counters.refusals["shed", "paid"] == refused
+            assert stand.counters.refusals["shed", "paid", "m"] == refused
             latencies = stand.counters.request_seconds["m", "paid"]
             assert latencies.count == 21 - refused
             assert latencies.counts[0] == 0

@@ -25,6 +25,7 @@ class DeadLetterBox:
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
         self._letters: dict[_Key, DeadLetter] = {}
+        self._totals = Counter[str]()
         self._numbers, self._sizes = _budget(capacity), _budget(capacity_bytes)
 
     async def add(self, letter: DeadLetter) -> None:
@@ -32,6 +33,7 @@ class DeadLetterBox:
         key = _key(letter)
         self._drop(key)
         self._letters[key] = letter
+        self._totals[letter.entry.model] += 1
         for budget, size in ((self._numbers, 1), (self._sizes, _letter_bytes(letter))):
             if key in self._letters:
                 for gone in budget.add(key, letter.entry.tenant, size, math.inf, spare=False):
@@ -63,6 +65,10 @@ class DeadLetterBox:
     async def counts(self) -> Mapping[str, int]:
         """See DeadLetters."""
         return Counter(letter.entry.model for letter in self._letters.values())
+
+    async def totals(self) -> Mapping[str, int]:
+        """See DeadLetters."""
+        return self._totals
 
     def _drop(self, key: _Key) -> None:
         self._letters.pop(key, None)

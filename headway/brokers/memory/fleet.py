@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
 from headway.model import Capacity, ProcessInfo
 
@@ -65,4 +66,6 @@ class MemoryFleet:
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
+        since = self._clock() - FORGOTTEN_AFTER
+        self._capacities = {model: one for model, one in self._capacities.items() if one.measured_at >= since}
         return list(self._capacities.values())

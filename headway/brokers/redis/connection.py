@@ -13,6 +13,7 @@ import math
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, TypeVar
 
 import structlog
@@ -29,6 +30,7 @@ from headway.brokers.redis.clients import Client, check_files, connect
 from headway.brokers.redis.server import Deposed
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
+from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
 
@@ -67,11 +69,13 @@ class RedisConnection:
         timeout: longest time in seconds for a call.
         clock: instants that the server uses in place of its own clock; for tests.
         process: name of this process, unique in the fleet; its wake-up lists are found by it.
+        counters: counters of the calls.
 
     Attributes:
         prefix, process: as given.
         servers: number of servers.
         smallest_memory: least `maxmemory` of all servers in bytes; 0: there is no limit, or it is not known yet.
+        memory: bytes in use and `maxmemory` of all servers together, as of the last look; 0: as above.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
@@ -84,7 +88,9 @@ class RedisConnection:
         timeout: float = 1.0,
         clock: Callable[[], float] | None = None,
         process: str = "",
+        counters: Counters | None = None,
     ) -> None:
+        self._counters = Counters() if counters is None else counters
         self.prefix = prefix
         self.process = process
         self._url = url
@@ -100,6 +106,7 @@ class RedisConnection:
         self._evicts = ""
         """Eviction policies that were seen and throw waiting entries away."""
         self.servers, self.smallest_memory = 1, 0
+        self.memory = 0, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
@@ -267,6 +274,8 @@ class RedisConnection:
             self._scarce = scarce
             self._note_policies({str(node.get("maxmemory_policy", KEEPING)) for node in nodes})
             self.servers = len(nodes)
+            limits = [int(node.get("maxmemory") or 0) for node in nodes]
+            self.memory = sum(int(node["used_memory"]) for node in nodes), sum(limits) if all(limits) else 0
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
@@ -311,22 +320,30 @@ class RedisConnection:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:
             raise BrokerUnavailable(self._unfit)
-        bound = wait + self._timeout
+        bound, began = wait + self._timeout, monotonic()
         try:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
-                return await act()
+                answer = await act()
+            if not wait:
+                self._counters.broker_seconds.observe(monotonic() - began)
+            return answer
         except Deposed as exc:
             for client in self._clients:
                 await client.leave(exc.address)
-            raise _told(exc, self._shown) from exc
+            raise self._unanswered(exc) from exc
         except OutOfMemoryError as exc:
             raise OutOfMemory(f"the broker at {self._shown} has no memory left") from exc
         except TROUBLE as exc:
-            raise _told(exc, self._shown) from exc
+            raise self._unanswered(exc) from exc
         except RuntimeError as exc:
             if CLOSED not in str(exc):
                 raise
-            raise _told(exc, self._shown) from exc
+            raise self._unanswered(exc) from exc
+
+    def _unanswered(self, exc: BaseException) -> BrokerUnavailable:
+        """Count a call that was not answered; its error in Headway's words."""
+        self._counters.broker_failures += 1
+        return _told(exc, self._shown)
 
     def _check_server(self, info: Mapping[str, Any]) -> None:
         version = str(info.get("redis_version", ""))

@@ -55,7 +55,7 @@ class RedisDeadLetters:
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
         found = []
-        for _, packed in await self._ask("letters", limit):
+        for _, packed, _ in await self._ask("letters", limit):
             for one in packed:
                 letter = _read(one)
                 if letter is not None:
@@ -78,14 +78,22 @@ class RedisDeadLetters:
 
     async def count(self) -> int:
         """See DeadLetters."""
-        return sum(count for count, _ in await self._ask("letters", 0))
+        return sum(count for count, _, _ in await self._ask("letters", 0))
 
     async def counts(self) -> Mapping[str, int]:
         """See DeadLetters."""
+        return await self._counted(0)
+
+    async def totals(self) -> Mapping[str, int]:
+        """See DeadLetters."""
+        return await self._counted(2)
+
+    async def _counted(self, which: int) -> Mapping[str, int]:
+        """Sums of one of the numbers that `letters` returns, by model."""
         names = [name for name in self._models for _ in range(self._shards)]
         counts = Counter[str]()
-        for name, (count, _) in zip(names, await self._ask("letters", 0), strict=True):
-            counts[model_and_version(name)[0]] += count
+        for name, found in zip(names, await self._ask("letters", 0), strict=True):
+            counts[model_and_version(name)[0]] += found[which]
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:

@@ -17,6 +17,7 @@ from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCo
 from headway.core import (
     admission,
     budget,
+    capacity,
     culprits,
     departure,
     departure_board,
@@ -64,6 +65,7 @@ _NUMBERS: dict[str, float] = {
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
+    "CAPACITY_SECONDS": capacity.FORGOTTEN_AFTER,
     "HEARD_SECONDS": 1.0,  # How old what is written of a gateway may be.
     "MOST_SETTINGS": 1000,
     "COUNTED_FROM": 0.25,  # Share of the longest queue below which the entries of each tenant are not counted.

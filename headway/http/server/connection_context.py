@@ -230,7 +230,7 @@ class ConnectionContext:
         if isinstance(error, OtherProtocol):
             self._hints.tell(error.kind)
         if tier is not None:
-            self.counters.refusals[error.reason or error.code.lower(), tier] += 1
+            self.counters.refusals[error.reason or error.code.lower(), tier, ""] += 1
 
 
 class InferenceContext(ConnectionContext):

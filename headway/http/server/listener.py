@@ -110,6 +110,11 @@ class Listener:
             certificates,
         )
 
+    @property
+    def open_connections(self) -> int:
+        """Number of open connections."""
+        return 0 if self._context is None else len(self._context.state.connections)
+
     async def bind(self) -> None:
         """Take the address, without listening.
 

@@ -71,5 +71,5 @@ redis.register_function{function_name = VERSION .. '_publish', flags = {'allow-o
 end}
 
 redis.register_function{function_name = VERSION .. '_capacities', flags = {'allow-oom'}, callback = function(keys, args)
-  return redis.call('HVALS', keys[1] .. 'capacity')
+  return recent(keys[1] .. 'capacity', clock(args[1]), CAPACITY_SECONDS)
 end}

@@ -5,11 +5,12 @@ redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'
   return 1
 end}
 
--- letters: how many there are, and what is listed of the newest so many of them.
+-- letters: how many there are, what is listed of the newest so many of them, and how many there ever were.
 redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
+  local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)
   if wanted_count == 0 or count == 0 then
-    return {count, {}}
+    return {count, {}, total}
   end
   local newest = redis.call('ZRANGE', keys[1] .. 'o', 0, wanted_count - 1, 'REV')
   local listed = call_each('HMGET', keys[1] .. 'zl', newest)
@@ -18,7 +19,7 @@ redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writ
       listed[i] = dead.listed(redis.call('HGET', keys[1] .. 'z', key))
     end
   end
-  return {count, listed}
+  return {count, listed, total}
 end}
 
 -- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some

@@ -1,0 +1,127 @@
+"""Label values that are known before anything is counted under them.
+
+A series that begins with its first event hides that event from `rate` and `increase`, so every series that a process can
+be expected to have is there from the start, with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+from headway import errors
+from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
+from headway.core.locality.placement import BUSY, COLD, MIN_WARM
+from headway.model import Cause, DedupKind
+from headway.runtime.tls_transport import REASONS
+from headway.telemetry.figures import ProcessFigures
+
+NO_TIER = "none"
+"""Tier of what is refused before anybody knows who asks."""
+NO_MODEL = ""
+"""Model of what is refused before a model that is served is known."""
+
+OUTCOMES = ("ok", "cancelled", *(code.lower() for code in (
+    errors.BACKEND_ERROR, errors.BAD_REQUEST, errors.DEADLINE_EXCEEDED, errors.DRAINING, errors.FORBIDDEN,
+    errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE, errors.INTERNAL, errors.NOT_FOUND, errors.NO_WORKERS,
+    errors.PAYLOAD_TOO_LARGE, errors.RATE_LIMITED, errors.REJECTED_BY_MODEL, errors.REJECTED_BY_POLICY,
+    errors.SERVICE_OVERLOADED, errors.SHED,
+)))  # fmt: skip
+"""Outcomes of requests for a model that is served."""
+REFUSED = (
+    "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy", "rate", "shed",
+)  # fmt: skip
+"""Reasons for which a request for a model that is served is refused."""
+REFUSED_UNREAD = (
+    "bad_request", "bodies", "calls", "forbidden", "headers_too_large", "internal", "method_not_allowed", "not_found",
+    "payload_too_large", "polls", "rate", "request_timeout",
+)  # fmt: skip
+"""Reasons for which a request is refused before its model is known."""
+REFUSED_STRANGERS = ("connections", "unauthenticated")
+"""Reasons for which a request is refused before anybody knows who asks, and never afterwards."""
+DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
+CAUSES = tuple(cause.value for cause in Cause)
+WASTES = ("departed", *CAUSES)
+EVICTIONS = (COLD, BUSY, MIN_WARM)
+WAYS = tuple(product(("in", "out"), ("arena", "frame")))
+EFFECTS = ("changed", "refused", "shadow", "failed")
+SHARED = tuple(product((kind.value for kind in DedupKind), ("joined", "kept")))
+
+
+def requests(own: ProcessFigures) -> Iterable[tuple[str, str, str]]:
+    """Model, tier and outcome of requests."""
+    return product(_served(own), own.tiers, OUTCOMES)
+
+
+def latencies(own: ProcessFigures) -> Iterable[tuple[str, str]]:
+    """Model and tier of requests."""
+    return product(_served(own), own.tiers)
+
+
+def refusals(own: ProcessFigures) -> Iterator[tuple[str, str, str]]:
+    """Reason, tier and model of refusals."""
+    if own.pending is None:
+        return
+    yield from product(REFUSED, own.tiers, own.models)
+    yield from product(REFUSED_UNREAD, (NO_TIER, *own.tiers), (NO_MODEL,))
+    yield from product(REFUSED_STRANGERS, (NO_TIER,), (NO_MODEL,))
+
+
+def shared(own: ProcessFigures) -> Iterator[tuple[str, str, str]]:
+    """Model, kind of the dedup key, and how a request came to another's outcome."""
+    return ((model, kind, how) for model in _served(own) for kind, how in SHARED)
+
+
+def rules(own: ProcessFigures) -> Iterable[tuple[str, str]]:
+    """Rule of the input policy, and what it does."""
+    return product(own.rules, EFFECTS)
+
+
+def direct(own: ProcessFigures) -> Iterable[tuple[str]]:
+    """Model that the fallback answers for."""
+    return ((model,) for model in (own.models if own.fallback else ()))
+
+
+def runs(own: ProcessFigures) -> Iterator[tuple[str]]:
+    """Model that is run here."""
+    return ((model,) for model in sorted({model for model, _ in own.slots or ()}))
+
+
+def departures(own: ProcessFigures) -> Iterator[tuple[str, str]]:
+    """Model that is run here, and reason of a departure."""
+    return ((model, reason) for (model,) in runs(own) for reason in DEPARTURES)
+
+
+def slots(own: ProcessFigures) -> Iterator[tuple[str, str]]:
+    """Model and worker of each slot."""
+    return iter(own.slots or ())
+
+
+def workers(own: ProcessFigures) -> Iterator[tuple[str]]:
+    """Worker of each slot."""
+    return ((worker,) for _, worker in own.slots or ())
+
+
+def of_batchers(own: ProcessFigures, values: Iterable[str]) -> Iterator[tuple[str]]:
+    """Values of the one label of what only batchers count."""
+    return ((value,) for value in (values if own.slots is not None else ()))
+
+
+def causes() -> Iterator[tuple[str]]:
+    """Cause of a retry, which any process may see."""
+    return ((cause,) for cause in CAUSES)
+
+
+def payloads(own: ProcessFigures) -> Iterable[tuple[str, str]]:
+    """Direction and way of large values."""
+    return WAYS if own.slots is not None else ()
+
+
+def handshakes(own: ProcessFigures) -> Iterable[tuple[str, str]]:
+    """Port and reason of handshakes that fail."""
+    return product(own.secure, REASONS)
+
+
+def _served(own: ProcessFigures) -> Iterable[str]:
+    """Models that requests come for."""
+    return own.models if own.pending is not None else ()

@@ -1,0 +1,145 @@
+"""A Prometheus that scrapes processes of Headway on loopback, as a child process.
+
+    with Prometheus(tmp_path / "prometheus", fleet_of_six, rules=[RULES]) as prometheus:
+        prometheus.scraped()
+        assert prometheus.value("sum(headway_workers)") == 4
+
+It is the distribution's. Without one a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.server import Server
+from tests.servers.ports import LOOPBACK, Port
+from tests.servers.reaper import the_reaper
+from tests.servers.redis import lacking
+
+_CONFIG = """
+global: {{scrape_interval: {interval}, scrape_timeout: {interval}, evaluation_interval: {interval}}}
+rule_files: {rules}
+scrape_configs:
+  - job_name: headway
+    static_configs: {targets}
+"""
+
+
+def program(name: str) -> str:
+    """Path of `prometheus` or `promtool`; without one the test is skipped, or fails."""
+    path = shutil.which(name)
+    if path is None:
+        lacking(f"{name} is not on the path; on Debian and Ubuntu: apt-get install prometheus")
+    return path
+
+
+class Prometheus:
+    """One Prometheus; `with` starts it and ends it.
+
+    Arguments:
+        folder: where its files are; made if need be.
+        scraped: the processes whose admin ports it scrapes, each under its role.
+        rules: its rule files.
+        interval: time between two scrapes, and between two evaluations of the rules.
+    """
+
+    def __init__(
+        self, folder: Path, scraped: Sequence[Server], rules: Sequence[Path] = (), interval: str = "1s"
+    ) -> None:
+        self._program = program("prometheus")
+        self._folder = folder
+        self._port = Port()
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        targets = [
+            {"targets": [f"{LOOPBACK}:{server.admin_port}"], "labels": {"role": server.role}} for server in scraped
+        ]
+        self._count = len(targets)
+        config = _CONFIG.format(interval=interval, rules=json.dumps(list(map(str, rules))), targets=json.dumps(targets))
+        (folder / "prometheus.yml").write_text(config, encoding="utf-8")
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{LOOPBACK}:{self._port.number}"
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each sample that an expression has now."""
+        answer = self._ask("query", query=expression)
+        if answer["resultType"] == "scalar":
+            return [({}, float(answer["result"][1]))]
+        return [(one["metric"], float(one["value"][1])) for one in answer["result"]]
+
+    def value(self, expression: str) -> float | None:
+        """Value of an expression that has one sample; None when it has none."""
+        found = self.query(expression)
+        assert len(found) <= 1, found
+        return found[0][1] if found else None
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule, with its state and its last error."""
+        groups: list[dict[str, Any]] = self._ask("rules")["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        alerts: list[dict[str, Any]] = self._ask("alerts")["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+    def scraped(self) -> None:
+        """Wait until every process has been scraped."""
+        wait_until(lambda: self.value("sum(up)") == self._count)
+
+    def close(self) -> None:
+        """End it if it runs, and give up its port."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE)
+            the_reaper().forget(self._process.pid)
+        self._port.close()
+
+    def __enter__(self) -> Self:
+        command = [
+            self._program,
+            f"--config.file={self._folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--web.listen-address={LOOPBACK}:{self._port.number}",
+        ]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        the_reaper().watch(self._process.pid)
+        try:
+            wait_until(self._answers)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _answers(self) -> bool:
+        assert self._process
+        if self._process.poll() is not None:
+            said = (self._folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise AssertionError(f"prometheus ended with code {self._process.returncode} instead of starting:\n{said}")
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _ask(self, what: str, **parameters: str) -> Any:
+        body = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self.url}/api/v1/{what}?{body}", timeout=PATIENCE) as answer:
+            told = json.load(answer)
+        assert told["status"] == "success", told
+        return told["data"]

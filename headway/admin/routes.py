@@ -21,7 +21,10 @@ from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.admin import dead_letters, request_status, snapshot
+from headway.admin.dashboard import files
+from headway.admin.dashboard.hub import Hub
 from headway.admin.dashboard.sign_in import SignIn
+from headway.admin.dashboard.stream import EventStream
 from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
@@ -57,6 +60,8 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
             *request_status.routes(process),
             *dead_letters.routes(process),
             *sign_in.routes(),
+            Route("/internal/events", EventStream(Hub(process), sessions.valid).answer),
+            *files.routes(),
         ],
         exception_handlers=handlers(_IS_ADMIN, "/v1/"),
     )

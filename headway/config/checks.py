@@ -390,6 +390,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("max_input_chars", 0, 1 << 30),
     _between("max_parameters", 0, 10_000),
     _between("access_log", 0, 1),
+    _between("promise_ms", 1, MAX_REQUEST_TIMEOUT_MS),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),

@@ -381,6 +381,12 @@ class Settings:
         _ADMIN_LOG,
         "Names, with commas between them, by which the admin port may be asked besides loopback and IP addresses.",
     )
+    promise_ms: float = _setting(
+        200.0,
+        _ADMIN_LOG,
+        "Latency that is promised for 95 % of the requests; the dashboard shows it beside theirs.",
+        "ms",
+    )
     log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")
     log_json: bool = _setting(False, _ADMIN_LOG, "Log lines as JSON.")
     access_log: float = _setting(

@@ -202,7 +202,7 @@ class Connection(HttpToolsProtocol):
             return
         state = self.scope["state"]
         state["request_id"] = shown = SHOWN + self.id
-        state["shut"] = self.context.shut
+        state["shut"], state["cut"] = self.context.shut, self.shutdown
         state["encode_error"] = self.encode_error
         self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
         self.cycle.keep_alive = head.keep and not self.context.closing

@@ -1,0 +1,51 @@
+"""Files of the dashboard's page, as they are in the package. They hold nothing secret, so they need no credential."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content security policy: everything comes from this port, nothing is inline, and no other page frames it."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def routes() -> list[Route]:
+    """Make a route for each file; the page itself is `/dashboard`."""
+    found = []
+    for file in sorted(resources.files("headway.admin.dashboard").joinpath("page").iterdir(), key=lambda one: one.name):
+        path = "/dashboard" if file.name == "index.html" else f"/dashboard/{file.name}"
+        found.append(Route(path, _File(file.read_bytes(), TYPES[file.name.rpartition(".")[2]]).answer))
+    return found
+
+
+class _File:
+    def __init__(self, body: bytes, media_type: str) -> None:
+        self._body, self._type = body, media_type
+        self._tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+    async def answer(self, request: Request) -> Response:
+        headers = {**HEADERS, "etag": self._tag}
+        if request.headers.get("if-none-match") == self._tag:
+            return Response(status_code=304, headers=headers)
+        return Response(self._body, headers=headers, media_type=self._type)

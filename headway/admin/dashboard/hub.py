@@ -1,0 +1,231 @@
+"""Hub of the dashboard: follows the departure board while somebody looks, and tells all viewers the same events.
+
+    start   everything: half an hour of rows, the departures of the last minutes, the fleet as it is
+    tick    what is new: twice a second if there are departures, else once; it is the stream's heartbeat, too
+
+Nothing runs here while nobody looks. A viewer that comes back within a minute, and says by `Last-Event-ID` what it has
+had, gets the ticks since instead of everything. While the broker is out of reach ticks say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from typing import Any
+
+import msgspec
+import structlog
+
+from headway import __version__
+from headway.admin import snapshot
+from headway.admin.dashboard.history import STEP, FleetHistory
+from headway.admin.dashboard.viewers import Viewer
+from headway.admin.process import ProcessView
+from headway.core.departure_board import RECENT_SECONDS
+from headway.errors import BrokerUnavailable
+from headway.http.readiness import soon
+from headway.model.board import BatchDeparture, Notice
+
+log = structlog.get_logger(__name__)
+
+TICK = 0.5
+"""Seconds between two ticks with departures; the state of the fleet is asked for with every second one."""
+REMEMBERED = 120
+"""Ticks that a viewer may have missed and still get."""
+MOST_VIEWERS = 100
+"""Most streams of one process."""
+MOST_DEPARTURES = 20_000
+"""Most departures that are shown at a start."""
+AGAIN_AFTER = 1.0
+"""Seconds after which a board that did not answer is read again."""
+
+
+class Hub:
+    """Hub of one process.
+
+    Arguments:
+        process: view of the process.
+    """
+
+    def __init__(self, process: ProcessView) -> None:
+        self._process = process
+        self._viewers: set[Viewer] = set()
+        self._waiting: list[Viewer] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._begin()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many viewers as may be."""
+        return len(self._viewers) >= MOST_VIEWERS
+
+    def join(self, viewer: Viewer, last_event: str, shut: asyncio.Event) -> None:
+        """Begin to tell a viewer. `last_event` is the id of the last event that it has had; `shut` is set as the port closes."""
+        self._viewers.add(viewer)
+        self._shut = shut
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [loop.create_task(self._follow()), loop.create_task(self._tell())]
+        missed = self._since(last_event)
+        if missed is None:
+            self._waiting.append(viewer)
+            self._due.set()
+        else:
+            for event in missed:
+                viewer.offer(event)
+
+    def leave(self, viewer: Viewer) -> None:
+        """Tell a viewer no more."""
+        self._viewers.discard(viewer)
+        viewer.left()
+        if not self._viewers:
+            for task in self._tasks:
+                task.cancel()
+            self._tasks = []
+            self._begin()
+
+    def _begin(self) -> None:
+        """Forget everything: it is read again when somebody comes."""
+        self._run = secrets.token_hex(4)
+        self._number = 0
+        self._history = FleetHistory(self._process.settings.tier_names)
+        self._departures: OrderedDict[tuple[str, float], BatchDeparture] = OrderedDict()
+        self._changes: deque[list[Any]] = deque(maxlen=1000)
+        self._news: dict[tuple[str, float], BatchDeparture] = {}
+        self._new_changes: list[list[Any]] = []
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED)
+        self._state: snapshot.Snapshot | None = None
+        self._away = ""
+        self._read = False
+        self._due = asyncio.Event()
+
+    def _since(self, last_event: str) -> list[bytes] | None:
+        """Ticks after an event; None where they are not all known."""
+        run, _, number = last_event.partition("-")
+        if run != self._run or not (number.isascii() and number.isdigit()) or not self._sent:
+            return None
+        last = int(number[:18])
+        if not self._sent[0][0] - 1 <= last <= self._number:
+            return None
+        return [event for sent, event in self._sent if sent > last]
+
+    async def _follow(self) -> None:
+        """Read the board."""
+        board, cursor = self._process.board, ""
+        while True:
+            try:
+                if not cursor:
+                    for notice in await board.history():
+                        self._history.add(notice)
+                notices, cursor = await board.read(cursor)
+                counted = self._read
+                for notice in notices:
+                    self._take(notice, counted)
+                self._away = ""
+            except BrokerUnavailable as exc:
+                self._away = str(exc)
+                await asyncio.sleep(AGAIN_AFTER)
+            if cursor and not self._read:
+                self._read = True
+                self._due.set()
+
+    def _take(self, notice: Notice, counted: bool) -> None:
+        """Note what a notice tells. `counted`: its counts are new, and not those of the history."""
+        for departure in notice.departures:
+            key = departure.worker, departure.left
+            self._news[key] = self._departures[key] = departure
+            self._departures.move_to_end(key)
+        changes = [
+            [round(notice.at - one.ago, 3), one.worker, one.model, one.status, one.restarts] for one in notice.changes
+        ]
+        self._changes.extend(changes)
+        self._new_changes += changes
+        if counted:
+            self._history.add(notice)
+        oldest = notice.at - RECENT_SECONDS
+        while self._departures:
+            key = next(iter(self._departures))
+            if key[1] >= oldest and len(self._departures) <= MOST_DEPARTURES:
+                break
+            del self._departures[key]
+
+    async def _tell(self) -> None:
+        """Tell all viewers what is new, until the port closes."""
+        count = 0
+        while not self._shut.is_set():
+            if count % 2 == 0 or self._waiting:
+                await self._look()
+            if self._read or self._away:
+                self._tick(count % 2 == 0)
+                self._welcome()
+                count += 1
+            self._due.clear()
+            try:
+                await asyncio.wait_for(self._due.wait(), TICK)
+            except TimeoutError:
+                continue
+        for viewer in self._viewers:
+            viewer.end()
+
+    async def _look(self) -> None:
+        try:
+            self._state = await soon(snapshot.collect(self._process))
+            self._away = ""
+        except BrokerUnavailable as exc:
+            self._away = str(exc)
+
+    def _tick(self, whole: bool) -> None:
+        """Send what is new since the last tick; with `whole` also the state of the fleet."""
+        if not (whole or self._news or self._new_changes):
+            return
+        told: dict[str, Any] = {
+            "now": self._now(),
+            "rows": self._history.changed(),
+            "departures": list(self._news.values()),
+            "changes": self._new_changes,
+            "away": self._away,
+        }
+        if whole:
+            told |= {"snapshot": self._state, "recent": self._history.recent(self._now())}
+        self._news, self._new_changes = {}, []
+        self._number += 1
+        event = _event("tick", f"{self._run}-{self._number}", told)
+        self._sent.append((self._number, event))
+        welcome = set(self._waiting)
+        for viewer in self._viewers - welcome:
+            viewer.offer(event)
+
+    def _welcome(self) -> None:
+        """Send everything to those that have come since the last tick."""
+        if not self._waiting:
+            return
+        process = self._process
+        told = {
+            "id": process.id,
+            "role": process.role.value,
+            "version": __version__,
+            "replays": process.gateway is not None,
+            "tiers": process.settings.tier_names,
+            "promise_ms": process.settings.promise_ms,
+            "step": STEP,
+            "now": self._now(),
+            "rows": self._history.rows(),
+            "departures": list(self._departures.values()),
+            "changes": list(self._changes),
+            "snapshot": self._state,
+            "recent": self._history.recent(self._now()),
+            "away": self._away,
+        }
+        event = _event("start", f"{self._run}-{self._number}", told)
+        for viewer in self._waiting:
+            viewer.offer(event)
+        self._waiting.clear()
+
+    def _now(self) -> float:
+        return round(self._state.now, 3) if self._state is not None else 0.0
+
+
+def _event(kind: str, id: str, told: object) -> bytes:
+    """Event as it travels; JSON has no line breaks of its own."""
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), kind.encode(), msgspec.json.encode(told))

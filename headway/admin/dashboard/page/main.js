@@ -1,0 +1,116 @@
+// The dashboard: one stream of events, from which everything on the page follows.
+
+import { Board } from "./board.js";
+import { Charts } from "./charts.js";
+import { find } from "./dom.js";
+import { recolour } from "./drawing.js";
+import { Letters } from "./letters.js";
+import { Events, batches, figures, legend, tables } from "./panels.js";
+import { session, showSignIn, signOut } from "./session.js";
+
+const SILENT = 4_000; // Milliseconds without an event after which the page says that it is behind.
+const AGAIN = 2_000; // Milliseconds after which a stream that was refused is tried again.
+
+const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters();
+let stream = null, about = null, heard = 0;
+
+const wall = (instant) => new Date(Date.now() - (board.now() - instant) * 1000);
+
+function say(kind, text) {
+  const line = find("state-text");
+  if (line.textContent !== text) line.textContent = text;
+  find("state").querySelector(".dot").className = `dot ${kind}`;
+}
+
+function start(told) {
+  about = told;
+  board.clear();
+  events.clear();
+  find("who").textContent = `${told.role} ${told.id} · version ${told.version}`;
+  document.title = `Headway · ${told.id}`;
+  legend(told.tiers);
+  letters.replays = told.replays;
+  charts.start(told.rows, told.tiers, told.promise_ms);
+  find("dashboard").hidden = false;
+  take(told);
+}
+
+function take(told) {
+  heard = performance.now();
+  if (told.now) board.hear(told.now);
+  if (told.away) say("bad", `The broker is out of reach: ${told.away}`);
+  else say("good", "Live");
+  board.add(told.departures, told.changes);
+  events.add(told.departures, told.changes, wall);
+  charts.add(told.rows);
+  if (told.snapshot) {
+    board.see(told.snapshot.workers.filter((worker) => worker.status !== "offline"));
+    figures(told.recent, told.snapshot, about.promise_ms);
+    tables(told.recent, told.snapshot, about.tiers, about.promise_ms);
+    charts.label(told.recent, told.snapshot);
+    charts.draw(board.now());
+    batches(board, about.tiers, wall);
+    letters.see(told.snapshot.dead_letters);
+  }
+}
+
+function listen() {
+  stream?.close();
+  stream = new EventSource("internal/events");
+  stream.addEventListener("start", (event) => start(JSON.parse(event.data)));
+  stream.addEventListener("tick", (event) => about && take(JSON.parse(event.data)));
+  stream.addEventListener("dropped", (event) => say("warn", `Connecting again: ${JSON.parse(event.data).reason}.`));
+  stream.onerror = () => {
+    if (stream.readyState === EventSource.CLOSED) { stream = null; setTimeout(enter, AGAIN); }
+    say("bad", "No connection; trying again …");
+  };
+}
+
+async function enter() {
+  let found;
+  try { found = await session(); } catch (error) {
+    say("bad", error.message);
+    setTimeout(enter, AGAIN);
+    return;
+  }
+  if (!found.signed_in) {
+    say("warn", "Not signed in");
+    showSignIn(enter);
+    return;
+  }
+  find("sign-out").hidden = !found.needed;
+  listen();
+}
+
+find("sign-out").addEventListener("click", async () => {
+  stream?.close();
+  stream = null;
+  try { await signOut(); } finally { about = null; enter(); }
+});
+
+find("batches").addEventListener("toggle", () => about && batches(board, about.tiers, wall));
+setInterval(() => {
+  if (stream && heard && performance.now() - heard > SILENT && stream.readyState === EventSource.OPEN) say("warn", "Nothing heard for some seconds …");
+}, 1_000);
+
+// Themes: the system's, unless another one was chosen in this browser.
+const THEMES = ["system", "light", "dark"], dark = matchMedia("(prefers-color-scheme: dark)");
+let theme = "system";
+try { theme = localStorage.getItem("headway-theme") ?? "system"; } catch { /* Storage may be forbidden. */ }
+
+function paint() {
+  document.documentElement.dataset.theme = theme === "dark" || (theme !== "light" && dark.matches) ? "dark" : "light";
+  find("theme").textContent = `Theme: ${theme}`;
+  recolour();
+  if (about) { charts.draw(board.now()); board.draw(true); }
+}
+
+find("theme").addEventListener("click", () => {
+  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  try { localStorage.setItem("headway-theme", theme); } catch { /* It lasts as long as this page, then. */ }
+  paint();
+});
+dark.addEventListener("change", paint);
+window.addEventListener("resize", () => about && charts.draw(board.now()));
+paint();
+enter();

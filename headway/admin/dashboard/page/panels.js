@@ -1,0 +1,100 @@
+// The panels beside the board: figures, tables and events.
+
+import { FILL, LEFT, MODEL, REASON, SECONDS, SIZE, TIERS, WORKER, cameBack, failed } from "./board.js";
+import { el, find, plain, rows, status, swatch } from "./dom.js";
+import { age, clock, milliseconds, rate, share } from "./format.js";
+
+const STALE = 10; // Seconds after which a capacity is no longer taken for the present one.
+const EVENTS = 60;
+
+const body = (id) => find(id).tBodies[0];
+
+export function legend(tiers) {
+  find("legend").replaceChildren(...tiers.map((tier, index) => el("li", {}, swatch(index), tier)));
+}
+
+export function figures(recent, snapshot, promise) {
+  const sum = (found) => Object.values(found).reduce((total, one) => total + one, 0);
+  const [, p95] = recent.latency;
+  const healthy = snapshot.workers.filter((worker) => worker.status === "healthy").length;
+  const there = snapshot.workers.filter((worker) => worker.status !== "offline").length;
+  const waiting = snapshot.queues.reduce((total, queue) => total + queue.depth, 0);
+  const oldest = Math.max(0, ...snapshot.queues.map((queue) => queue.oldest_seconds));
+  const shown = [
+    ["requests/s", rate(sum(recent.ended)), false],
+    [`P95 of ${promise} ms promised`, milliseconds(p95), p95 !== null && p95 * 1000 > promise],
+    [waiting ? `waiting, oldest ${milliseconds(oldest)}` : "waiting", waiting, false],
+    ["refused/s", rate(sum(recent.refused)), false],
+    ["workers healthy", `${healthy} of ${there}`, healthy < there || !there],
+    ["dead letters", snapshot.dead_letters, false],
+  ];
+  const mark = JSON.stringify(shown);
+  if (figures.mark === mark) return;
+  figures.mark = mark;
+  find("figures").replaceChildren(...shown.map(([name, value, over]) => el("li", { class: over ? "over" : null }, el("b", {}, value), el("span", {}, name))));
+}
+
+export function tables(recent, snapshot, tiers, promise) {
+  rows(body("latency"), recent.tiers, (one) => plain(
+    el("span", {}, swatch(tiers.indexOf(one.tier)), one.tier), [rate(one.answered), "n"],
+    ...one.latency.map((value, index) => [milliseconds(value), index === 1 && value !== null && value * 1000 > promise ? "n bad" : "n"]),
+  ), (one) => one.tier);
+  const models = [...new Set([...snapshot.capacities.map((one) => one.model), ...Object.keys(recent.ended)])].filter(Boolean).sort();
+  rows(body("capacity"), models, (model) => {
+    const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds < STALE);
+    const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
+    const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}` : "–";
+    return plain([model, "name"], [rate(recent.ended[model] ?? 0), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
+  }, (model) => model, "No model is known.");
+  rows(body("queue"), snapshot.queues, (one) => plain(
+    el("span", {}, swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.version ? `${one.model} version ${one.version}` : one.model, "name"],
+    [one.depth, "n"], [one.depth ? milliseconds(one.oldest_seconds) : "–", "n"],
+  ), (one) => JSON.stringify([one.model, one.version, one.tier]));
+  const reasons = [["refused", recent.refused], ["failed", recent.failed], ["retried", recent.retries]]
+    .flatMap(([what, found]) => Object.entries(found).map(([reason, value]) => ({ what, reason, value })));
+  const refusals = new Set(Object.keys(recent.refused));
+  rows(body("refusals"), reasons.filter((one) => one.what !== "failed" || !refusals.has(one.reason)), (one) => plain(one.what, [one.reason, "name"], [rate(one.value), "n"]),
+    (one) => JSON.stringify([one.what, one.reason]), "None in the last 10 seconds.");
+  rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
+    [one.worker_id, "name"], one.version ? `${one.model} (${one.version})` : one.model,
+    el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : ""), [share(one.utilisation), "n"], [one.restarts, "n"],
+  ), (one) => one.worker_id, "No worker is there.");
+  rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
+    [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, one.host, one.version, [one.pending, "n"], [rate(one.requests_per_second), "n"], [age(one.age_seconds), "n"],
+  ), (one) => one.id);
+}
+
+export function batches(board, tiers, wall) {
+  const table = find("batches");
+  if (!table.open) return;
+  rows(table.querySelector("tbody"), board.latest(30), (one) => plain(
+    clock(wall(one[LEFT])), [one[WORKER], "name"], one[MODEL], one[SIZE], share(one[FILL]),
+    one[TIERS].map((count, tier) => (count ? `${count} ${tiers[tier] ?? tier}` : "")).filter(Boolean).join(", "),
+    one[REASON], one[SECONDS] ? milliseconds(one[SECONDS]) : "–", [cameBack(one), failed(one) ? "bad" : ""],
+  ), (one) => `${one[WORKER]} ${one[LEFT]}`);
+}
+
+// What went wrong, and what came back: newest first.
+export class Events {
+  constructor() { this.known = new Map(); }
+
+  clear() { this.known.clear(); }
+
+  add(departures, changes, wall) {
+    for (const one of departures) {
+      if (failed(one)) this.known.set(`b ${one[WORKER]} ${one[LEFT]}`, [one[LEFT] + one[SECONDS], `${one[WORKER]}: a batch of ${one[SIZE]} came back ${cameBack(one)}`, "bad"]);
+    }
+    for (const [at, worker, , name, restarts] of changes) {
+      const text = restarts ? `${worker} is ${name}, after ${restarts} ${restarts === 1 ? "restart" : "restarts"}` : `${worker} is ${name}`;
+      this.known.set(`c ${worker} ${at} ${name}`, [at, text, name === "healthy" ? "good" : "warn"]);
+    }
+    const newest = [...this.known].sort(([, one], [, other]) => other[0] - one[0]).slice(0, EVENTS);
+    this.known = new Map(newest);
+    const mark = newest.map(([key]) => key).join("\n");
+    if (mark === this.mark) return;
+    this.mark = mark;
+    find("events").replaceChildren(...(newest.length
+      ? newest.map(([, [at, text, kind]]) => el("li", {}, el("time", {}, clock(wall(at))), el("span", { class: `dot ${kind}`, "aria-hidden": "true" }), " ", text))
+      : [el("li", { class: "none" }, "None in the last 3 minutes.")]));
+  }
+}

@@ -1,0 +1,315 @@
+"""The dashboard's stream: what it tells, how it goes on after a break, and what becomes of slow and unwelcome viewers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headway.admin.dashboard.history import STEP, WINDOW, FleetHistory, percentiles
+from headway.admin.dashboard.hub import MOST_VIEWERS, REMEMBERED, TICK
+from headway.admin.dashboard.viewers import BUFFER, DROP_GRACE, Viewer
+from headway.core.departure_board import HISTORY_SECONDS
+from headway.errors import BrokerUnavailable
+from headway.http.problem import encode_problem
+from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
+from tests import virtual_time
+from tests.http.test_admin import Port, Touchy, played
+from tests.http.test_admin_guard import HERE, TOKEN, cookie_in, sign_in
+from tests.services.stand import Stand
+
+
+class Tab:
+    """One open stream; `reads` is cleared while its client takes nothing."""
+
+    def __init__(self, port: Port, **fields: str) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.cut = False
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.shut = asyncio.Event()
+        self._heard = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._text = b""
+        headers = {"host": "127.0.0.1:9000", **{name.replace("_", "-"): value for name, value in fields.items()}}
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+            "path": "/internal/events", "raw_path": b"/internal/events", "root_path": "", "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 9000),
+            "state": {"request_id": "r", "encode_error": encode_problem, "shut": self.shut, "cut": self._cut},
+        }  # fmt: skip
+        self.running = asyncio.ensure_future(port.app(scope, self._receive, self._send))
+
+    async def until(self, kind: str, count: int = 1) -> Any:
+        """Data of the event of a kind that completes `count` of them."""
+        while len(found := [data for name, _, data in self.events if name == kind]) < count:
+            assert not self.running.done(), self.events
+            self._heard.clear()
+            await self._heard.wait()
+        return found[count - 1]
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await self.running
+
+    @property
+    def last(self) -> str:
+        """Id of the last event."""
+        return self.events[-1][1]
+
+    def _cut(self) -> None:
+        self.cut = True
+        self.reads.set()
+        self._gone.set()
+
+    async def _receive(self) -> dict[str, Any]:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return
+        self._text += message.get("body", b"")
+        *whole, self._text = self._text.split(b"\n\n")
+        for event in whole:
+            fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))
+            if "event" in fields:
+                self.events.append((fields["event"], fields.get("id", ""), json.loads(fields["data"])))
+        self._heard.set()
+
+
+def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        await asyncio.gather(*(stand.asking(f"text {number}", tier=number % 3) for number in range(6)))
+        await asyncio.sleep(3)
+        tab = Tab(port)
+        start = await tab.until("start")
+        assert tab.headers["content-type"].startswith("text/event-stream")
+        assert (tab.headers["x-accel-buffering"], tab.headers["cache-control"]) == ("no", "no-store")
+        assert "content-length" not in tab.headers
+        assert (start["role"], start["tiers"], start["promise_ms"]) == ("serve", ["enterprise", "paid", "free"], 200.0)
+        assert sum(one[4] for one in start["departures"]) == 6
+        assert sum(row[2] for row in start["rows"]) * STEP == 6
+        assert [worker["status"] for worker in start["snapshot"]["workers"]] == ["healthy"]
+        assert [change[3] for change in start["changes"]] == ["starting", "healthy"]
+        await stand.ask("one more")
+        while not (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["departures"]:
+            assert "worker_id" not in str(tick.get("departures"))
+        assert {one[9] for one in tick["departures"]} <= {"", ARRIVED}
+        await tab.leave()
+
+    played(scene)
+
+
+def test_a_quiet_fleet_is_heard_of_every_second() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        tab, loop = Tab(port), asyncio.get_running_loop()
+        await tab.until("tick")
+        begun = loop.time()
+        await tab.until("tick", 6)
+        assert loop.time() - begun <= 5 * 2 * TICK + TICK
+        await tab.leave()
+
+    played(scene)
+
+
+def test_a_tab_that_comes_back_gets_what_it_has_missed() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        stays, leaves = Tab(port), Tab(port)
+        await leaves.until("tick", 2)
+        await leaves.leave()
+        await stand.ask("meanwhile")
+        await asyncio.sleep(5)
+        back = Tab(port, last_event_id=leaves.last)
+        await back.until("tick", 3)
+        assert "start" not in {name for name, _, _ in back.events}
+        known = [id for _, id, _ in stays.events]
+        again = [id for _, id, _ in back.events]
+        assert again == known[known.index(leaves.last) + 1 :][: len(again)], "all that were sent since, in order, once"
+        for unknown in (
+            "",
+            "x",
+            "other-1",
+            "-",
+            leaves.last.split("-")[0] + "-99999",
+            leaves.last.split("-")[0] + "-٣",
+        ):
+            fresh = Tab(port, last_event_id=unknown.encode().decode("latin-1"))
+            await fresh.until("start")
+            await fresh.leave()
+        await asyncio.sleep((REMEMBERED + 10) * 2 * TICK)
+        late = Tab(port, last_event_id=leaves.last)
+        await late.until("start")
+        for tab in (stays, back, late):
+            await tab.leave()
+
+    played(scene)
+
+
+def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_nothing() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        slow, quick = Tab(port), Tab(port)
+        await slow.until("tick")
+        slow.reads.clear()
+        before = len(quick.events)
+        await asyncio.sleep((BUFFER + 4) * 2 * TICK)
+        assert len(quick.events) >= before + BUFFER
+        assert not slow.cut
+        slow.reads.set()
+        told = await slow.until("dropped")
+        assert "did not take its events in time" in told["reason"]
+        await slow.running
+        await quick.leave()
+
+    played(scene)
+
+
+def test_a_tab_that_never_reads_again_is_cut_off() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        tab = Tab(port)
+        await tab.until("tick")
+        tab.reads.clear()
+        await asyncio.sleep((BUFFER + 4) * 2 * TICK + DROP_GRACE)
+        assert tab.cut
+        await tab.running
+
+    played(scene)
+
+
+def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
+    async def main(_: Callable[[], float]) -> None:
+        viewer = Viewer(lambda: None)
+        for number in range(3):
+            viewer.offer(b"%d" % number)
+        assert await viewer.next() == b"012"
+        for _ in range(BUFFER + 10):
+            viewer.offer(b"x")
+        assert b"dropped" in (await viewer.next() or b"")
+        assert await viewer.next() is None
+        viewer.left()
+
+    virtual_time.run(main)
+
+
+def test_signing_out_ends_the_stream() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        assert (await port.get("/internal/events")).status == 401
+        cookie = cookie_in(await sign_in(port))
+        tab = Tab(port, cookie=cookie)
+        await tab.until("start")
+        await port.ask("DELETE", "/dashboard/session", fields={**HERE, "cookie": cookie})
+        await asyncio.wait_for(tab.running, 2 * TICK + 0.1)
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_streams_end_when_the_port_closes() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        tab = Tab(port)
+        await tab.until("start")
+        tab.shut.set()
+        await asyncio.wait_for(tab.running, 2 * TICK)
+
+    played(scene)
+
+
+def test_there_are_only_so_many_streams() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        tabs = [Tab(port) for _ in range(MOST_VIEWERS)]
+        await tabs[-1].until("start")
+        refused = await port.get("/internal/events")
+        assert (refused.status, refused.json["error"]) == (503, "SERVICE_OVERLOADED")
+        await asyncio.gather(*(tab.leave() for tab in tabs))
+        last = Tab(port)
+        await last.until("start")
+        await last.leave()
+
+    played(scene)
+
+
+class Away:
+    """A board, and all else of a broker, that is out of reach until it is back."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+        self.back = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*arguments: Any) -> Any:
+            if not self.back.is_set():
+                raise BrokerUnavailable("connection refused")
+            for part in (self._stand.broker, self._stand.fleet, self._stand.dead):
+                if hasattr(part, name):
+                    return await getattr(part, name)(*arguments)
+            raise AttributeError(name)
+
+        return ask
+
+
+def test_without_the_broker_the_stream_says_so_until_it_is_back() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        away = Away(stand)
+        tab = Tab(Port(stand, broker=away))
+        start = await tab.until("start")
+        assert (start["away"], start["snapshot"]) == ("connection refused", None)
+        away.back.set()
+        while (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["away"]:
+            pass
+        assert tick["snapshot"]["workers"]
+        await tab.leave()
+
+    played(scene, backend=Touchy())
+
+
+@pytest.mark.parametrize("path", ["/dashboard", "/dashboard/main.js", "/dashboard/style.css", "/dashboard/icon.svg"])
+def test_the_page_is_served_without_a_credential_under_a_strict_policy(path: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        page = await port.get(path)
+        assert page.status == 200
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+        assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert (await port.ask("GET", path, fields={"if-none-match": page.headers["etag"]})).status == 304
+        assert (await port.ask("GET", path, host="evil.example")).status == 403
+        for missing in ("/dashboard/../routes.py", "/dashboard/main.py", "/dashboard/"):
+            assert (await port.get(missing)).status == 404
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_percentiles_lie_within_their_buckets() -> None:
+    assert percentiles([0] * 31) == [None, None, None]
+    assert percentiles([0, 0, 10]) == [0.0015, 0.0019, 0.002]
+    assert percentiles([0] * 30 + [5]) == [600.0] * 3, "what is above all bounds counts as the last of them"
+
+
+def test_history_adds_up_over_processes_and_is_bounded() -> None:
+    history = FleetHistory(["paid", "free"])
+    flow = RequestFlow(1.0, {"paid": 4}, {"shed": 2}, {"shed": 2}, {"m": 6}, {"paid": {3: 4}}, {"crashed": 1})
+    for process in ("a", "b"):
+        history.add(Notice(process, flow=flow, at=100.5))
+    history.add(Notice("a", fleet=FleetFigures((1, 2), (0.1, 0.3), 90.0, 70.0, 2, 3), at=100.9))
+    [row] = history.changed()
+    assert row[:5] == [100, 6.0, 4.0, 2.0, 2.0]
+    assert row[5:8] == pytest.approx([0.0035, 0.00485, 0.005], abs=1e-4)
+    assert row[8:] == [(1, 2), 0.3, 90.0, 70.0, 2]
+    assert history.changed() == []
+    recent = history.recent(101.0)
+    assert (recent["refused"], recent["retries"], recent["ended"]) == (
+        {"shed": 4 / WINDOW}, {"crashed": 2 / WINDOW}, {"m": 12 / WINDOW},
+    )  # fmt: skip
+    assert [tier["answered"] for tier in recent["tiers"]] == [8 / WINDOW, 0.0]
+    assert history.recent(100.5 + WINDOW + 1)["ended"] == {}
+    for second in range(HISTORY_SECONDS + 100):
+        history.add(Notice("a", flow=flow, at=200.0 + second))
+    assert len(history.rows()) <= HISTORY_SECONDS // STEP + 1

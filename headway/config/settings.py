@@ -17,6 +17,7 @@ from headway.config.fields import joined as _joined
 from headway.config.fields import setting as _setting
 from headway.config.fields import unset_wait as _unset_wait
 from headway.config.models import ModelSettings
+from headway.config.readings import Readings
 from headway.core.policies import POLICIES
 from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
@@ -41,7 +42,7 @@ _ADMIN_LOG = "Administration and log"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Readings):
     """Settings of one process. Built by `load`, or directly in tests; a wrong value raises SettingError."""
 
     host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
@@ -439,45 +440,6 @@ class Settings:
     def longest_task_s(self) -> float:
         """Seconds that a task of any model may take in all."""
         return max(one.task_timeout_ms for one in self.served.values()) / 1000
-
-    @property
-    def tier_names(self) -> tuple[str, ...]:
-        """Names of the tiers, highest first."""
-        return tuple(name.strip() for name in self.tiers.split(","))
-
-    @property
-    def default_tier_index(self) -> int:
-        """Index of `default_tier` in `tier_names`."""
-        return self.tier_names.index(self.default_tier)
-
-    def tier_rate(self, tier: str) -> float:
-        """Requests per minute of all users of a tier together; 0 for no limit."""
-        rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
-        return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
-
-    @property
-    def shed_at(self) -> tuple[int, int] | None:
-        """The two numbers of `shed_depths`; None for auto."""
-        if self.shed_depths == "auto":
-            return None
-        lowest, _, all_but_highest = self.shed_depths.partition(",")
-        return int(lowest), int(all_but_highest)
-
-    @property
-    def device_ids(self) -> tuple[str, ...]:
-        """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
-        ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
-        return ids * self.workers if ids == ("cpu",) else ids
-
-    @property
-    def scheme(self) -> str:
-        """Scheme of the URLs of all ports."""
-        return "https" if self.tls_cert else "http"
-
-    @property
-    def broker_shown(self) -> str:
-        """The broker's URL without user, password and options; empty when there is none."""
-        return shown_url(self.broker)
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings) if f.metadata}

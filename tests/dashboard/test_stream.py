@@ -191,8 +191,8 @@ def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
         for number in range(3):
             viewer.offer(b"%d" % number)
         assert await viewer.next() == b"012"
-        for _ in range(BUFFER + 10):
-            viewer.offer(b"x")
+        for number in range(BUFFER + 10):
+            viewer.offer(b"%d" % number)
         assert b"dropped" in (await viewer.next() or b"")
         assert await viewer.next() is None
         viewer.left()

@@ -21,12 +21,11 @@ NO_TIER = "none"
 NO_MODEL = ""
 """Model of what is refused before a model that is served is known."""
 
-OUTCOMES = ("ok", "cancelled", *(code.lower() for code in (
-    errors.BACKEND_ERROR, errors.BAD_REQUEST, errors.DEADLINE_EXCEEDED, errors.DRAINING, errors.FORBIDDEN,
-    errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE, errors.INTERNAL, errors.NOT_FOUND, errors.NO_WORKERS,
-    errors.PAYLOAD_TOO_LARGE, errors.RATE_LIMITED, errors.REJECTED_BY_MODEL, errors.REJECTED_BY_POLICY,
-    errors.SERVICE_OVERLOADED, errors.SHED,
-)))  # fmt: skip
+_AT_THE_DOOR = frozenset((
+    errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
+))  # fmt: skip
+"""Codes of what is refused before it is a request for a model."""
+OUTCOMES = ("ok", "cancelled", *(code.lower() for code in errors.CODES if code not in _AT_THE_DOOR))
 """Outcomes of requests for a model that is served."""
 REFUSED = (
     "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy", "rate", "shed",

@@ -270,8 +270,11 @@ METRIC = Addition(
         ),
         (
             "headway/telemetry/metrics.py",
-            '    yield _counter("retries",',
-            '    yield _counter("cups", "Cups poured.", ("model",), _keyed(counters.cups))\n    yield _counter("retries",',
+            '    yield _gauge("broker_up",',
+            (
+                "    poured = _zeroed(_keyed(counters.cups), ((model,) for model in own.models), 0)\n    yield "
+                '_counter("cups", "Cups poured.", ("model",), poured)\n    yield _gauge("broker_up",'
+            ),
         ),
     ],
     [

@@ -103,6 +103,7 @@ def test_workers_follow_the_devices_of_each_model() -> None:
     ("settings", "own", "named", "reason"),
     [
         ({"workers": 1, "models_per_gpu": 3}, {"min_warm": 2}, "models.a.min_warm", "more than there are GPUs"),
+        ({"workers": 1, "models_per_gpu": 2}, {"min_warm": 3}, "models.a.min_warm", "more than there are GPUs"),
         ({"workers": 2, "models_per_gpu": 1, "min_warm": 1}, {"min_warm": 2}, "models_per_gpu", "2 GPUs hold 2 models"),
         ({"workers": 1, "models_per_gpu": 1}, {"min_warm": 1}, "models_per_gpu", "keeps 1 of them loaded"),
         ({"workers": 2, "models_per_gpu": 1}, {"workers": 1}, "models_per_gpu", "model a has workers of its own"),
@@ -141,6 +142,10 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("[models.a]\ntarget = 3", "[models.a] target", "must be text"),
         ("[models.a]\narguments = 3", "[models.a] arguments", "is no table of the arguments"),
         ("[models.a]\nqueue_timeout_ms = 9000", "[models.a] queue_timeout_ms = 9000", "is longer than"),
+        ("[models.a]\nversion = 3", "[models.a] version = 3", "must be text"),
+        ("[models.a]\nversion = 'a b'", "[models.a] version = 'a b'", "must be 1 to 128 letters"),
+        ("[models.minilm-v1.5]\ntarget = 'a:b'", "[models.minilm-v1] 5", 'put that in quotes: [models."minilm-v1.5"]'),
+        ("models_per_gpu = 2\n[models.a]\nmin_warm = 3", "[models.a] min_warm = 3", "more than there are GPUs"),
         ("models = 3", "models", "is no table of models"),
         ("[models]\na = 3", "[models.a]", "is no table"),
         ("[models.a]\nmax_wait_ms = 3000", "[models.a] max_wait_ms", "`queue_timeout_ms`"),
@@ -153,6 +158,25 @@ def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: st
         load({}, {}, path)
     assert f"{path}: {named}" in str(caught.value)
     assert reason.replace("`queue_timeout_ms`", "--queue-timeout-ms") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "hint"),
+    [
+        ("[models.org/a]\ntarget = 'm.py:f'", 'Put the name of the model in quotes: [models."org/a"].'),
+        ("[models.a]\n[models.a b]", 'Put the name of the model in quotes: [models."a b"].'),
+        ("[models.a]\nversion='1'\n[models.a]\nversion='2'", "two versions of a model are run by two processes"),
+        ('[models."a/b"]\nport = ', "Mend the file."),
+    ],
+)
+def test_a_file_that_is_no_toml_for_the_names_of_its_models_says_how_to_write_them(
+    table: str, hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(table)
+    with pytest.raises(SettingError, match="is not valid TOML") as caught:
+        load({}, {}, path)
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("targets", [["a.py:f", "b.py:g"], ["a=x.py:f", "a=y.py:f"], ["a=x.py:f", "y.py:f"]])

@@ -258,3 +258,11 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
     assert told(Role.SERVE, shards=16, cache_ttl_s=5.0) == [("--cache-ttl-s", "--cache"), ("--shards", "--broker")]
     assert told(Role.SERVE) == []
     assert told(Role.WORKER, broker=BROKER, cache_ttl_s=5.0) == []
+    assert told(Role.SERVE, version_weights="3=1") == [("--version-weights", "--broker")]
+    kept = [("--min-warm", "--models-per-gpu")]
+    assert told(Role.SERVE, min_warm=1) == told(Role.WORKER, broker=BROKER, min_warm=1) == kept
+    alone = [("--models-per-gpu", "a second model that runs here")]
+    assert told(Role.SERVE, models_per_gpu=2) == told(Role.WORKER, broker=BROKER, models_per_gpu=2) == alone
+    table = ModelSettings("a", TARGET, (("cache_ttl_s", 5.0), ("min_warm", 1)))
+    of_table = [("[models.a] cache_ttl_s", "--cache"), ("[models.a] min_warm", "--models-per-gpu")]
+    assert told(Role.SERVE, models=(table,)) == of_table

@@ -49,7 +49,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
     for model, of_model in settings.served.items():
         found = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
         if found == "":
-            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models.{model}].'
+            file = f" of {settings.weights_file}" if settings.weights_file else " of the settings file"
+            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models.{model}]{file}.'
             raise TargetError(f"model {model!r} has no target. {hint}")
         target = parse_target(found) if isinstance(found, str) else found
         targets[model] = of_model, with_arguments(target, of_model.target_arguments)

@@ -12,7 +12,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -126,6 +126,10 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     host, chosen = _host(), settings.name
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
+    if plans:
+        warn_of_one_model(settings)
+        if not parts.gateway:
+            warn_of_idle(settings, [one for one in idle(settings) if one[0] == "min_warm"])
     clock, counters = time.monotonic, Counters()
     bundle = make_broker_bundle(settings, counters, clock)
     ledger = make_ledger(settings.ledger) if settings.ledger else None
@@ -210,7 +214,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         app = public.build(gateway, ready, identity)
         resources.extend(() if policy is None else (policy,))
         resources.extend((*stores, *look_for_unused_keys(settings)))
-        warn_of_idle(settings)
+        warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
         kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
         ready.told = kinds.learn
@@ -387,10 +391,20 @@ def _member(settings: Settings, role: Role, made: Components, admin_port: int) -
     )
 
 
-def warn_of_idle(settings: Settings) -> None:
-    """Log the settings that have no effect, as another is missing."""
-    for name, missing in idle(settings):
+def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:
+    """Log the settings that have no effect, as another is missing: those found of the process, and those of its models."""
+    for name, missing in found:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
+    for one in settings.models:
+        for name, missing in idle(settings.served[one.name]):
+            if name in dict(one.values) and (name, missing) not in found:
+                log.warning("a setting has no effect", setting=f"[models.{one.name}] {name}", without=flag(missing))
+
+
+def warn_of_one_model(settings: Settings) -> None:
+    """Log what says how several models share the GPUs where there are none to share them."""
+    if settings.models_per_gpu and len(settings.served) < 2:
+        log.warning("a setting has no effect", setting=flag("models_per_gpu"), without="a second model that runs here")
 
 
 def warn_of_strangers(settings: Settings) -> None:

@@ -127,6 +127,11 @@ def _min_warm(settings: Settings) -> None:
         reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
         _refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
     kept = [int(dict(one.values).get("min_warm", settings.min_warm)) for one in settings.models]
+    for one, least in zip(settings.models, kept, strict=True):
+        if least > settings.workers:
+            reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
+            hint = "A GPU holds a model once; lower it, or raise `workers`."
+            raise SettingError(f"models.{one.name}.min_warm", least, reason, hint)
     if sum(kept) > room or (sum(kept) == room and 0 in kept):
         reason = (
             f"is too few: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(kept)} of them loaded"
@@ -300,6 +305,7 @@ IDLE_WITHOUT = {
     "ledger_retention_days": "ledger",
     "ledger_buffer": "ledger",
     "min_warm": "models_per_gpu",
+    "version_weights": "broker",
 }
 """Settings that do nothing unless another one is set."""
 

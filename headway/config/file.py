@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headway.config.checks import is_file, shown
@@ -58,11 +60,26 @@ def read_file(file: Path | None, source: str) -> FileTable:
             return FileTable(path, {})
         raise SettingError(source, str(file), "no such file", "Name an existing TOML file, or leave it out.")
     try:
-        return FileTable(path, tomllib.loads(path.read_text(encoding="utf-8")))
+        text = ""
+        text = path.read_text(encoding="utf-8")
+        return FileTable(path, tomllib.loads(text))
     except OSError as exc:
         raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
     except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
-        raise SettingError(source, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+        raise SettingError(source, str(path), f"is not valid TOML: {exc}", _toml_hint(text, str(exc))) from exc
+
+
+_BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
+"""Heading of a model's table whose name needs quotes."""
+
+
+def _toml_hint(text: str, error: str) -> str:
+    """Hint for a file that is no TOML."""
+    if (found := _BARE.search(text)) is not None:
+        return f'Put the name of the model in quotes: [models."{found[1]}"].'
+    if "Cannot declare ('models'" in error:
+        return "Write one table for each model; two versions of a model are run by two processes, over one broker."
+    return "Mend the file."
 
 
 def values_of(file: FileTable) -> Given:
@@ -96,7 +113,7 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if len(rest) + ("target" in table) != len(table):
         both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
         raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
-    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS)
+    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS, {SHORT.get(key, key): key for key in table})
     spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
     return ModelTable(
         target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}
@@ -104,15 +121,26 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
 
 
 def _values(
-    table: Mapping[str, Any], arguments_key: str, prefix: str, allowed: Mapping[str, Any] | tuple[str, ...]
+    table: Mapping[str, Any],
+    arguments_key: str,
+    prefix: str,
+    allowed: Mapping[str, Any] | tuple[str, ...],
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> Given:
-    """Settings of a table, which may have another one with the arguments of a target's class."""
+    """Settings of a table, which may have another one with the arguments of a target's class.
+
+    `keys` are those under which the file has the settings, where these are not their names.
+    """
     found: Given = {}
     for name, value in table.items():
-        spelt = f"{prefix}{name}"
+        spelt = f"{prefix}{keys.get(name, name)}"
         if name == arguments_key:
             twice = "target_arguments" in table
             found["target_arguments"] = _target_arguments(prefix, arguments_key, value, twice=twice)
+        elif name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
+            whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
+            hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it.'
+            raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         elif name not in allowed:
             raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, allowed)
         else:

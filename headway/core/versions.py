@@ -78,6 +78,11 @@ class Versions:
         """Versions that are there and take requests."""
         return sorted(version for version in self._there if self._weights.get(version) != 0.0)
 
+    @property
+    def absent(self) -> Sequence[str]:
+        """Versions that have a weight and no worker."""
+        return sorted(version for version, weight in self._weights.items() if weight and version not in self._there)
+
     def takes(self, version: str) -> bool:
         """Whether a version takes requests that name it."""
         return version in self._there and self._weights.get(version) != 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
 
 from headway.config import Settings
 from headway.core.dedup import dedup_keys_of, digest
@@ -14,6 +16,8 @@ from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.gateway.weigher import Weigher
 from headway.model import DedupKey, Entry, Limit, Principal, RequestOptions, Value, WorkerInfo
+
+log = structlog.get_logger(__name__)
 
 
 class ModelRules:
@@ -122,6 +126,8 @@ class RuleTable(dict[str, ModelRules]):
         self._rng = rng
         self._weights: Mapping[str, Weights] | None = None
         """Weights that are in force instead of those of the settings."""
+        self._absent: dict[str, Sequence[str]] = {}
+        """Versions of each model that have a weight and no worker, as the log has them."""
         self.unserved = ModelRules("", settings, rng, alone=alone)
         for model in models:
             self[model] = ModelRules(model, of_each.get(model, settings), rng, alone=alone)
@@ -157,3 +163,17 @@ class RuleTable(dict[str, ModelRules]):
         for model, rules in self.items():
             rules.weigher.learn(of_each[model])
             rules.versions.learn(of_each[model])
+            self._warn_of_absent(model, rules.versions.absent)
+
+    def _warn_of_absent(self, model: str, versions: Sequence[str]) -> None:
+        """Log, when that changes, which versions of a model have a weight and no worker."""
+        if versions != self._absent.get(model, ()):
+            self._absent[model] = versions
+            if versions:
+                hint = "Start workers for them, or mend --version-weights; the others share their requests meanwhile."
+                log.warning(
+                    "versions of a model have a weight and no worker",
+                    model=model,
+                    versions=",".join(versions),
+                    hint=hint,
+                )

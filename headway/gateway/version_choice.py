@@ -44,6 +44,11 @@ class VersionChoice:
             self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
 
+    @property
+    def absent(self) -> Sequence[str]:
+        """Versions that have a weight and no worker."""
+        return self._versions.absent if self._versions is not None else ()
+
     def weigh(self, weights: Weights) -> None:
         """Go by other weights from now on."""
         self.weights = weights

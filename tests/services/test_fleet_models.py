@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -122,3 +123,20 @@ def test_terms_that_do_not_fit_are_left_out() -> None:
     found = on_terms(here, "a", odd)
     assert (found.model, found.max_batch_size, found.max_queue, found.cache) == ("a", 8, here.max_queue, False)
     assert found.port == here.port
+
+
+def test_weights_that_name_a_version_without_a_worker_are_told_once() -> None:
+    known = Known(
+        broker="redis://127.0.0.1:6379/0", models=(ModelSettings("a", values=(("version_weights", "3=9,7=1"),)),)
+    )
+    there = msgspec.structs.replace(worker("a"), version="3")
+    with capture_logs() as logs:
+        for workers in (
+            (there,),
+            (there,),
+            (there, msgspec.structs.replace(there, worker_id="b", version="7")),
+            (there,),
+        ):
+            known.learn(*workers)
+    told = [(line["model"], line["versions"]) for line in logs if "have a weight and no worker" in line["event"]]
+    assert told == [("a", "7"), ("a", "7")], "again after it had one"

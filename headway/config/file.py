@@ -113,7 +113,7 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if len(rest) + ("target" in table) != len(table):
         both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
         raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
-    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS, {SHORT.get(key, key): key for key in table})
+    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS, {str(SHORT.get(key, key)): key for key in table})
     spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
     return ModelTable(
         target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}

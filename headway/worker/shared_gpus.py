@@ -123,8 +123,7 @@ class SharedGpus:
         self._supervisor: Supervisor | None = None
         self._draining = False
         self._looks = 0
-        for move in self._placement.first():
-            self._add(move.gpu, move.model)
+        self._plan({})
 
     @property
     def batchers(self) -> Sequence[Batcher]:
@@ -146,10 +145,35 @@ class SharedGpus:
     async def start(self) -> None:
         """Load the models that there is room for; the first that fails ends the attempt.
 
+        The fleet is told of the others before that, so that gateways know them when this process is ready.
+
         Raises:
             TargetError: a backend does not start.
         """
+        with contextlib.suppress(BrokerUnavailable):
+            if self._may_load is not None:
+                await self._spread(self._may_load)
+            await self._tell_absent(self._models)
         await start_all(batcher.start() for batcher in self.batchers)
+
+    async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
+        """Plan to begin with the models that the fleet has least of. Of several processes that start, each claims its own."""
+        there = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
+        elsewhere = Counter(one.model for one in await self._broker.workers() if one.status in there)
+        asked = set[str]()
+        while wanted := [model for model in self._plan(elsewhere) if model not in asked]:
+            asked.add(wanted[0])
+            if not await may_load(wanted[0], CLAIMED):
+                elsewhere[wanted[0]] += 1
+
+    def _plan(self, elsewhere: Mapping[str, int]) -> Sequence[str]:
+        """Plan the first loads, with the copies that others have; returns their models."""
+        self._on.clear()
+        self.slots.difference_update(*(map(one.worker, self._numbers.values()) for one in self._models.values()))
+        moves = self._placement.first(elsewhere)
+        for move in moves:
+            self._add(move.gpu, move.model)
+        return [move.model for move in moves]
 
     def run(self, supervisor: Supervisor) -> None:
         """Start serving, and moving models."""

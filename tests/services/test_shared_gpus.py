@@ -11,6 +11,7 @@ from headway import errors
 from headway.app.brokers import queue_limits
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.models import ModelSettings
 from headway.core import policies
@@ -62,31 +63,46 @@ class OnGpu(FakeBackend):
 
 
 class Stand:
-    """A gateway, and models that share GPUs."""
+    """A gateway, and models that share GPUs; with another stand a host of its fleet."""
 
-    def __init__(self, clock: Callable[[], float], models: str, gpus: int, room: int, **min_warm: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        models: str,
+        gpus: int,
+        room: int,
+        beside: Stand | None = None,
+        **min_warm: int,
+    ) -> None:
         chosen = tuple(ModelSettings(name) for name in models)
         patient = {"queue_timeout_ms": 60_000.0, "request_timeout_ms": 60_000.0}
         self.settings = Settings(models=chosen, max_batch_size=8, policy="window", max_wait_ms=0, **patient)  # type: ignore[arg-type]
         self.counters, self.clock = Counters(), clock
         limits = {name: queue_limits(one) for name, one in self.settings.served.items()}
+        self.host: str = "" if beside is None else f"{beside.host}further-"
         self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters, clock, lambda: 0.5)
+        self.fleet = MemoryFleet(clock)
+        if beside is not None:
+            self.broker, self.fleet = beside.broker, beside.fleet
         self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters, clock, rng=lambda: 0.5)
         self.gpus = [Gpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
         self.broken: set[tuple[str, int]] = set()
         shared = {name: SharedModel(self._maker(name), self._namer(name), min_warm.get(name, 0)) for name in limits}
         names = [f"gpu-{number}" for number in range(gpus)]
-        self.pool = SharedGpus(names, room, shared, self.broker, self.counters, clock, set())
+        self.pool = SharedGpus(names, room, shared, self.broker, self.counters, clock, set(), may_load=self._may_load)
         self._supervisor = Supervisor()
 
+    async def _may_load(self, model: str, seconds: float) -> bool:
+        return await self.fleet.acquire_load(model, self.host, seconds)
+
     def _namer(self, model: str) -> Callable[[int], str]:
-        return lambda index: f"{model}/gpu-{index}"
+        return lambda index: f"{self.host}{model}/gpu-{index}"
 
     def _maker(self, model: str):  # type: ignore[no-untyped-def]
         def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
             return Batcher(
-                Slot(f"{model}/gpu-{index}", model, 8, 0, ModelReport("1")),
+                Slot(self._namer(model)(index), model, 8, 0, ModelReport("1")),
                 lambda: self._backend(model, index),
                 broker,
                 policies.build("window", 0.0),

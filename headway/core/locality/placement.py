@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from headway.core.locality.demand import FIRST_LOAD, UNKNOWN_SECONDS, Asked, Demand
 
@@ -126,11 +127,20 @@ class Placement:
         """Seconds until a model that did not load may be tried again; 0 when it may."""
         return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
 
-    def first(self) -> list[Move]:
-        """Loads with which a process starts: what is to be kept, then each model in turn as long as there is room."""
+    def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
+        """Loads with which a process starts: what is to be kept, then each model in turn as long as there is room.
+
+        Those of which other processes have least go first. A second call before anything is loaded plans anew.
+
+        Arguments:
+            elsewhere: copies in other processes, by model.
+        """
         moves = []
+        for gpu in self._gpus.values():
+            gpu.loading.clear()
+        order = sorted(self._min_warm.items(), key=lambda one: elsewhere.get(one[0], 0))
         for round_ in range(-1, len(self._gpus)):
-            for model, least in self._min_warm.items():
+            for model, least in order:
                 for _ in range(least - self.copies(model) if round_ < 0 else int(self.copies(model) <= round_)):
                     if name := self._emptiest(model):
                         self._gpus[name].loading[model] = math.inf  # Without it there is no process.

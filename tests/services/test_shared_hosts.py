@@ -1,0 +1,67 @@
+"""Several hosts whose GPUs hold several models each: what each of them begins with, and what the fleet hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headway.model import WorkerStatus
+from tests.services.test_shared_gpus import LOAD, Stand
+from tests.virtual_time import run
+
+
+@pytest.mark.parametrize(("room", "on"), [(1, {"a", "b", "c"}), (2, {"ab", "ac"})])
+def test_hosts_that_start_together_begin_with_different_models(room: int, on: set[str]) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "abc", 1, room)
+        two = Stand(clock, "abc", 1, room, beside=one)
+        three = Stand(clock, "abc", 1, room, beside=two)
+        hosts = one, two, three
+        await asyncio.gather(*(host.pool.start() for host in hosts))
+        assert clock() >= LOAD
+        assert {host.on[0] for host in hosts} == on
+        await asyncio.gather(*(host.pool.stop() for host in hosts))
+
+    run(main)
+
+
+def test_a_host_that_joins_begins_with_what_the_others_lack() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "abc", 2, 1) as one:
+            assert one.on == ["a", "b"]
+            two = Stand(clock, "abc", 1, 1, beside=one)
+            await two.pool.start()
+            assert two.on == ["c"]
+            await two.pool.stop()
+
+    run(main)
+
+
+def test_what_a_host_is_to_keep_it_loads_whatever_the_others_have() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "ab", 1, 1) as one:
+            two = Stand(clock, "ab", 1, 1, beside=one, a=1)
+            await two.pool.start()
+            assert (one.on, two.on) == (["a"], ["a"])
+            await two.pool.stop()
+
+    run(main)
+
+
+def test_the_fleet_knows_the_models_that_are_cold_before_their_host_is_ready() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, "abc", 1, 1)
+        starting = asyncio.ensure_future(stand.pool.start())
+        await asyncio.sleep(LOAD / 2)
+        assert await stand.statuses() == {
+            "a/gpu-0": WorkerStatus.STARTING,
+            "b/gpu-0": WorkerStatus.COLD,
+            "c/gpu-0": WorkerStatus.COLD,
+        }
+        await starting
+        await stand.pool.stop()
+        assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+
+    run(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -17,6 +18,7 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 
 from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.failovers import Failovers
@@ -121,6 +123,12 @@ class Single:
             await self._sentinels.aclose()
 
 
+@cache
+def _driver() -> DriverInfo:
+    """Name and version that connections tell their server. Left to redis-py, each would read its package's metadata for it."""
+    return DriverInfo()
+
+
 def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
     """Make clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
 
@@ -143,6 +151,7 @@ def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
         "socket_timeout": None,  # Whoever asks bounds it.
         "socket_keepalive": True,
         "protocol": 2,
+        "driver_info": _driver(),
         **secure,
     }
     if kind == "sentinel":

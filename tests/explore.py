@@ -5,7 +5,8 @@
 Each round has a seed of its own. A failure ends it with 1, and the command that repeats it is printed. What was found should
 become an `@example` of its test, or a test.
 
-As a plugin of pytest (`-p tests.explore`) it leaves only tests that draw cases: of hypothesis, state machines too.
+As a plugin of pytest (`-p tests.explore`) it leaves only tests that draw cases: of hypothesis, state machines too, and those with
+the mark `draws`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 PROFILE = "explore"
+DRAWS = "draws"
+"""Mark of tests that draw cases by other means than hypothesis."""
 MACHINE = "run_state_machine_as_test"
 ENDED, NOTHING_LEFT = 0, 5
 """Exit codes of pytest: all passed; there was nothing to run."""
@@ -37,7 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _draws(item: pytest.Item) -> bool:
     function = getattr(item, "function", None)
-    return function is not None and (is_hypothesis_test(function) or MACHINE in function.__code__.co_names)
+    if function is None:
+        return False
+    return is_hypothesis_test(function) or MACHINE in function.__code__.co_names or bool(item.get_closest_marker(DRAWS))
 
 
 def main() -> int:

@@ -52,6 +52,8 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     from headway.app import runner, signals
     from headway.runtime import log
 
+    # What was imported stays, and is not looked at again.
+    gc.freeze()
     gc.enable()
     signals.ignore_until_ready()
     _open_missing_streams()

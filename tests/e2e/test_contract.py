@@ -7,10 +7,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
 from tests.e2e.server import ROOT, Server, serving
+from tests.explore import PROFILE
 from tests.identity.writing import entry, key_of
+
+pytestmark = pytest.mark.draws
 
 CONFIG = """
 hooks = "hooks.py"
@@ -60,6 +67,18 @@ UNLINKED = "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "/ve
 """Paths with the version of a model mean what those without it do."""
 
 
+Draw = Callable[[int, int], tuple[str, ...]]
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> Draw:
+    """Flags for the number of cases of each operation, beside those that cover it: few in every run, more in `make explore`,
+    where their seed changes, too."""
+    exploring = settings.get_current_profile_name() == PROFILE
+    seed = request.config.getoption("--hypothesis-seed") if exploring else 1
+    return lambda few, many: ("--seed", str(seed or 1), "--max-examples", str(many if exploring else few))
+
+
 def explore(server: Server, folder: Path, *flags: str) -> str:
     """Report of schemathesis on the service, in which it finds nothing wrong."""
     config, seen = folder / "schemathesis.toml", folder / "seen.har"
@@ -68,7 +87,7 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
     command = [
         *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"),
         *("--config-file", str(config), "run", f"http://127.0.0.1:{server.port}/openapi.json"),
-        *("--checks", "all", "--mode", "all", "--seed", "1", "--no-color"),
+        *("--checks", "all", "--mode", "all", "--no-color"),
         *("--report", "har", "--report-har-path", str(seen), *flags),
     ]
     done = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, timeout=600)
@@ -82,28 +101,28 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
     return done.stdout
 
 
-def test_the_service_keeps_its_contract(tmp_path: Path) -> None:
+def test_the_service_keeps_its_contract(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
     with serving(tmp_path, "--keys", "keys.toml", "--cache", "--collapse", lawful=False) as server:
-        written = explore(server, tmp_path, *CREDENTIAL, *UNLINKED, "--max-examples", "60")
+        written = explore(server, tmp_path, *CREDENTIAL, *UNLINKED, *draw(15, 60))
         assert f"Tested: {ROUTES}" in written
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") > 50
         assert metrics.value("shared_total") > 0, "some were answered with what was kept"
 
 
-def test_tasks_can_be_followed_from_link_to_link(tmp_path: Path) -> None:
+def test_tasks_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
     with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
         prefer = "--header", "Prefer: respond-async", "--exclude-checks", "positive_data_acceptance"
-        written = explore(server, tmp_path, *CREDENTIAL, *prefer, "--phases", "stateful", "--max-examples", "30")
+        written = explore(server, tmp_path, *CREDENTIAL, *prefer, "--phases", "stateful", *draw(10, 30))
         covered = re.search(r"API Links: +(\d+) covered", written)
         assert covered is not None and int(covered[1]) >= 4, written
 
 
-def test_strangers_find_nothing_but_the_way_out(tmp_path: Path) -> None:
+def test_strangers_find_nothing_but_the_way_out(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract"))
     with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
         unheard = "--exclude-checks", "positive_data_acceptance,negative_data_rejection"
-        explore(server, tmp_path, *UNLINKED, *unheard, "--max-examples", "20")
+        explore(server, tmp_path, *UNLINKED, *unheard, *draw(5, 20))
         assert server.metrics().by("requests_total", "outcome") == {}

@@ -181,7 +181,8 @@ def test_the_event_loop_goes_on_between_two_large_values() -> None:
 def test_the_child_cannot_change_the_size_of_the_arena() -> None:
     async def act(backend: ProcessBackend) -> None:
         [told] = await backend.run(batch("x"), LONG)
-        assert told.output == "shrink PermissionError grow PermissionError seal PermissionError"
+        assert told.output == "shrink PermissionError grow PermissionError seal PermissionError punch done"
+        assert await backend.run(batch("x"), LONG) == [told]
 
     started("attacks", act)
 
@@ -197,14 +198,15 @@ def test_a_child_that_names_places_that_cannot_be_is_killed_and_replaced() -> No
     started("lies", act)
 
 
-def test_a_child_that_leaves_no_text_where_it_says_is_killed_and_replaced() -> None:
+@pytest.mark.parametrize("name", ["scribbles", "scribbles_values"])
+def test_a_child_that_leaves_no_text_or_json_where_it_says_is_killed_and_replaced(name: str) -> None:
     async def act(backend: ProcessBackend) -> None:
         with pytest.raises(WorkerCrashed, match="answered something else"):
             await backend.run(batch("scribble"), LONG)
         await backend.start()
         assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
 
-    started("scribbles", act)
+    started(name, act)
 
 
 def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind() -> None:

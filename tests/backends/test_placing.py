@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.backends.process.arena import LARGE, Arena
-from headway.backends.process.frames import Answer, NoFrame, Run, ValuesAnswer
+from headway.backends.process.frames import Answer, NoFrame, OctetsAnswer, Outputs, Run, ValuesAnswer
 from headway.backends.process.placing import place_inputs, place_outputs, take_inputs, take_outputs
 from headway.core.arena import Place
 from headway.model import Octets
@@ -97,18 +97,25 @@ LIES = {
 }
 
 
+@pytest.mark.parametrize("kind", [Answer, ValuesAnswer, OctetsAnswer])
 @pytest.mark.parametrize("lie", LIES)
-def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str) -> None:
-    place, position = LIES[lie]
+def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str, kind: type[Outputs]) -> None:
+    (place, position), there = LIES[lie], "there" if kind is Answer else b"1"
     run = asked(arena, "x" * LARGE, "other")
     with pytest.raises(NoFrame):
-        done(take_outputs(arena, run, Answer(7, [None, "there"], {}, placed={position: place}), count))
+        done(take_outputs(arena, run, kind(7, [None, there], {}, placed={position: place}), count))
 
 
 def test_places_that_overlap_are_not_believed(arena: Arena) -> None:
     placed = {0: Place(0, SIZE, 7), 1: Place(0, SIZE, 7)}
     with pytest.raises(NoFrame):
         done(take_outputs(arena, asked(arena, "a", "b"), ValuesAnswer(7, [None, None], {}, placed=placed), count))
+
+
+def test_more_places_than_outputs_are_not_believed(arena: Arena) -> None:
+    placed = {position: Place(LARGE, 0, 7) for position in range(3)}
+    with pytest.raises(NoFrame):
+        done(take_outputs(arena, asked(arena, "a", "b"), OctetsAnswer(7, [None, None], {}, placed=placed), count))
 
 
 def test_a_place_without_a_text_and_a_place_without_an_arena_are_not_believed(arena: Arena) -> None:

@@ -34,7 +34,7 @@ FAULTS = os.environ.get(
     "HEADWAY_TEST_PROMISES_FAULTS",
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
-RATE, POISON = 120.0, 0.01
+RATE, POISON, LARGE = 120.0, 0.01, 0.05
 TARGET = "tests.targets.marked:Marked"
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
@@ -49,7 +49,7 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
 
     async def drive() -> History:
-        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON)
+        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE)
         crowd.history.limits[TENANTS[-1]] = CAPPED
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
@@ -112,3 +112,5 @@ def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
             Troubles(it, redis, proxy, doors, history, SEED).make(names, SECONDS)
 
         promised(folder, doors, trouble if names else None)
+        apart = {key: left for key, left in redis.ends().items() if "}:P:" in key or "}:R:" in key}
+        assert min(apart.values(), default=1) > 0, "large values that were left have an end"

@@ -52,6 +52,8 @@ COMMON_SECONDS = 2.0
 """Time for which identical texts are asked, until others are."""
 UNSENT_SECONDS = 0.25
 """Seconds before a gateway is told to end at which a call may not have been sent yet."""
+LARGE_BYTES = 66_000, 100_000
+"""Bytes of a large text: more than what is stored apart from its entry, and a list of them still is a body."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
 """Longest time that the service gives a task, and another request."""
 
@@ -75,6 +77,7 @@ class Crowd:
         rate: mean operations per second, Poisson.
         seed: of the dice.
         poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
+        large: share of the texts that are large, and their outputs with them.
 
     Attributes:
         history: so far.
@@ -83,7 +86,14 @@ class Crowd:
     """
 
     def __init__(
-        self, doors: list[Door], tenants: Mapping[str, str], rate: float, seed: int, *, poison: float = 0.0
+        self,
+        doors: list[Door],
+        tenants: Mapping[str, str],
+        rate: float,
+        seed: int,
+        *,
+        poison: float = 0.0,
+        large: float = 0.0,
     ) -> None:
         self.history = History()
         self.doors = doors
@@ -91,6 +101,7 @@ class Crowd:
         self._tenants = tenants
         self._rate = rate
         self._poison = poison
+        self._large = large
         self._seed = seed
         self._rng = random.Random(f"crowd {seed}")
         self._ids: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
@@ -239,10 +250,13 @@ class Crowd:
     def _text(self, slow: float = 0.04, poison: float | None = None, place: int = 0, begin: str = "caller") -> str:
         poison = self._poison if poison is None else poison
         luck, number = self._rng.random(), f"{self._seed:x}-{len(self.history.operations)}-{place}"
+        tail = "s'il vous plait"
+        if self._large and begin == "caller" and self._rng.random() < self._large:
+            tail += " x" * (self._rng.randint(*LARGE_BYTES) // 2)
         if luck < poison:
-            return f"{BAD[1]} {number}"
+            return f"{BAD[1]} {number} {tail}"
         slow = slow if begin == "caller" else 0.0
-        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else begin} {number} s'il vous plait"
+        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else begin} {number} {tail}"
 
     def _departure(self) -> Departure:
         rng = self._rng

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -41,6 +42,7 @@ def attacks(inputs: list[str]) -> list[str]:
         "shrink": lambda: os.ftruncate(fd, 0),
         "grow": lambda: os.ftruncate(fd, 1 << 30),
         "seal": lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+        "punch": lambda: _punch(fd),
     }
     for name, attempt in attempts.items():
         try:
@@ -49,6 +51,14 @@ def attacks(inputs: list[str]) -> list[str]:
         except OSError as exc:
             told.append(f"{name} {type(exc).__name__}")
     return [" ".join(told)] * len(inputs)
+
+
+def _punch(fd: int) -> None:
+    """Take the pages away that the arena has; they are zeros then, and still there."""
+    keep_size, punch_hole = 1, 2
+    size = os.fstat(fd).st_size
+    if ctypes.CDLL(None, use_errno=True).fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(size)):
+        raise OSError(ctypes.get_errno(), "no hole")
 
 
 def lies(inputs: list[str]) -> list[str]:
@@ -69,16 +79,26 @@ def lies(inputs: list[str]) -> list[str]:
 
 def scribbles(inputs: list[str]) -> list[str]:
     """Answer with a place that holds no text."""
+    _scribble(inputs)
+    return inputs
+
+
+def scribbles_values(inputs: list[Any]) -> list[Any]:
+    """Answer with a place that holds no JSON."""
+    _scribble(inputs)
+    return inputs
+
+
+def _scribble(inputs: list[Any]) -> None:
     child = sys.modules["__main__"]
 
     def place_outputs(arena: Any, batch: Any, word: Any) -> None:
         place = Place(64, 100_000, batch.number)
-        arena.write(place, b"\xff" * 100_000)
+        arena.write(place, b'"' + b"\xff" * 99_999)
         word.placed[0], word.outputs[0] = place, None
 
     if "scribble" in inputs:
         child.place_outputs = place_outputs  # type: ignore[attr-defined]
-    return inputs
 
 
 def dies(inputs: list[str]) -> list[str]:

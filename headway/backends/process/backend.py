@@ -348,16 +348,11 @@ class ProcessBackend:
             if word.placed or word.unplaced:
                 for _ in take_outputs(arena, batch, word, self._count):
                     await asyncio.sleep(0)
-        except NoFrame:
+            items = _results(word)
+        except (NoFrame, msgspec.DecodeError):
             child.kill("answered something else than it was asked")
             odd = "process answered something else than it was asked"
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
-        if isinstance(word, Answer):
-            items = [ItemResult(output) for output in word.outputs]
-        elif isinstance(word, OctetsAnswer):
-            items = [ItemResult(None if one is None else Octets(one)) for one in word.outputs]
-        else:
-            items = [ItemResult(None if text is None else values.of_json(text)) for text in word.outputs]
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
         return items
@@ -436,6 +431,15 @@ class ProcessBackend:
         if now >= self._old_at or resident > self._recycle_rss > 0:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
+
+
+def _results(word: Outputs) -> list[ItemResult]:
+    """Results that an answer holds. Raises msgspec.DecodeError for what is no JSON text."""
+    if isinstance(word, Answer):
+        return [ItemResult(output) for output in word.outputs]
+    if isinstance(word, OctetsAnswer):
+        return [ItemResult(None if one is None else Octets(one)) for one in word.outputs]
+    return [ItemResult(None if text is None else values.of_json(text)) for text in word.outputs]
 
 
 _LIST = "A target gets a list of inputs and returns a list of outputs."

@@ -82,6 +82,8 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         NoFrame: nothing can lie where an output is said to lie, or there is no text.
     """
     outputs: list[Any] = word.outputs
+    if len(word.placed) > len(outputs):
+        raise NoFrame("more places than outputs")
     if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
         raise NoFrame("a place that cannot be")
     for position, place in word.placed.items():

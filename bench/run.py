@@ -56,6 +56,7 @@ PROGRAMS = {
     ),
     "doors": Program("cost", "CPU time door by door", ("--rounds", "1", "--seconds", "3"), ()),
     "payload": Program("cost", "large payloads", ("--seconds", "3"), ("--seconds", "20")),
+    "holds": Program("cost", "what holds the event loops", ("--seconds", "3"), ("--seconds", "10")),
     "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
     "exactness": Program(

@@ -67,8 +67,12 @@ class Way:
     usage: Callable[[], dict[str, float]]
 
 
+Start = Callable[[str, int], contextlib.AbstractContextManager[Way]]
+"""Function from a direction and a number of GPUs to a way, whose processes run as long as its context lasts."""
+
+
 def main() -> int:
-    ways: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Way]]] = {
+    ways: dict[str, Start] = {
         "arena": partial(_serve, ()), "frames": partial(_serve, ("--arena-mb", "0")), "redis": _redis,
     }  # fmt: skip
     if triton_server.is_installed():

@@ -4,6 +4,7 @@
     python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
+    python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -67,7 +68,7 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        request_timeout_ms=TIMEOUT_MS, large=options.large, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -117,7 +118,7 @@ def _environment(folder: Path) -> dict[str, str]:
 async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
-    crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison)
+    crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison, large=options.large)
     crowd.history.limits[TENANTS[-1]] = CAPPED
     trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
     load = asyncio.create_task(crowd.run(options.seconds))
@@ -139,18 +140,20 @@ class Rest:
         held: requests that gateways hold.
         queued: entries in the queue, as the gateway says that says most.
         kept: what Redis holds of entries, by kind.
+        endless: large values in Redis that have no end of their own.
         wrong: gateways whose registry differs from what there is, in words.
     """
 
     held: int
     queued: int
     kept: dict[str, int]
+    endless: int
     wrong: list[str]
 
     @property
     def is_nothing(self) -> bool:
         """Whether all is as it should be."""
-        return not (self.held or self.queued or any(self.kept.values()) or self.wrong)
+        return not (self.held or self.queued or any(self.kept.values()) or self.endless or self.wrong)
 
 
 async def _settled(made: Fleet) -> Rest:
@@ -175,7 +178,8 @@ def _look(made: Fleet) -> Rest:
         listed = [one for one in gateway.ask("/internal/workers")["workers"] if one["status"] != "offline"]
         if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
-    return Rest(held, queued, made.redis.remains() if made.store is not None else {}, wrong)
+    kept, endless = ({}, 0) if made.store is None else (made.redis.remains(), made.redis.endless_values())
+    return Rest(held, queued, kept, endless, wrong)
 
 
 def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
@@ -229,6 +233,7 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
     findings.none("entries queued in the end", rest.queued)
     for kind in ("leased", "waiting", "suspect", "payloads") if made.store is not None else ():
         findings.none(f"{kind}: left in Redis in the end", rest.kept.get(kind, 0))
+    findings.none("large values in Redis without an end", rest.endless)
     findings.none("gateways whose registry is wrong", len(rest.wrong))
     findings.none("GPU processes that outlived their killed host", len(trouble.orphans()))
     for line in rest.wrong:
@@ -256,6 +261,7 @@ def _options() -> argparse.Namespace:
         help="share of the inputs that make their batch raise (default %(default)g: to search for them and to let their "
         "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
     )
+    parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     return parser.parse_args()
 

@@ -179,6 +179,12 @@ class Redis:
                     found[kind] = found.get(kind, 0) + int(count)
         return found
 
+    def endless_values(self) -> int:
+        """How many large values it holds that would stay for ever."""
+        with self.client() as client:
+            keys = [key for kind in ("P", "R", "zp") for key in client.scan_iter(match=f"{PREFIX}:*}}:{kind}:*")]
+            return sum(client.ttl(key) == -1 for key in keys)
+
 
 @dataclass(slots=True)
 class Fleet:
@@ -255,7 +261,7 @@ class Fleet:
         """
         self._started += 1
         takes, runs = role in ("gateway", "service"), role in ("worker", "service")
-        command = [sys.executable, "-m", "headway", "serve" if role == "service" else role]
+        command = [sys.executable, "-m", stand.module, "serve" if role == "service" else role]
         command += [self.target] if runs else []
         command += ["--broker", self.store.url] if self.store is not None else []
         command += ["--admin-port", "0", "--log-level", "warning", *self.flags]

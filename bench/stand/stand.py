@@ -40,6 +40,9 @@ GPU_CHILD = "headway/backends/process/child.py"
 GUARD = "headway-guard"
 """Part of the command line of who ends what they have started."""
 
+module = "headway"
+"""Module that is run; `holding` in its place writes down what holds the event loops."""
+
 START_SECONDS = 60.0
 """Longest wait for a server to come up."""
 STOP_SECONDS = 20.0
@@ -274,7 +277,7 @@ def headway(
     Raises:
         Broken: it does not come up.
     """
-    command = [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags]
+    command = [sys.executable, "-m", module, "serve", target, "--port", "0", "--admin-port", "0", *flags]
     with Server(name, command, _headway_role, environment) as server:
         server.wait_for_banner("Try it:")
         yield server

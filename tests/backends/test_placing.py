@@ -100,7 +100,8 @@ LIES = {
 @pytest.mark.parametrize("kind", [Answer, ValuesAnswer, OctetsAnswer])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str, kind: type[Outputs]) -> None:
-    (place, position), there = LIES[lie], "there" if kind is Answer else b"1"
+    place, position = LIES[lie]
+    there: Any = "there" if kind is Answer else b"1"
     run = asked(arena, "x" * LARGE, "other")
     with pytest.raises(NoFrame):
         done(take_outputs(arena, run, kind(7, [None, there], {}, placed={position: place}), count))

@@ -87,7 +87,7 @@ def test_outputs_are_cut_into_parts_in_order() -> None:
     assert cut([], 0) == [[]]
 
 
-def test_outputs_that_are_stored_apart_come_last() -> None:
+def test_large_outputs_come_last() -> None:
     items = [ItemResult("x" * size) for size in (90, 10, 90, 10)]
     assert [list(part) for part in parts(items, {0, 2}, 100)] == [[1, 3], [0], [2]]
     assert [list(part) for part in parts(items, {0, 2}, 1000)] == [[1, 3], [0, 2]]

@@ -127,21 +127,21 @@ def pack(
     return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad, apart)
 
 
-def parts(items: Sequence[ItemResult], apart: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
+def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
     """Positions of the items, cut into steps of at most `most` bytes of outputs; one step where they fit.
 
-    Outputs that are stored apart come last, so that no other waits for their bytes.
+    Large outputs come last, so that no other waits for their bytes.
 
     Arguments:
         items: what came of each entry.
-        apart: positions of the outputs that are stored apart.
+        large: positions of the large outputs.
         most: bytes of a step.
     """
     positions = range(len(items))
-    if not apart and 4 * sum(len(item.output or "") for item in items) <= most:
+    if not large and 4 * sum(len(item.output or "") for item in items) <= most:
         return [positions]
     found: list[list[int]] = []
-    for chosen in ([one for one in positions if one not in apart], sorted(apart)):
+    for chosen in ([one for one in positions if one not in large], sorted(large)):
         room = -1
         for position in chosen:
             size = _bytes(items[position].output)

@@ -12,7 +12,7 @@ from headway.model import Completion, ItemResult, Lease
 async def hand_in(
     queue: Queue, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
 ) -> Completion:
-    """End a lease with outputs. Nobody waits for the bytes of an output that is stored apart but the client whose it is.
+    """End a lease with outputs. Large ones go last, stored apart where nobody else can ask for them later.
 
     Arguments:
         queue: queue of the lease.
@@ -25,16 +25,17 @@ async def hand_in(
         BrokerUnavailable: no answer in time; some of it may have been told.
     """
     items, delivered = fitting(lease.entries, items), 0
-    large = queue.large_outputs(items, lease.entries)
+    large = queue.large_outputs(items)
+    lonely = {position for position in large if not lease.entries[position].dedup_keys}
     *ahead, last = parts(items, large)
     for positions in ahead:
-        apart = await queue.bring_outputs(items, [one for one in positions if one in large])
+        apart = await queue.bring_outputs(items, [one for one in positions if one in lonely])
         answered = await queue.deliver(fence, pack(lease, items, waited, positions, apart))
         if answered is None:
             last = []  # The lease has ended, as the completion will say.
             break
         delivered += answered
-    apart = await queue.bring_outputs(items, [one for one in last if one in large])
+    apart = await queue.bring_outputs(items, [one for one in last if one in lonely])
     settled = await queue.complete(fence, pack(lease, items, waited, last, apart))
     if delivered:
         departed = max(settled.departed - delivered, 0)

@@ -402,13 +402,9 @@ class Queue:
             return wire.pack_rule(0.0, 0, None)
         return wire.pack_rule(stamp + took, load.slots, policy.rule(load))
 
-    def large_outputs(self, items: Sequence[ItemResult], entries: Sequence[Entry]) -> Collection[int]:
-        """Positions of the outputs that are stored apart: large ones of entries without dedup keys."""
-        return {
-            position
-            for position, (item, entry) in enumerate(zip(items, entries, strict=True))
-            if self._values.is_large(item.output) and not entry.dedup_keys
-        }
+    def large_outputs(self, items: Sequence[ItemResult]) -> Collection[int]:
+        """Positions of the large outputs."""
+        return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
 
     async def bring_outputs(self, items: Sequence[ItemResult], positions: Sequence[int]) -> dict[int, str]:
         """Store the outputs at these positions apart. Returns kind and token of each, by position.

@@ -46,10 +46,10 @@ export function tables(recent, snapshot, tiers, promise) {
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}` : "–";
     return plain([model, "name"], [rate(recent.ended[model] ?? 0), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
   }, (model) => model, "No model is known.");
-  rows(body("queue"), snapshot.queues, (one) => plain(
-    el("span", {}, swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.version ? `${one.model} version ${one.version}` : one.model, "name"],
+  rows(body("queue"), together(snapshot.queues), (one) => plain(
+    el("span", {}, swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.model, "name"],
     [one.depth, "n"], [one.depth ? milliseconds(one.oldest_seconds) : "–", "n"],
-  ), (one) => JSON.stringify([one.model, one.version, one.tier]));
+  ), (one) => JSON.stringify([one.model, one.tier]));
   const reasons = [["refused", recent.refused], ["failed", recent.failed], ["retried", recent.retries]]
     .flatMap(([what, found]) => Object.entries(found).map(([reason, value]) => ({ what, reason, value })));
   const refusals = new Set(Object.keys(recent.refused));
@@ -62,6 +62,17 @@ export function tables(recent, snapshot, tiers, promise) {
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
     [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, one.host, one.version, [one.pending, "n"], [rate(one.requests_per_second), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
+}
+
+// Queues by model and tier: of a model with several versions, all together.
+function together(queues) {
+  const found = new Map();
+  for (const one of queues) {
+    const key = JSON.stringify([one.model, one.tier]), before = found.get(key);
+    if (before) found.set(key, { ...before, depth: before.depth + one.depth, oldest_seconds: Math.max(before.oldest_seconds, one.oldest_seconds) });
+    else found.set(key, one);
+  }
+  return [...found.values()];
 }
 
 export function batches(board, tiers, wall) {

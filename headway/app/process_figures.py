@@ -62,6 +62,7 @@ class FigureSource:
             draining=self.leaving(),
             connections={name: port.open_connections for name, port in self.ports.items()},
             pending=None if gateway is None else gateway.pending,
+            promise=None if gateway is None else settings.promise_ms / 1000,
             fallback=bool(gateway is not None and settings.broker and settings.fallback),
             rules=() if self.gate is None else self.gate.names,
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,

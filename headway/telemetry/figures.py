@@ -23,6 +23,7 @@ class ProcessFigures:
         draining: whether it is going down.
         connections: open connections by port.
         pending: requests that it holds; None: it has no gateway.
+        promise: seconds that are promised for P95; None: it has no gateway.
         fallback: whether its gateway has a fallback.
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
@@ -39,6 +40,7 @@ class ProcessFigures:
     draining: bool = False
     connections: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
+    promise: float | None = None
     fallback: bool = False
     rules: Collection[str] = ()
     ledger_backlog: int | None = None

@@ -21,11 +21,11 @@ NO_TIER = "none"
 NO_MODEL = ""
 """Model of what is refused before a model that is served is known."""
 
-_AT_THE_DOOR = frozenset((
+_BEFORE_A_MODEL = frozenset((
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
 ))  # fmt: skip
 """Codes of what is refused before it is a request for a model."""
-OUTCOMES = ("ok", "cancelled", *(code.lower() for code in errors.CODES if code not in _AT_THE_DOOR))
+OUTCOMES = ("ok", "cancelled", *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL))
 """Outcomes of requests for a model that is served."""
 REFUSED = (
     "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy", "rate", "shed",

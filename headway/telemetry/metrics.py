@@ -120,6 +120,10 @@ def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
         (), {} if own.pending is None else {(): own.pending},
     )  # fmt: skip
     yield _gauge(
+        "promise_seconds", "Latency that is promised for 95 % of the requests; only where there is a gateway.",
+        (), {} if own.promise is None else {(): own.promise},
+    )  # fmt: skip
+    yield _gauge(
         "throttle_per_second", "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
         ("model",), _served(_keyed(counters.throttle), models),
     )  # fmt: skip

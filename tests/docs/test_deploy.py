@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,8 +89,3 @@ def test_a_unit_is_one_and_lets_its_process_do_little(unit: Path) -> None:
     assert rated, judged.stdout + judged.stderr
     assert "Unknown" not in judged.stderr, judged.stderr
     assert float(rated[1]) <= 2.5
-
-
-def test_the_file_of_alerts_is_that_of_the_tables() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "alerts.py"))["rules"]()
-    assert (DEPLOY / "alerts.yml").read_text(encoding="utf-8") == made, "run: python docs/alerts.py"

@@ -30,7 +30,7 @@ from headway.model.board import BatchDeparture, Notice
 log = structlog.get_logger(__name__)
 
 TICK = 0.5
-"""Seconds between two ticks with departures; the state of the fleet is asked for with every second one."""
+"""Seconds between two ticks with departures, or with a worker's change; every second one tells the state of the fleet."""
 REMEMBERED = 120
 """Ticks that a viewer may have missed and still get."""
 MOST_VIEWERS = 100
@@ -152,14 +152,14 @@ class Hub:
 
     async def _tell(self) -> None:
         """Tell all viewers what is new, until the port closes."""
-        count = 0
+        count, seen = 0, None
         while not self._shut.is_set():
-            if count % 2 == 0 or self._waiting:
-                await self._look()
+            await self._look()
             if self._read or self._away:
-                self._tick(count % 2 == 0)
+                statuses = self._state and [(one.worker_id, one.status) for one in self._state.workers]
+                self._tick(count % 2 == 0 or statuses != seen)
                 self._welcome()
-                count += 1
+                count, seen = count + 1, statuses
             self._due.clear()
             try:
                 await asyncio.wait_for(self._due.wait(), TICK)

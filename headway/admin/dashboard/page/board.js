@@ -113,8 +113,10 @@ export class Board {
     const x = (instant) => ((instant - from) / (to - from)) * width;
     const top = 5, deep = height - 9;
     for (const worker of lane.workers) {
-      for (const batch of this.batches.get(worker)?.values() ?? []) {
-        const end = batch[OUTCOME] === RUNNING ? to : Math.min(batch[LEFT] + batch[SECONDS], to);
+      const batches = [...(this.batches.get(worker)?.values() ?? [])];
+      for (const [index, batch] of batches.entries()) {
+        const next = batches[index + 1]?.[LEFT] ?? Infinity; // One slot runs one batch at a time: nobody told how this one ended.
+        const end = Math.min(batch[OUTCOME] === RUNNING ? next : batch[LEFT] + batch[SECONDS], to);
         if (end < from || batch[LEFT] > to || (batch[OUTCOME] === RUNNING && to - batch[LEFT] > KEPT)) continue;
         bar(context, batch, x(batch[LEFT]), Math.max(x(end), x(batch[LEFT]) + 2), top, deep);
       }

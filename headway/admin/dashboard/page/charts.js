@@ -5,6 +5,7 @@ import { chart, colour } from "./drawing.js";
 import { milliseconds, rate } from "./format.js";
 
 const SPANS = [120, 300, 600, 1800]; // Seconds that a chart shows: the least of these in which all rows find room.
+const UNFINISHED = 4; // Seconds after which all processes have told what belongs to a row.
 // Places of a row's members, as the stream sends them.
 const [ANSWERED, REFUSED, FAILED, P50, P95, P99, WAITING, CAPACITY, USABLE] = [2, 3, 4, 5, 6, 7, 8, 10, 11];
 
@@ -48,7 +49,8 @@ export class Charts {
     while (this.rows.length && this.rows[0][0] < now - SPANS.at(-1) - 4) this.rows.shift();
     const reach = this.rows.length ? now - this.rows[0][0] : 0;
     const to = now, from = now - (SPANS.find((span) => span >= reach) ?? SPANS.at(-1));
-    const common = { rows: this.rows, from, to };
+    const whole = this.rows.filter((row) => row[0] + UNFINISHED <= now);
+    const common = { rows: whole, from, to };
     const { latency, arrivals, queue } = this.canvases;
     chart(latency.canvas, {
       ...common, show: milliseconds, level: { value: this.promise, name: `promise ${milliseconds(this.promise)}` },

@@ -172,6 +172,8 @@ class _Deferred:
             return () if several else None
         if _is_text(param.type_descriptor) and all(one.isascii() for one in (value if several else [value])):
             return list(value) if several else value
+        if type(value) is param.type_descriptor.annotation and value == param.default:
+            return value
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 

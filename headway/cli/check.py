@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from headway.cli.flags import with_settings
+from headway.cli.role import import_log
 from headway.config import Settings, flag
 from headway.config.target import shown_target
 from headway.core.deadlines import fitting
@@ -102,6 +103,8 @@ def check(
 
     from headway.cli.recording import notes_on, writing
     from headway.cli.trial_inputs import read_lines
+
+    import_log()
     from headway.runtime import log
 
     given = [*(text for text in input or () if text), *read_lines(inputs)]

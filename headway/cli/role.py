@@ -48,7 +48,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
     import uvloop
 
-    _import_log()
+    import_log()
     from headway.app import runner, signals
     from headway.runtime import log
 
@@ -67,7 +67,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     raise typer.Exit(code)
 
 
-def _import_log() -> None:
+def import_log() -> None:
     """Import structlog without Rich, which it takes for coloured tracebacks where it finds it; the log's are plain.
 
     That is a tenth of the time of a start. Whoever imports Rich later gets it.

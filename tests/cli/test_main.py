@@ -98,8 +98,15 @@ def test_a_service_starts_without_what_it_does_not_use() -> None:
 
 
 @pytest.mark.processes
+def test_a_target_is_checked_without_what_that_does_not_use() -> None:
+    modules = modules_after("from headway.cli import main; main(['check', 'json:loads', '--devices', 'cpu'])")
+    assert {"headway", "structlog"} <= modules
+    assert modules & {"aiohttp", "pydantic"} == set()
+
+
+@pytest.mark.processes
 def test_what_a_service_does_without_is_there_for_whoever_imports_it_later() -> None:
-    statement = "from headway.cli import role; role._import_log(); import rich.traceback, structlog.dev"
+    statement = "from headway.cli import role; role.import_log(); import rich.traceback, structlog.dev"
     assert {"pygments", "rich"} <= modules_after(statement)
 
 

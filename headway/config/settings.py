@@ -394,6 +394,10 @@ class Settings(Readings):
         0.0, _ADMIN_LOG, "Share of the requests, 0 to 1, that are logged with how they ended and what took how long."
     )
 
+    trace: bool = _setting(
+        False, _ADMIN_LOG, "Record traces, and send them by OpenTelemetry's protocol to where the variables OTEL_… say."
+    )
+
     models: tuple[ModelSettings, ...] = ()
     """Models of which each may have settings of its own; empty: there is one, named by `model`."""
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)

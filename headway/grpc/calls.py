@@ -44,10 +44,14 @@ Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 _FIELDS = {
     name: name.encode()
     for name in (
-        "authorization", "cache-control", "idempotency-key", "x-request-id", "x-request-tier", "x-request-timeout-ms",
+        "authorization", "cache-control", "idempotency-key", "traceparent", "tracestate", "x-request-id", "x-request-tier",
+        "x-request-timeout-ms",
     )
 }  # fmt: skip
 """Metadata that is read. It has the names and the meaning of the HTTP header fields."""
+
+_LISTS = frozenset((b"traceparent", b"tracestate"))
+"""Metadata of which several are joined by commas, as the header fields are; so a `traceparent` that comes twice is malformed."""
 
 
 @dataclass(slots=True)
@@ -362,9 +366,10 @@ def read_fields(metadata: Sequence[tuple[str, Any]]) -> dict[bytes, bytes]:
     for key, value in metadata:
         name = _FIELDS.get(key)
         if name is not None:
-            if name in found:
+            if name in found and name not in _LISTS:
                 raise BadRequest(f"the metadata {key} was sent twice; send it once")
-            found[name] = value.encode("latin-1")
+            content = value.encode("latin-1")
+            found[name] = b"%b, %b" % (found[name], content) if name in found else content
     return found
 
 

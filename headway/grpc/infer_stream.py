@@ -36,13 +36,14 @@ class InferStreamCall(StreamCall):
         port: context of the port.
         metadata: metadata that came with it, which hold for each request.
         read: reads its messages.
+        way: see RequestOptions.
     """
 
-    __slots__ = ("_read",)
+    __slots__ = ("_read", "_way")
 
-    def __init__(self, port: PortContext, metadata: Any, read: ReadMessage) -> None:
+    def __init__(self, port: PortContext, metadata: Any, read: ReadMessage, way: str = "") -> None:
         super().__init__(port, metadata)
-        self._read = read
+        self._read, self._way = read, way
 
     async def talk(self, context: Any) -> None:
         """Answer requests until the client has no more, or is to open another connection."""
@@ -88,7 +89,7 @@ class InferStreamCall(StreamCall):
 
     async def _answer(self, context: Any, body: bytes) -> tuple[bytes, int]:
         """Message of the answer to one request, and how many of its bytes are counted until it has left."""
-        call = InferenceCall(self.port, self.metadata, self._read)
+        call = InferenceCall(self.port, self.metadata, self._read, self._way)
         call.connection = self.connection
         held = 0
         try:

@@ -38,13 +38,16 @@ class InferenceCall(Call):
         port: context of the port.
         metadata: metadata that came with it.
         read: reads its message.
+        way: see RequestOptions.
     """
 
-    __slots__ = ("_read", "_replies")
+    __slots__ = ("_read", "_replies", "_way")
 
-    def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage) -> None:
+    def __init__(
+        self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
+    ) -> None:
         super().__init__(port, metadata)
-        self._read = read
+        self._read, self._way = read, way
         self._replies: Sequence[Reply] = ()
 
     async def answer(self, context: Any) -> bytes:
@@ -81,7 +84,7 @@ class InferenceCall(Call):
         try:
             remaining = context.time_remaining()
             longest = port.longest if remaining is None or remaining > port.longest else max(remaining, 0.001)
-            return read_options(fields, port.settings, longest, chosen, origin), id
+            return read_options(fields, port.settings, longest, chosen, origin, way=self._way), id
         except RequestError:
             self.charge()
             raise

@@ -258,8 +258,11 @@ class _Methods:
 def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
     predict = predict_reader(port.settings, port.intake.kinds)
     infer = infer_reader(port.settings, port.intake.kinds)
+    predicts = f"{messages.HEADWAY}/Predict"
+    infers = f"{messages.OPEN_INFERENCE}/ModelInfer"
+    streams = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
     found: dict[str, MakeCall] = {
-        f"/{messages.HEADWAY}/Predict": lambda metadata: InferenceCall(port, metadata, predict),
+        f"/{predicts}": lambda metadata: InferenceCall(port, metadata, predict, f"grpc {predicts}"),
         f"/{messages.HEALTH}/Check": lambda metadata: PlainCall(port, metadata, health.check),
         f"/{messages.HEALTH}/List": lambda metadata: PlainCall(port, metadata, health.list),
         f"/{messages.HEALTH}/Watch": lambda metadata: WatchCall(port, metadata, health),
@@ -271,8 +274,8 @@ def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
         ),
     }
     service = f"/{messages.OPEN_INFERENCE}"
-    found[f"{service}/ModelInfer"] = lambda metadata: InferenceCall(port, metadata, infer)
-    found[f"{service}/ModelStreamInfer"] = lambda metadata: InferStreamCall(port, metadata, infer)
+    found[f"/{infers}"] = lambda metadata: InferenceCall(port, metadata, infer, f"grpc {infers}")
+    found[f"/{streams}"] = lambda metadata: InferStreamCall(port, metadata, infer, f"grpc {streams}")
     others = OpenInference(port, health.ready)
     for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
         for name, answer in answers.items():

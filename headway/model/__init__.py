@@ -23,6 +23,7 @@ from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
+from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import WARM_UP, Octets, Signature, Value, ValueKind, WeightLine
 from headway.model.versions import model_and_version, queue_name
 
@@ -30,6 +31,7 @@ __all__ = [
     "BatchFailure",
     "Principal",
     "Capacity",
+    "CarriedTrace",
     "Cause",
     "DeadLetter",
     "Entry",
@@ -56,6 +58,7 @@ __all__ = [
     "Submission",
     "Subscription",
     "TierDepth",
+    "TraceContext",
     "Value",
     "WARM_UP",
     "WeightLine",

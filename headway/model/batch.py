@@ -51,6 +51,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
         time_left: seconds from the claim until the first member's deadline.
+        attempt: number of the run, as it is counted for all of them; 1 for the first.
     """
 
     fence: int
@@ -60,6 +61,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     granted_at: float
     expires_at: float
     time_left: float
+    attempt: int = 1
 
     @property
     def fill(self) -> float:

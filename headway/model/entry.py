@@ -76,6 +76,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
         version: version of the model whose queue it waits in; empty: the queue for any.
         pinned: whether no other version may answer.
+        trace: what it carries of its request's trace, see `headway.core.trace_context`; empty unless that is sampled.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     weight: int = 1
     version: str = ""
     pinned: bool = False
+    trace: bytes = b""
 
     @property
     def queue(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.model.trace import TraceContext
+
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """Options that a client asks for beside its input. One object serves all requests that ask alike.
@@ -21,6 +23,9 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
             the key of one input, another whole is a conflict.
         version: version of the model that must answer; empty: any.
         count: inputs that are let in with this one. The first of a request's several inputs has their number, the others 0.
+        way: route or method by which it came, as `POST /v1/inference` or `grpc SERVICE/METHOD`; empty where that is not known.
+        trace: span of the client's that the request names, where traces are recorded; None for none.
+        replays: span of the request that this one replays; None where it replays none, or that was not sampled.
     """
 
     timeout: float
@@ -33,3 +38,6 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     whole: bytes = b""
     count: int = 1
     version: str = ""
+    way: str = ""
+    trace: TraceContext | None = None
+    replays: TraceContext | None = None

@@ -163,15 +163,9 @@ class MemoryBroker:
             self._wake_idle(name, now)
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
-        lease = Lease(
-            fence=next(self._fences),
-            slot=slot,
-            entries=entries_of(departure.members),
-            reason=departure.reason,
-            granted_at=now,
-            expires_at=now + LEASE_SECONDS,
-            time_left=min(member.due for member in departure.members) - now,
-        )
+        time_left = min(member.due for member in departure.members) - now
+        granted = departure.reason, now, now + LEASE_SECONDS, time_left, departure.attempts
+        lease = Lease(next(self._fences), slot, entries_of(departure.members), *granted)
         self._running[lease.fence] = Running(lease, departure, lease.expires_at)
         self._wake_idle(name, now)
         return lease

@@ -60,13 +60,19 @@ class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int = 0
 
 
+class TracedWireEntry(WireEntry, frozen=True, array_like=True, gc=False):
+    """An entry of a request whose trace is sampled. Any other does not have this member at all."""
+
+    trace: bytes = b""
+
+
 ENTRY_HEAD = struct.Struct(">BHHdddIIB")
 """Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight, bytes of the room,
 length of what names an input apart; key, that name and gateway follow.
 """
 
 
-_entry = msgspec.msgpack.Decoder(WireEntry)
+_entry = msgspec.msgpack.Decoder(TracedWireEntry)
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
@@ -90,31 +96,32 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
         length: bytes of an input that is stored apart.
     """
     raw = isinstance(entry.input, Octets)
-    return encode(
-        WireEntry(
-            SCHEMA,
-            entry.id,
-            entry.model,
-            None if apart else entry.input.content if isinstance(entry.input, Octets) else entry.input,
-            entry.tier,
-            entry.tenant,
-            entry.gateway,
-            entry.queue_timeout,
-            entry.timeout,
-            entry.parameters,
-            tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
-            if entry.dedup_keys
-            else (),
-            entry.nonce,
-            entry.caller,
-            entry.weight,
-            raw,
-            entry.version,
-            entry.pinned,
-            apart,
-            length,
-        )
+    found = WireEntry(
+        SCHEMA,
+        entry.id,
+        entry.model,
+        None if apart else entry.input.content if isinstance(entry.input, Octets) else entry.input,
+        entry.tier,
+        entry.tenant,
+        entry.gateway,
+        entry.queue_timeout,
+        entry.timeout,
+        entry.parameters,
+        tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
+        if entry.dedup_keys
+        else (),
+        entry.nonce,
+        entry.caller,
+        entry.weight,
+        raw,
+        entry.version,
+        entry.pinned,
+        apart,
+        length,
     )
+    if entry.trace:
+        return encode(TracedWireEntry(*(*msgspec.structs.astuple(found), entry.trace)))
+    return encode(found)
 
 
 def position_of(member: str) -> int:
@@ -122,14 +129,14 @@ def position_of(member: str) -> int:
     return WireEntry.__struct_fields__.index(member) + 1
 
 
-def read_payload(payload: bytes) -> WireEntry:
+def read_payload(payload: bytes) -> TracedWireEntry:
     """Read a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
     found = _entry.decode(payload)
     check_schema(found.schema)
     return found
 
 
-def entry_of(found: WireEntry, value: Value | None = None) -> Entry:
+def entry_of(found: TracedWireEntry, value: Value | None = None) -> Entry:
     """Make the entry of a payload; `value` is its input where that was stored apart."""
     if value is None:
         value = found.input if type(found.input) is str else read_value(found.input, found.octets)
@@ -153,6 +160,7 @@ def entry_of(found: WireEntry, value: Value | None = None) -> Entry:
         found.weight,
         found.version,
         found.pinned,
+        found.trace,
     )
 
 

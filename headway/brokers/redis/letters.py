@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from headway.brokers.redis.entry_wire import WireEntry, entry_of, read_payload
+from headway.brokers.redis.entry_wire import TracedWireEntry, entry_of, read_payload
 from headway.brokers.redis.wire import read_failure
 from headway.model import DeadLetter, Value
 
@@ -17,7 +17,7 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
     return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
-def payload_of(letter: bytes) -> WireEntry:
+def payload_of(letter: bytes) -> TracedWireEntry:
     """Read the payload in a dead letter; raises as `read_payload`."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])

@@ -432,7 +432,7 @@ class Queue:
 
     async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
         _, numbers, reason, arrivals, payloads = answer
-        now, fence, left_at, ends, time_left = wire.read_numbers(numbers)
+        now, fence, left_at, ends, time_left, attempt = wire.read_numbers(numbers)
         self._offset = now - asyncio.get_running_loop().time()
         entries: list[Entry] = []
         unreadable = ""
@@ -464,10 +464,11 @@ class Queue:
             granted_at=left_at,
             expires_at=ends,
             time_left=time_left,
+            attempt=int(attempt),
         )
         return Granted(lease, waited, unreadable)
 
-    async def _inputs(self, fence: int, found: Sequence[entry_wire.WireEntry]) -> Sequence[Value | None]:
+    async def _inputs(self, fence: int, found: Sequence[entry_wire.TracedWireEntry]) -> Sequence[Value | None]:
         """Inputs of a lease that are stored apart, None for any other. The lease is renewed while they are read."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
         try:
@@ -477,7 +478,7 @@ class Queue:
         finally:
             reading.cancel()
 
-    async def _input(self, found: entry_wire.WireEntry) -> Value | None:
+    async def _input(self, found: entry_wire.TracedWireEntry) -> Value | None:
         return await self._values.input_of(self._key, found) if found.apart else None
 
 

@@ -49,6 +49,7 @@ class Codec:
         limit_lines: writer of the header fields by which a principal learns of its limits.
         compressed: whether its bodies may be compressed; what opens a head sees to that.
         tasks: whether its requests may become tasks; elsewhere `Prefer` is passed over.
+        way: method and path of the route, as `POST /v1/inference`.
     """
 
     read: Callable[[bytes], tuple[str | None, str, bytes]]
@@ -60,6 +61,7 @@ class Codec:
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
     compressed: bool = False
     tasks: bool = True
+    way: str = ""
 
     def write_one(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer to an exchange with one input."""

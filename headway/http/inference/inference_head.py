@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from headway.config import Settings
+from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, ReadExchange, RequestTarget
@@ -90,7 +91,7 @@ def read_inference_head(
     if b"prefer" in single and codec.tasks and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
         timeout = settings.longest_task_s
-    options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None)
+    options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None, way=codec.way)
     asked = InferenceHead(codec, head, id, options)
     asked.wish, asked.wait = wish, min(wait, options.timeout)
     if codec.open is not None:
@@ -114,6 +115,7 @@ def read_options(
     origin: str | None,
     *,
     task: bool = False,
+    way: str = "",
 ) -> RequestOptions:
     """Options in header fields, or in metadata of the same names.
 
@@ -124,6 +126,7 @@ def read_options(
         chosen: see RequestOptions.
         origin: see RequestOptions.
         task: see RequestOptions.
+        way: see RequestOptions.
 
     Raises:
         BadRequest: a field is wrong.
@@ -134,7 +137,10 @@ def read_options(
     if b"x-request-timeout-ms" in single:
         timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
     tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
-    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin)
+    trace = None
+    if settings.trace and b"traceparent" in single:
+        trace = read_trace_context(single[b"traceparent"], single.get(b"tracestate", b""))
+    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace)
 
 
 def too_large(settings: Settings) -> PayloadTooLarge:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -56,7 +57,7 @@ _NOWHERE: Mapping[str, str] = {}
 
 def codecs(settings: Settings) -> dict[str, Codec]:
     """Codecs by path, with the checks that these settings ask for."""
-    return {path: make(settings) for path, make in ROUTES.items()}
+    return {path: replace(make(settings), way=f"POST {path.replace(':path', '')}") for path, make in ROUTES.items()}
 
 
 class Routes:

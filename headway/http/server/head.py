@@ -32,7 +32,7 @@ _MOST_DIGITS = 20
 _NAMES = b"/v1/models/", b"/v2/models/"
 """Beginnings of paths in which a model is named. Its name may hold a slash, written as %2F, and is never used as a path."""
 
-_LISTS = frozenset((b"cache-control", b"prefer"))
+_LISTS = frozenset((b"cache-control", b"prefer", b"traceparent", b"tracestate"))
 _SINGLE = frozenset(
     (
         b"authorization",

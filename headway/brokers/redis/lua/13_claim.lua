@@ -15,7 +15,7 @@ local function granted(s, slot, fence, lease, entries)
     first_due = math.min(first_due, entry.due)
   end
   local payloads = call_each('HMGET', s.prefix .. 'p', names)
-  return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now}), lease.reason, as_doubles(arrivals), payloads}
+  return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now, lease.attempts}), lease.reason, as_doubles(arrivals), payloads}
 end
 
 local function size_of_batch(s, entries)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headway.core.trace_sampling import Sampler
+from headway.model import TraceContext
+
+BITS = random.Random(7).getrandbits
+PARENT = TraceContext(bytes(15) + b"\x07", bytes(7) + b"\x09", 1, "vendor=1")
+UNSAMPLED = TraceContext(PARENT.trace_id, PARENT.span_id, 2)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_request_without_a_parent_is_sampled_by_the_ratio(follows: bool) -> None:
+    assert all(Sampler(1.0, follows, BITS).begin(None) for _ in range(100))
+    assert not any(Sampler(0.0, follows, BITS).begin(None) for _ in range(100))
+    found = [one for _ in range(4000) if (one := Sampler(0.25, follows, BITS).begin(None)) is not None]
+    assert 900 < len(found) < 1100
+    assert all(int.from_bytes(one.trace_id[8:], "big") < 1 << 62 and any(one.trace_id[:8]) for one in found)
+    assert len({one.trace_id for one in found}) == len({one.span_id for one in found}) == len(found)
+
+
+def test_one_that_follows_does_as_its_parent_did() -> None:
+    never, always = Sampler(0.0, True, BITS), Sampler(1.0, True, BITS)
+    found = never.begin(PARENT)
+    assert found is not None and found.span_id != PARENT.span_id
+    assert (found.trace_id, found.flags, found.state) == (PARENT.trace_id, 1, "vendor=1")
+    assert always.begin(UNSAMPLED) is None
+
+
+def test_one_that_follows_nobody_goes_by_the_trace_id() -> None:
+    found = Sampler(1.0, False, BITS).begin(UNSAMPLED)
+    assert found is not None and (found.trace_id, found.flags) == (PARENT.trace_id, 3)
+    low = Sampler(1e-9, False, BITS)
+    assert low.begin(UNSAMPLED) is not None  # Its id is 7.
+    high = TraceContext(b"\xff" * 16, PARENT.span_id, 1)
+    assert low.begin(high) is None
+    assert Sampler(0.0, False, BITS).begin(PARENT) is None
+
+
+def test_a_span_below_is_of_the_same_trace_and_one_apart_is_not() -> None:
+    sampler = Sampler(0.0, True, BITS)
+    below, apart = sampler.below(PARENT), sampler.apart()
+    assert (below.trace_id, below.flags, below.state) == (PARENT.trace_id, 1, "vendor=1")
+    assert below.span_id != PARENT.span_id
+    assert apart.sampled and apart.trace_id != PARENT.trace_id

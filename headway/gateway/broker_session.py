@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Event: the broker has an entry with dedup keys: queued, joined to another's answer, or answered already."""
+    """Event: the broker has an entry with dedup keys, or with a trace: queued, joined to another's answer, or answered already."""
 
     entry: Entry
 
@@ -327,7 +327,7 @@ class BrokerSession:
                 if admitted and failure.reason == SCARCE:
                     continue  # Without memory the broker cannot even look whether it has the entry.
                 self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
-            elif entry.dedup_keys:
+            elif entry.dedup_keys or entry.trace:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:

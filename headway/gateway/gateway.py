@@ -199,6 +199,7 @@ class Gateway:
         """Stop waiting for a task, which goes on."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
+            self.rules.note_detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """Drop a request whose client left; the broker decides what becomes of the entry. Before the handover it is no
@@ -354,6 +355,7 @@ class Gateway:
             case Replied(replies):
                 self._take(session, replies)
             case Admitted(entry):
+                self.rules.note_admitted(entry)
                 if (pending := self._pending.of(entry)) is not None and pending.unadmitted:
                     pending.unadmitted = False
                     pending.sink.admitted()

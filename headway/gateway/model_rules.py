@@ -12,6 +12,7 @@ import structlog
 from headway.config import Settings
 from headway.core.dedup import dedup_keys_of, digest
 from headway.core.versions import Weights, read_weights
+from headway.gateway.request_traces import RequestTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.gateway.weigher import Weigher
@@ -28,6 +29,7 @@ class ModelRules:
         settings: settings of the model.
         alone: whether the process serves no other model.
         rng: uniform in [0, 1), by which versions are drawn.
+        traces: traces of the requests; None where none are recorded.
 
     Attributes:
         settings: settings of the model.
@@ -40,11 +42,19 @@ class ModelRules:
     """
 
     __slots__ = (
-        "_weigh", "_weighs", "longest", "longest_task", "queue_timeout", "settings", "sharing", "versions", "weigher",
+        "_weigh", "_weighs", "longest", "longest_task", "queue_timeout", "settings", "sharing", "traces", "versions", "weigher",
     )  # fmt: skip
 
-    def __init__(self, model: str, settings: Settings, rng: Callable[[], float], *, alone: bool) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        model: str,
+        settings: Settings,
+        rng: Callable[[], float],
+        *,
+        alone: bool,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        self.settings, self.traces = settings, traces
         self.versions = VersionChoice(settings.model_version, read_weights(settings.version_weights), rng)
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
@@ -103,6 +113,7 @@ class ModelRules:
             timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
             principal.user if origin is None else origin, self._weigh(input) if self._weighs else 1,
             version, bool(version and options.version),
+            b"" if self.traces is None else self.traces.begin(options, several),
         )  # fmt: skip
 
 
@@ -116,6 +127,7 @@ class RuleTable(dict[str, ModelRules]):
 
     Attributes:
         unserved: rules of requests for any other model, which are refused.
+        traces: traces of the requests; None where none are recorded.
     """
 
     def __init__(self, settings: Settings, models: Iterable[str], rng: Callable[[], float] = random.random) -> None:
@@ -124,6 +136,7 @@ class RuleTable(dict[str, ModelRules]):
         alone = not settings.models
         self._settings: Mapping[str, Settings] = of_each
         self._rng = rng
+        self.traces: RequestTraces | None = None
         self._weights: Mapping[str, Weights] | None = None
         """Weights that are in force instead of those of the settings."""
         self._absent: dict[str, Sequence[str]] = {}
@@ -141,9 +154,25 @@ class RuleTable(dict[str, ModelRules]):
             del self[gone]
         for model, settings in served.items():
             if model not in self or self._settings.get(model) is not settings:
-                self[model] = ModelRules(model, settings, self._rng, alone=False)
+                self[model] = ModelRules(model, settings, self._rng, alone=False, traces=self.traces)
                 self._set_weights(model)
         self._settings = served
+
+    def trace(self, traces: RequestTraces) -> None:
+        """Record the traces of requests from now on."""
+        self.traces = traces
+        for rules in (self.unserved, *self.values()):
+            rules.traces = traces
+
+    def note_admitted(self, entry: Entry) -> None:
+        """Note that the broker has an entry."""
+        if self.traces is not None:
+            self.traces.admitted(entry)
+
+    def note_detached(self, entry: Entry) -> None:
+        """Note that the client of a task has its id, and waits no longer."""
+        if self.traces is not None:
+            self.traces.detached(entry)
 
     def weigh(self, weights: Mapping[str, Weights]) -> None:
         """Go by other weights of versions, by model, from now on; those at "" are for all other models."""

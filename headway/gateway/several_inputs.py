@@ -11,6 +11,7 @@ from headway.model import Value
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import Judgement
+    from headway.gateway.request_traces import RequestTrace
 
 PART = "\x01"
 """Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
@@ -28,18 +29,24 @@ class SeveralInputs:
         count: number of its inputs.
         inspected: whether the input policy has been through all of them.
         judgement: verdict that all of them wait for; None for none.
+        entered: whether the first of them has been made an entry.
+        trace: trace of the request; None unless it is sampled.
 
     A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
     cost as much as one that is 128 times larger.
     """
 
-    __slots__ = ("_asked", "_missing", "count", "id", "inputs", "inspected", "judgement", "parameters")
+    __slots__ = (
+        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace",
+    )  # fmt: skip
 
     def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
         self.id, self.count = id, len(inputs)
         self.inputs, self.parameters = inputs, parameters
         self.inspected = False
         self.judgement: Judgement | None = None
+        self.entered = False
+        self.trace: RequestTrace | None = None
         self._missing = len(inputs)
         self._asked: tuple[Value, bytes] | None = None
 

@@ -26,12 +26,18 @@ RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 class Histogram:
     """Counts by upper bound; the last count is of what lies above all bounds."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, tuple[float, str, float]] = {}
+        """Value, trace id and Unix time in seconds of a sampled request, by the number of the bound that it counts under."""
+
+    def exemplify(self, value: float, trace_id: str, at: float) -> None:
+        """Remember a value that was counted, with the trace that it came from, in place of the last one like it."""
+        self.exemplars[bisect_left(self.bounds, value)] = value, trace_id, at
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -131,6 +137,11 @@ class Counters:
         """Unix seconds at which the certificate of the ports ends; None without one."""
         self.remote_certificate_ends: float | None = None
         """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
+        self.spans_dropped = {"queue": 0, "export": 0, "rejected": 0}
+        """Spans that were dropped, by reason: too many waited, they could not be sent, or the collector rejected them.
+
+        Each number has one thread that changes it.
+        """
         self.tls_failures: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Handshakes that failed by (port, reason)."""
         self.departures = DepartureLog()

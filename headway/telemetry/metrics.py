@@ -275,6 +275,10 @@ def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]
     yield _gauge(
         "broker_memory_bytes", "Memory that the broker's servers use.", (), {} if memory is None else {(): memory[0]}
     )
+    yield _counter(
+        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export or rejected.",
+        ("reason",), _keyed(counters.spans_dropped),
+    )  # fmt: skip
     yield _gauge(
         "broker_memory_limit_bytes", "Memory that they may use at most; none: there is no limit.",
         (), {(): memory[1]} if memory is not None and memory[1] else {},

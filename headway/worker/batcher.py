@@ -57,6 +57,7 @@ from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims, run_batch
 from headway.worker.slot_figures import SlotFigures
@@ -98,6 +99,7 @@ class Batcher:
             but does not count as capacity.
         failure_log: log of failed batches, which the slots of a process share.
         started: hears of each start of a backend: its seconds, or the text of the error with which it failed.
+        traces: recorder of the spans of batches; None where none are recorded.
 
     Attributes:
         starting: state of the starts of its backend.
@@ -120,13 +122,14 @@ class Batcher:
         memory: Callable[[], float] = lambda: 0.0,
         failure_log: FailureLog | None = None,
         started: Callable[[float | str], None] = lambda told: None,
+        traces: BatchTraces | None = None,
     ) -> None:
         self.slot = slot
         self._started = started
         self.starting = StartState()
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
         self._make_backend, self._broker = make_backend, broker
-        self.claims = Claims(slot, broker, policy)
+        self.claims, self._traces = Claims(slot, broker, policy, clock), traces
         self._breaker = breaker
         self._limits = limits
         self._counters = counters
@@ -319,7 +322,10 @@ class Batcher:
         self._running_since = since = self._clock()
         self._counters.departures.left(lease)
         try:
-            items = await run_batch(backend, lease, self._limits.gpu_timeout)
+            if self._traces is None:
+                items = await run_batch(backend, lease, self._limits.gpu_timeout)
+            else:
+                items = await self._traces.run(backend, lease, self._limits.gpu_timeout, self.claims.asked_at)
         except WorkerAbsent:
             self._retire, self._asked = True, False
             await self._tell(lease, lambda: self._broker.release(lease), since)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -35,10 +36,15 @@ class Claims:
         slot: the slot.
         broker: broker that batches come from.
         policy: departure policy.
+        clock: monotonic seconds.
+
+    Attributes:
+        asked_at: instant at which the last claim began.
     """
 
-    def __init__(self, slot: Slot, broker: WorkSource, policy: Policy) -> None:
-        self._slot, self._broker, self._policy = slot, broker, policy
+    def __init__(self, slot: Slot, broker: WorkSource, policy: Policy, clock: Callable[[], float] = monotonic) -> None:
+        self._slot, self._broker, self._policy, self._clock = slot, broker, policy, clock
+        self.asked_at = 0.0
         self._strays: Sequence[Slot] = ()
         self._helped = False
         self._waiting: asyncio.Future[None] | None = None
@@ -51,6 +57,7 @@ class Claims:
 
     async def claim(self) -> Lease | NoWork:
         """Claim the batch that leaves now for the slot, or learn when to claim again."""
+        self.asked_at = self._clock()
         if self._strays and not self._helped:
             for stray in self._strays:
                 claimed = await self._broker.claim(stray, self._policy)

@@ -26,13 +26,16 @@ from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
+from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http.readiness import Readiness
 from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
+from headway.runtime.spans import SpanRecorder
 from headway.telemetry.figures import ProcessFigures
+from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
@@ -53,6 +56,7 @@ class Stand:
         breaker: Breaker | None = None,
         slots: int | None = None,
         input_policy: Callable[[Counters], InputPolicy] | None = None,
+        recorder: SpanRecorder | None = None,
         **settings: object,
     ):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
@@ -64,7 +68,14 @@ class Stand:
         self.broker = MemoryBroker({"m": limits}, self.dead, self.counters, clock, lambda: 0.5)
         self.gate = None if input_policy is None else InputGate(input_policy(self.counters), self.counters)
         make = Gateway if self.gate is None else partial(ScreenedGateway, gate=self.gate)
-        self.gateway = make(self.settings, ["m"], self.broker, self.counters, clock, rng=lambda: 0.5)
+        self._recorder = recorder
+        traces = None if recorder is None else RequestTraces(recorder, self.settings.tier_names, self.counters)
+        observers = () if traces is None else (traces,)
+        self.gateway = make(
+            self.settings, ["m"], self.broker, self.counters, clock, observers=observers, rng=lambda: 0.5
+        )
+        if traces is not None:
+            self.gateway.rules.trace(traces)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self._breaker = breaker

@@ -31,9 +31,11 @@ from headway.backends.grpc.verdicts import TOO_LARGE, judge
 from headway.backends.remote import backend, tls_words
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried
 from headway.config.target import RemoteTarget
+from headway.core.trace_context import trace_fields
 from headway.dialects import Remote, RemoteCall, reach
 from headway.errors import BadOutput, RemoteAbsent, RemoteError
 from headway.runtime.remote_certificates import ClientTls
+from headway.runtime.spans import OUTGOING
 
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 """Method that runs nothing, and is asked why no connection comes about."""
@@ -132,7 +134,7 @@ class GrpcBackend(RemoteBackend):
                     f"cannot be sent the header field {name}: over gRPC names are of letters, digits, _ . and -, no "
                 )
                 raise self._error(RemoteError, f"{reason}grpc-… and …-bin, and values of printable ASCII")
-        return found
+        return found + tuple(trace_fields(OUTGOING.get()).items())
 
     def _channel(self) -> Any:
         parts = urlsplit(self._remote.url)

@@ -24,8 +24,10 @@ from headway.backends.http.verdicts import judge
 from headway.backends.remote import backend
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried
 from headway.config.target import RemoteTarget
+from headway.core.trace_context import trace_fields
 from headway.dialects import Remote, RemoteCall, reach
 from headway.errors import BadOutput, RemoteAbsent, RemoteError
+from headway.runtime.spans import OUTGOING
 
 _JSON_BYTES = "Inference-Header-Content-Length"
 
@@ -91,6 +93,7 @@ class HttpBackend(RemoteBackend):
             "User-Agent": f"headway/{__version__}",
             **self._credentials.current(),
             **own,
+            **trace_fields(OUTGOING.get()),
             "X-Request-Timeout-Ms": str(max(int(left * 1000), 1)),
         }
 

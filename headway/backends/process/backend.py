@@ -50,6 +50,7 @@ from headway.errors import (
     WorkerCrashed,
 )
 from headway.model import Entry, ItemResult, Octets, Signature, Value
+from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
 """Seconds an idle child has to end by itself after its pipe was closed."""
@@ -336,8 +337,11 @@ class ProcessBackend:
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
         """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
-        if isinstance(word, Failed | Outputs) and word.keeps:
-            self._leave_arena(child)
+        if isinstance(word, Failed | Outputs):
+            if word.keeps:
+                self._leave_arena(child)
+            if (trace := RUN.get()) is not None:
+                trace.ran(word.begun, word.ended)
         if isinstance(word, Failed):
             raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
         try:

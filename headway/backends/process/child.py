@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 if __name__ == "__main__":
@@ -299,7 +300,9 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
             return
         batch, arena = _decode_run(content), pipe.arena
         take_inputs(arena, batch, target.takes_views)
+        begun = monotonic()
         word = run(target, batch, weighing)
+        word.begun, word.ended = begun, monotonic()
         if arena is not None:
             if not isinstance(word, Failed):
                 place_outputs(arena, batch, word)

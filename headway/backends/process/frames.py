@@ -86,7 +86,8 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
 
     `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
     lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room. `keeps` says that user code has
-    kept a view of an input, so that the arena is the child's own from now on.
+    kept a view of an input, so that the arena is the child's own from now on. `begun` and `ended` are the instants, on the
+    machine's monotonic clock, between which the batch ran.
     """
 
     number: int
@@ -96,6 +97,8 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     placed: dict[int, Place] = {}
     unplaced: int = 0
     keeps: bool = False
+    begun: float = 0.0
+    ended: float = 0.0
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
@@ -108,6 +111,8 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
     placed: dict[int, Place] = {}
     unplaced: int = 0
     keeps: bool = False
+    begun: float = 0.0
+    ended: float = 0.0
 
 
 class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
@@ -120,12 +125,14 @@ class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
     placed: dict[int, Place] = {}
     unplaced: int = 0
     keeps: bool = False
+    begun: float = 0.0
+    ended: float = 0.0
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
 
-    `trace` is the traceback of what user code raised; `keeps` is as in Answer.
+    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Answer.
     """
 
     number: int
@@ -133,6 +140,8 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     message: str
     trace: str = ""
     keeps: bool = False
+    begun: float = 0.0
+    ended: float = 0.0
 
 
 Outputs = Answer | ValuesAnswer | OctetsAnswer

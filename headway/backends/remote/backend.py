@@ -41,6 +41,7 @@ from headway.errors import (
 )
 from headway.model import Entry, ItemResult, Signature, Value, ValueKind
 from headway.runtime.remote_certificates import RemoteCertificates
+from headway.runtime.spans import OUTGOING, RUN
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +121,9 @@ class RemoteBackend(ABC):
         self._start_timeout, self._max_tries = start_timeout, max_tries
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._rng = rng
+        parts = urlsplit(remote.url)
+        port = parts.port or (443 if spec.secure else 80)
+        self._place = ("server.address", parts.hostname or ""), ("server.port", port)
 
     @abstractmethod
     def _open(self) -> None:
@@ -321,7 +325,7 @@ class RemoteBackend(ABC):
         loop = asyncio.get_running_loop()
         sent = False
         for count in range(1, self._max_tries + 1):
-            tried = await self._try(call, deadline - loop.time())
+            tried = await self._traced_try(call, deadline - loop.time(), count)
             if not isinstance(tried, Tried):
                 return tried
             sent = sent or tried.kind is not RemoteAbsent
@@ -337,6 +341,24 @@ class RemoteBackend(ABC):
                 raise self._error(kind, f"{failed}{tried.problem}{wish}", f"{failed}{tried.shown}{wish}")
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
+
+    async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
+        """One try; see `_try`. If the batch is sampled it has a span of its own, which the API is told."""
+        run = RUN.get()
+        if run is None:
+            return await self._try(call, left)
+        begun, context, problem = run.clock(), run.begin_try(), "cut short"
+        token = OUTGOING.set(context)
+        try:
+            tried = await self._try(call, left)
+            problem = tried.shown if isinstance(tried, Tried) else ""
+            return tried
+        except BackendError as exc:
+            problem = exc.shown
+            raise
+        finally:
+            OUTGOING.reset(token)
+            run.end_try(context, begun, number, problem, self._place)
 
     def _note(self, what: str, body: bytes | bytearray) -> None:
         """Log the beginning of a body that nobody else may read: it may hold credentials, hosts, or others' data."""

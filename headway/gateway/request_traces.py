@@ -1,0 +1,232 @@
+"""Spans of requests: the gateway's part of their traces.
+
+    SERVER `POST /v1/inference`
+      └─ PRODUCER `send MODEL`, one for each input ── its context travels in the entry
+           └─ CONSUMER `process MODEL`, recorded by the worker (`headway.worker.batch_traces`)
+
+A request that is not sampled leaves nothing here. One that is has its spans recorded when it ends, from what every other
+observer hears too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headway.core.trace_context import pack_carried, trace_id_of
+from headway.errors import SHOWN, STATUS
+from headway.gateway.pending import Ending, PendingRequest
+from headway.gateway.several_inputs import SeveralInputs
+from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
+from headway.runtime.counters import Counters
+from headway.runtime.spans import Attributes, Span, SpanKind, SpanLink, SpanRecorder
+
+LEFT = 499
+"""Status of a request whose client left, as the access log has it."""
+ACCEPTED = 202
+"""Status of a request that has become a task."""
+SERVER_FAULT = 500
+"""Least status of an error that is not the client's."""
+
+_GEN_AI: Mapping[str, str] = {
+    "POST /v1/chat/completions": "chat",
+    "POST /v1/completions": "text_completion",
+    "POST /v1/embeddings": "embeddings",
+}
+"""Operations of generative AI, as OpenTelemetry names them, by route."""
+
+
+class RequestTrace(msgspec.Struct, eq=False):
+    """Trace of one request.
+
+    Attributes:
+        context: its SERVER span.
+        parent: span of the client's that it names; None for none.
+        way: see RequestOptions.
+        begun: instant of its arrival.
+        missing: inputs that have not ended.
+        links: links of its SERVER span.
+        told: whether that span is recorded.
+    """
+
+    context: TraceContext
+    parent: TraceContext | None
+    way: str
+    begun: float
+    missing: int
+    links: tuple[SpanLink, ...] = ()
+    told: bool = False
+
+
+class _Sent(msgspec.Struct, eq=False):
+    """Input of a sampled request, from its submission to its end.
+
+    Attributes:
+        request: trace of its request.
+        context: its PRODUCER span.
+        begun: instant of its submission.
+        admitted: instant at which the broker had it; 0 while that is not known.
+    """
+
+    request: RequestTrace
+    context: TraceContext
+    begun: float
+    admitted: float = 0.0
+
+
+class RequestTraces:
+    """Observer that records the spans of sampled requests.
+
+    Arguments:
+        recorder: recorder of spans.
+        tiers: names of the tiers.
+        counters: counters whose histograms get exemplars.
+        scheme: scheme of the public port.
+    """
+
+    def __init__(self, recorder: SpanRecorder, tiers: Sequence[str], counters: Counters, scheme: str = "http") -> None:
+        self._recorder, self._tiers, self._counters, self._scheme = recorder, tiers, counters, scheme
+        self._clock, self._sampler = recorder.clock, recorder.sampler
+        self._sent: dict[bytes, _Sent] = {}
+        """Inputs that have not ended, by what their entries carry."""
+
+    def begin(self, options: RequestOptions, several: SeveralInputs | None) -> bytes:
+        """Begin the trace of a request, or of one of its inputs. Returns what its entry carries; empty unless sampled.
+
+        Arguments:
+            options: options of the request.
+            several: request with several inputs of which this is one.
+        """
+        if several is not None and several.entered:
+            request = several.trace
+        else:
+            request = self._begin(options, 1 if several is None else several.count)
+            if several is not None:
+                several.entered, several.trace = True, request
+        if request is None:
+            return b""
+        below = self._sampler.below(request.context)
+        packed = pack_carried(CarriedTrace(below, self._recorder.wall()))
+        self._sent[packed] = _Sent(request, below, self._clock())
+        return packed
+
+    def _begin(self, options: RequestOptions, count: int) -> RequestTrace | None:
+        """Begin the trace of a request with so many inputs; None: it is not sampled."""
+        context = self._sampler.begin(options.trace)
+        if context is None:
+            return None
+        links = () if options.replays is None else (SpanLink(options.replays),)
+        return RequestTrace(context, options.trace, options.way, self._clock(), count, links)
+
+    def admitted(self, entry: Entry) -> None:
+        """Note that the broker has an entry."""
+        if (sent := self._sent.get(entry.trace)) is not None and not sent.admitted:
+            sent.admitted = self._clock()
+
+    def detached(self, entry: Entry) -> None:
+        """Note that the client of a task has its id, and waits no longer."""
+        if (sent := self._sent.get(entry.trace)) is not None:
+            self._tell_request(sent.request, entry, entry.id, ACCEPTED, None, self._clock())
+
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        """Record the spans of those of the requests that are sampled."""
+        for request in requests:
+            if request.entry.trace:
+                self._finish(request, ending, now)
+
+    def _finish(self, pending: PendingRequest, ending: Ending, now: float) -> None:
+        entry, reply = pending.entry, pending.reply
+        sent = self._sent.pop(entry.trace, None)
+        if sent is None:
+            return
+        failure = reply.failure
+        several, request = pending.several, sent.request
+        if ending is not Ending.TURNED_AWAY:
+            self._tell_send(sent, pending, ending, now)
+            self._note_exemplars(pending, ending, now)
+        request.missing -= 1
+        if failure is not None or not request.missing:
+            if ending is Ending.LEFT:
+                status = LEFT
+            else:
+                status = 200 if failure is None else STATUS[failure.code]
+            self._tell_request(request, entry, entry.id if several is None else several.id, status, failure, now)
+
+    def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float) -> None:
+        """Give the histograms that count this request its trace id."""
+        entry, reply = pending.entry, pending.reply
+        if ending not in (Ending.REPLIED, Ending.TIMED_OUT):
+            return
+        key = entry.model, self._tiers[entry.tier]
+        trace_id, at = trace_id_of(entry.trace), self._recorder.wall() / 1e9
+        self._counters.request_seconds[key].exemplify(now - pending.since, trace_id, at)
+        if ending is Ending.REPLIED:
+            self._counters.queue_seconds[key].exemplify(0.0 if reply.kept else reply.queued, trace_id, at)
+
+    def _tell_send(self, sent: _Sent, pending: PendingRequest, ending: Ending, now: float) -> None:
+        entry, reply = pending.entry, pending.reply
+        attributes: Attributes = (
+            *_messaging(entry.model, "send"),
+            ("messaging.message.id", f"req_{entry.id}"),
+            *((("headway.shared", "kept" if reply.kept else "joined"),) if reply.shared is not None else ()),
+        )
+        error = None
+        if ending is Ending.REFUSED and reply.failure is not None:
+            error = reply.failure.message
+            attributes += (("error.type", reply.failure.code),)
+        unix, parent = self._recorder.unix, sent.request.context.span_id
+        times = unix(sent.begun), unix(sent.admitted or now)
+        name = f"send {entry.model}"
+        self._recorder.add(Span(name, SpanKind.PRODUCER, sent.context, parent, *times, attributes, (), error))
+
+    def _tell_request(
+        self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float
+    ) -> None:
+        """Record the SERVER span of a request, once."""
+        if request.told:
+            return
+        request.told = True
+        attributes: Attributes = (
+            *self._protocol(request.way, status),
+            ("headway.request_id", f"req_{id}"),
+            ("headway.model", entry.model),
+            ("headway.tier", self._tiers[entry.tier]),
+            ("headway.tenant", entry.tenant),
+        )
+        if request.way in _GEN_AI:
+            attributes += (("gen_ai.operation.name", _GEN_AI[request.way]), ("gen_ai.request.model", entry.model))
+        error = None
+        if failure is not None:
+            attributes += (("error.type", SHOWN.get(failure.code, failure.code)),)
+            error = failure.message if status >= SERVER_FAULT else None
+        parent = request.parent.span_id if request.parent is not None else b""
+        unix = self._recorder.unix
+        name = request.way.removeprefix("grpc ") or "request"
+        times = unix(request.begun), unix(now)
+        self._recorder.add(
+            Span(name, SpanKind.SERVER, request.context, parent, *times, attributes, request.links, error, bool(parent))
+        )
+
+    def _protocol(self, way: str, status: int) -> Attributes:
+        """Attributes of the protocol by which a request came."""
+        kind, _, place = way.partition(" ")
+        if kind == "grpc":
+            service, _, method = place.partition("/")
+            return ("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)
+        if not place:
+            return ()
+        path = () if "{" in place else (("url.path", place),)
+        return (
+            ("http.request.method", kind), ("http.route", place), ("url.scheme", self._scheme), *path,
+            ("http.response.status_code", status),
+        )  # fmt: skip
+
+
+def _messaging(model: str, operation: str) -> Attributes:
+    return (
+        ("messaging.system", "headway"),
+        ("messaging.destination.name", model),
+        ("messaging.operation.name", operation),
+        ("messaging.operation.type", operation),
+    )

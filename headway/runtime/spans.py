@@ -1,0 +1,184 @@
+"""Spans of sampled requests and batches, as they are recorded, and the buffer in which they wait to be sent.
+
+Nothing here knows how spans are sent. Whoever records one hands over plain data; what that looks like on the wire is made by
+another thread. Only what is sampled ever becomes a Span.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+
+import msgspec
+
+from headway.core.trace_sampling import Sampler
+from headway.model import TraceContext
+from headway.runtime.counters import Counters
+
+Attribute = str | int | float
+Attributes = tuple[tuple[str, Attribute], ...]
+
+
+class SpanKind(enum.IntEnum):
+    """Kinds of spans, with their numbers in OpenTelemetry's protocol."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+    PRODUCER = 4
+    CONSUMER = 5
+
+
+class SpanLink(msgspec.Struct, frozen=True, gc=False):
+    """Link of a span to another one, mostly of another trace.
+
+    Attributes:
+        context: the other span.
+        message: id of the request that it belongs to; empty where that is not said.
+    """
+
+    context: TraceContext
+    message: str = ""
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """One span, ended.
+
+    Attributes:
+        name: its name, of which there are few.
+        kind: see SpanKind.
+        context: its own place in the trace.
+        parent: id of the span above it; empty for the first of a trace.
+        remote: whether that span is another process's.
+        begun, ended: Unix times in nanoseconds.
+        attributes: names and values.
+        links: links to other spans.
+        error: what went wrong; None when nothing did.
+    """
+
+    name: str
+    kind: SpanKind
+    context: TraceContext
+    parent: bytes
+    begun: int
+    ended: int
+    attributes: Attributes = ()
+    links: Sequence[SpanLink] = ()
+    error: str | None = None
+    remote: bool = False
+
+
+class SpanBuffer:
+    """Spans that wait to be sent. One thread adds, another takes.
+
+    Arguments:
+        most: most spans that wait; more are dropped, and counted.
+        enough: number of spans from which on `wake` is called.
+        counters: counters of the process.
+        wake: called when there is enough to send.
+    """
+
+    def __init__(self, most: int, enough: int, counters: Counters, wake: Callable[[], None]) -> None:
+        self._most, self._enough, self._wake = most, enough, wake
+        self._dropped = counters.spans_dropped
+        self._waiting: deque[Span] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, span: Span) -> None:
+        """Add a span, unless too many wait."""
+        waiting = len(self._waiting)
+        if waiting >= self._most:
+            self._dropped["queue"] += 1
+            return
+        self._waiting.append(span)
+        if waiting + 1 == self._enough:
+            self._wake()
+
+    def take(self, most: int) -> list[Span]:
+        """Take the oldest spans, at most so many."""
+        count = min(most, len(self._waiting))
+        return [self._waiting.popleft() for _ in range(count)]
+
+
+class SpanRecorder:
+    """Recorder of spans for the services of a process.
+
+    Arguments:
+        sampler: decides which requests are sampled, and makes ids.
+        buffer: takes the spans.
+        clock: monotonic seconds, in which the services tell instants.
+        wall: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        buffer: SpanBuffer,
+        clock: Callable[[], float],
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.sampler = sampler
+        self.clock, self.wall = clock, wall
+        self.add = buffer.add
+
+    def unix(self, instant: float) -> int:
+        """Unix time in nanoseconds of an instant of the clock."""
+        return self.wall() - round((self.clock() - instant) * 1e9)
+
+
+class RunTrace:
+    """Trace of a batch that runs, as its backend may add to it.
+
+    Arguments:
+        recorder: recorder of its spans.
+        context: span of the run.
+        model: name of the model.
+        begun: instant at which the run began.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
+        self._recorder, self._model = recorder, model
+        self.context, self.begun, self.clock = context, begun, recorder.clock
+
+    def ran(self, begun: float, ended: float) -> None:
+        """Record the run of user code, as the process that ran it tells its instants, if that can be."""
+        if self.begun <= begun <= ended <= self._recorder.clock():
+            self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
+
+    def begin_try(self) -> TraceContext:
+        """Context of a try at a remote API, which is sent with it."""
+        return self._recorder.sampler.below(self.context)
+
+    def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:
+        """Record a try at a remote API. `problem`: what went wrong with it; empty when nothing did."""
+        more = (("http.request.resend_count", number - 1),) if number > 1 else ()
+        ended = self._recorder.clock()
+        self._add(f"call {self._model}", SpanKind.CLIENT, context, begun, ended, (*attributes, *more), problem or None)
+
+    def _add(
+        self,
+        name: str,
+        kind: SpanKind,
+        context: TraceContext,
+        begun: float,
+        ended: float,
+        attributes: Attributes = (),
+        error: str | None = None,
+    ) -> None:
+        unix = self._recorder.unix
+        span = Span(name, kind, context, self.context.span_id, unix(begun), unix(ended), attributes, (), error)
+        self._recorder.add(span)
+
+
+RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)
+"""Trace of the batch that the present task runs; None unless it is sampled."""
+OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)
+"""Span under which the present task asks a remote API; None unless it is sampled."""

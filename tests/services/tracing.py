@@ -1,0 +1,40 @@
+"""Traces on virtual time: what the services record, as a collector would read it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from headway.core.trace_sampling import Sampler
+from headway.model import TraceContext
+from headway.runtime.counters import Counters
+from headway.runtime.spans import SpanBuffer, SpanRecorder
+from headway.telemetry.tracing.otlp import encode_span, export_request, origin_of
+from tests.servers.collector import Received, read_spans
+
+CLIENT_SPAN = TraceContext(bytes(range(1, 17)), bytes(range(1, 9)), 1, "vendor=1")
+EPOCH = 1_700_000_000
+"""Unix time in seconds of the virtual clock's 0."""
+
+
+class Recorded:
+    """A recorder that keeps what is recorded.
+
+    Arguments:
+        clock: monotonic seconds.
+        ratio: share of the requests without a parent that are sampled.
+    """
+
+    def __init__(self, clock: Callable[[], float], ratio: float = 1.0) -> None:
+        self._buffer = SpanBuffer(100_000, 100_000, Counters(), lambda: None)
+        bits = random.Random(1).getrandbits
+        self.recorder = SpanRecorder(
+            Sampler(ratio, True, bits), self._buffer, clock, lambda: round((EPOCH + clock()) * 1e9)
+        )
+
+    def spans(self) -> list[Received]:
+        """Spans that were recorded since the last call, in the order of their ends."""
+        found = [encode_span(span, 1000) for span in self._buffer.take(100_000)]
+        return read_spans(export_request(origin_of((), "headway", "1"), found))
+
+

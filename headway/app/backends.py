@@ -28,6 +28,8 @@ from headway.model import ModelReport, Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
+from headway.runtime.spans import SpanRecorder
+from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
 from headway.worker.pool import WorkerPool
@@ -283,13 +285,15 @@ def make_batchers(
     certificates: RemoteCertificates | None = None,
     *,
     versioned: bool = False,
+    recorder: SpanRecorder | None = None,
 ) -> MakeBatcher:
     """Make the builder of the batchers that run a target.
 
     Raises SettingError for settings with which no backend of the target can be made.
 
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
-    `versioned` says whether they claim what is for their version, and not what any version may answer.
+    `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
+    their spans, if there is one.
     """
     shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -299,6 +303,7 @@ def make_batchers(
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
     report = make_report(settings, target)
     version = settings.model_version if versioned else ""
+    traces = BatchTraces(recorder) if recorder is not None else None
 
     def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
         breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
@@ -325,6 +330,7 @@ def make_batchers(
             memory=memory.used,
             failure_log=failure_log,
             started=started,
+            traces=traces,
         )
 
     return make

@@ -40,6 +40,7 @@ from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.process_figures import FigureSource, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
+from headway.app.tracing import make_tracing
 from headway.app.version_weights import WeightsResource
 from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
 from headway.config.target import Target, parse_target
@@ -56,6 +57,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.model_kinds import KindsWatcher, ModelKinds
 from headway.gateway.pending import Observer
+from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http import public
 from headway.http.readiness import Readiness
@@ -66,6 +68,7 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
+from headway.runtime.spans import SpanRecorder
 from headway.worker.helping import StrayWatcher
 from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools, Workers
@@ -138,7 +141,9 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
     asked = *(plan.target for plan in plans.values()), _fallback_target(settings) if parts.gateway else None
     remote = make_remote_certificates(settings, asked, counters)
-    made = make_components(settings, parts, plans, bundle, counters, clock, ledger_writer, policy, remote)
+    tracing = make_tracing(settings, role, counters, clock)
+    recorder = tracing.recorder if tracing is not None else None
+    made = make_components(settings, parts, plans, bundle, counters, clock, ledger_writer, policy, remote, recorder)
 
     def describe() -> ProcessInfo:
         return _member(settings, role, made, admin_listener.port)
@@ -208,7 +213,8 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         made.controller.models = figures.models
     public_listener = kinds = None
     further: list[PortListener] = []
-    resources: list[Resource] = [one for one in (certificates, remote, ledger_writer) if one is not None]
+    exporter = tracing.exporter if tracing is not None else None
+    resources: list[Resource] = [one for one in (exporter, certificates, remote, ledger_writer) if one is not None]
     if gateway is not None:
         identity, stores = make_identity(settings, counters)
         app = public.build(gateway, ready, identity)
@@ -286,21 +292,29 @@ def make_components(
     ledger_writer: LedgerWriter | None = None,
     policy: PolicyResource | None = None,
     certificates: RemoteCertificates | None = None,
+    recorder: SpanRecorder | None = None,
 ) -> Components:
     """Build the services of a process, those that its role has."""
     gateway = fallback = controller = None
     if parts.gateway:
-        fallback = make_fallback(settings, counters, clock, certificates)
+        fallback = make_fallback(settings, counters, clock, certificates, recorder)
         beside = fallback.broker if fallback is not None else None
         observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
         if settings.access_log:
             observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
         kind = Gateway if policy is None else partial(ScreenedGateway, gate=policy.gate)
+        traces = None if recorder is None else RequestTraces(recorder, settings.tier_names, counters, settings.scheme)
+        observers += () if traces is None else (traces,)
         gateway = kind(settings, [*settings.served], bundle.broker, counters, clock, direct=beside, observers=observers)
+        if traces is not None:
+            gateway.rules.trace(traces)
     id = gateway.name if gateway is not None else settings.name
     pool = None
     if plans:
-        pool = make_pools(plans, bundle, id, counters, clock, decides=parts.gateway, certificates=certificates)
+        decides = parts.gateway
+        pool = make_pools(
+            plans, bundle, id, counters, clock, decides=decides, certificates=certificates, recorder=recorder
+        )
     if parts.controller:
         alone = not settings.broker
         controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, alone=alone)
@@ -316,6 +330,7 @@ def make_pools(
     *,
     decides: bool,
     certificates: RemoteCertificates | None,
+    recorder: SpanRecorder | None,
 ) -> Workers:
     """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
     slots, broker = set[str](), bundle.broker
@@ -329,7 +344,7 @@ def make_pools(
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
         make = batchers[model] = make_batchers(
             settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
-            versioned=bool(settings.broker) and model not in shares,
+            versioned=bool(settings.broker) and model not in shares, recorder=recorder,
         )  # fmt: skip
         if model not in shares:
             pools[model] = make_pool(settings, plan.devices, make, broker, slots)
@@ -454,6 +469,7 @@ def make_fallback(
     counters: Counters,
     clock: Callable[[], float],
     certificates: RemoteCertificates | None = None,
+    recorder: SpanRecorder | None = None,
 ) -> Fallback | None:
     """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU.
 
@@ -468,7 +484,9 @@ def make_fallback(
     own = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     broker = make_memory_broker(own, counters, clock)
     devices = make_devices(own, target)
-    make = make_batchers(own, target, devices, counters, clock, _fallback_name, certificates=certificates)
+    make = make_batchers(
+        own, target, devices, counters, clock, _fallback_name, certificates=certificates, recorder=recorder
+    )
     return Fallback(broker, make_pool(own, devices, make, broker))
 
 

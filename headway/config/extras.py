@@ -13,6 +13,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("asyncpg>=0.31,<0.33",),
     "jwt": ("PyJWT[crypto]>=2.13,<3",),
     "grpc": ("grpcio>=1.80,<2", "protobuf>=6.33,<8"),
+    "otel": ("grpcio>=1.80,<2",),
     "chat": ("jinja2>=3.1.6,<4",),
     "policy": ("google-re2>=1.1.20251105,<2",),
     "plot": ("matplotlib>=3.11,<4",),

@@ -59,7 +59,7 @@ class RequestTrace(msgspec.Struct, eq=False):
     told: bool = False
 
 
-class _Sent(msgspec.Struct, eq=False):
+class SentInput(msgspec.Struct, eq=False):
     """Input of a sampled request, from its submission to its end.
 
     Attributes:
@@ -88,7 +88,7 @@ class RequestTraces:
     def __init__(self, recorder: SpanRecorder, tiers: Sequence[str], counters: Counters, scheme: str = "http") -> None:
         self._recorder, self._tiers, self._counters, self._scheme = recorder, tiers, counters, scheme
         self._clock, self._sampler = recorder.clock, recorder.sampler
-        self._sent: dict[bytes, _Sent] = {}
+        self._sent: dict[bytes, SentInput] = {}
         """Inputs that have not ended, by what their entries carry."""
 
     def begin(self, options: RequestOptions, several: SeveralInputs | None) -> bytes:
@@ -108,7 +108,7 @@ class RequestTraces:
             return b""
         below = self._sampler.below(request.context)
         packed = pack_carried(CarriedTrace(below, self._recorder.wall()))
-        self._sent[packed] = _Sent(request, below, self._clock())
+        self._sent[packed] = SentInput(request, below, self._clock())
         return packed
 
     def _begin(self, options: RequestOptions, count: int) -> RequestTrace | None:
@@ -147,10 +147,8 @@ class RequestTraces:
             self._note_exemplars(pending, ending, now)
         request.missing -= 1
         if failure is not None or not request.missing:
-            if ending is Ending.LEFT:
-                status = LEFT
-            else:
-                status = 200 if failure is None else STATUS[failure.code]
+            answered = 200 if failure is None else STATUS[failure.code]
+            status = LEFT if ending is Ending.LEFT else answered
             self._tell_request(request, entry, entry.id if several is None else several.id, status, failure, now)
 
     def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float) -> None:
@@ -164,7 +162,7 @@ class RequestTraces:
         if ending is Ending.REPLIED:
             self._counters.queue_seconds[key].exemplify(0.0 if reply.kept else reply.queued, trace_id, at)
 
-    def _tell_send(self, sent: _Sent, pending: PendingRequest, ending: Ending, now: float) -> None:
+    def _tell_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float) -> None:
         entry, reply = pending.entry, pending.reply
         attributes: Attributes = (
             *_messaging(entry.model, "send"),

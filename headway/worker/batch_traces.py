@@ -13,16 +13,14 @@ batch may have sent it before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from headway.core.trace_context import read_carried
 from headway.errors import BackendError
 from headway.model import CarriedTrace, Entry, ItemResult, Lease, TraceContext
-from headway.ports import Backend
 from headway.runtime.spans import RUN, Attributes, RunTrace, Span, SpanKind, SpanLink, SpanRecorder
-from headway.worker.helping import run_batch
 
 Member = tuple[int, Entry, CarriedTrace]
 """Sampled entry of a batch: its place, itself, and what it carries."""
@@ -38,18 +36,19 @@ class BatchTraces:
     def __init__(self, recorder: SpanRecorder) -> None:
         self._recorder = recorder
 
-    async def run(self, backend: Backend, lease: Lease, timeout: float, asked_at: float) -> Sequence[ItemResult]:
-        """Run a batch, and record its spans if one of its members is sampled; see `run_batch`.
+    async def run(
+        self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
+    ) -> Sequence[ItemResult]:
+        """Run a batch, and record its spans if one of its members is sampled.
 
         Arguments:
-            backend: backend that runs it.
+            run_batch: runs it.
             lease: the batch.
-            timeout: most seconds of the run.
             asked_at: instant at which its claim began.
         """
         members = _sampled(lease.entries)
         if not members:
-            return await run_batch(backend, lease, timeout)
+            return await run_batch()
         recorder = self._recorder
         poll = recorder.sampler.apart()
         begun = recorder.clock()
@@ -60,7 +59,7 @@ class BatchTraces:
         error, kind = "cut short", "cancelled"
         try:
             with structlog.contextvars.bound_contextvars(trace_id=poll.trace_id.hex()):
-                items = await run_batch(backend, lease, timeout)
+                items = await run_batch()
             error = kind = ""
         except BackendError as exc:
             error, kind = exc.shown or str(exc), exc.cause.value

@@ -59,7 +59,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
-from headway.worker.helping import Claims, run_batch
+from headway.worker.helping import Claims
 from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start
 
@@ -129,10 +129,8 @@ class Batcher:
         self.starting = StartState()
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
         self._make_backend, self._broker = make_backend, broker
-        self.claims, self._traces = Claims(slot, broker, policy, clock), traces
-        self._breaker = breaker
-        self._limits = limits
-        self._counters = counters
+        self.claims = Claims(slot, broker, policy, clock, traces)
+        self._breaker, self._limits, self._counters = breaker, limits, counters
         self._clock, self._rng = clock, rng
         self._availability = Availability(slot.worker, clock)
         self._unanswered = 0
@@ -322,10 +320,7 @@ class Batcher:
         self._running_since = since = self._clock()
         self._counters.departures.left(lease)
         try:
-            if self._traces is None:
-                items = await run_batch(backend, lease, self._limits.gpu_timeout)
-            else:
-                items = await self._traces.run(backend, lease, self._limits.gpu_timeout, self.claims.asked_at)
+            items = await self.claims.run(backend, lease, self._limits.gpu_timeout)
         except WorkerAbsent:
             self._retire, self._asked = True, False
             await self._tell(lease, lambda: self._broker.release(lease), since)

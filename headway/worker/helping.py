@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from headway.worker.batch_traces import BatchTraces
     from headway.worker.batcher import Batcher
 
 LOOK_EVERY = 1.0
@@ -37,14 +39,21 @@ class Claims:
         broker: broker that batches come from.
         policy: departure policy.
         clock: monotonic seconds.
-
-    Attributes:
-        asked_at: instant at which the last claim began.
+        traces: recorder of the spans of batches; None where none are recorded.
     """
 
-    def __init__(self, slot: Slot, broker: WorkSource, policy: Policy, clock: Callable[[], float] = monotonic) -> None:
-        self._slot, self._broker, self._policy, self._clock = slot, broker, policy, clock
-        self.asked_at = 0.0
+    def __init__(
+        self,
+        slot: Slot,
+        broker: WorkSource,
+        policy: Policy,
+        clock: Callable[[], float] = monotonic,
+        traces: BatchTraces | None = None,
+    ) -> None:
+        self._slot, self._broker, self._policy = slot, broker, policy
+        self._clock, self._traces = clock, traces
+        self._asked_at = 0.0
+        """Instant at which the last claim began."""
         self._strays: Sequence[Slot] = ()
         self._helped = False
         self._waiting: asyncio.Future[None] | None = None
@@ -57,7 +66,7 @@ class Claims:
 
     async def claim(self) -> Lease | NoWork:
         """Claim the batch that leaves now for the slot, or learn when to claim again."""
-        self.asked_at = self._clock()
+        self._asked_at = self._clock()
         if self._strays and not self._helped:
             for stray in self._strays:
                 claimed = await self._broker.claim(stray, self._policy)
@@ -67,6 +76,12 @@ class Claims:
             self._strays = ()
         self._helped = False
         return await self._broker.claim(self._slot, self._policy)
+
+    async def run(self, backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
+        """Run the batch that was claimed last; see `run_batch`."""
+        if self._traces is None:
+            return await run_batch(backend, lease, timeout)
+        return await self._traces.run(partial(run_batch, backend, lease, timeout), lease, self._asked_at)
 
     async def wait(self, until: float | None) -> None:
         """Return when a claim is worth trying again; see `WorkSource.wait_for_work`."""

@@ -27,7 +27,7 @@ _SAMPLERS: Mapping[str, tuple[float | None, bool]] = {
 """Samplers: the ratio, None for the one that OTEL_TRACES_SAMPLER_ARG says; and whether they follow the parent."""
 _DEFAULT_SAMPLER = "parentbased_always_on"
 _OTLP = "OTEL_EXPORTER_OTLP_"
-_SECRET = "a value that is not shown"
+_NOT_SHOWN = "a value that is not shown"
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ class _Reader:
             key, equals, content = part.partition("=")
             key = unquote(key.strip())
             if not (key and equals):
-                self.refuse(name, _SECRET, "has a part that is no name=value", "the other parts")
+                self.refuse(name, _NOT_SHOWN, "has a part that is no name=value", "the other parts")
                 continue
             found.append((key, unquote(content.strip())))
         return found
@@ -276,9 +276,9 @@ def _header_fields(read: _Reader, variable: str, headers: str) -> Sequence[tuple
     found = []
     for name, value in read.pairs(variable, headers):
         if not (name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()):
-            read.refuse(variable, _SECRET, "has a name that is none of a header field", "the other parts")
+            read.refuse(variable, _NOT_SHOWN, "has a name that is none of a header field", "the other parts")
         elif not (value.isascii() and value.isprintable()):
-            read.refuse(variable, _SECRET, f"has a value of {name} that no header field may have", "the other parts")
+            read.refuse(variable, _NOT_SHOWN, f"has a value of {name} that no header field may have", "the other parts")
         else:
             found.append((name.lower(), value))
     return found

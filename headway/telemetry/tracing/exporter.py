@@ -93,7 +93,13 @@ class SpanExporter:
 
     def _run(self) -> None:
         """Send until the process ends."""
-        self._sender = sender = self._make_sender()
+        try:
+            self._sender = sender = self._make_sender()
+        except (
+            Exception
+        ) as exc:  # As of a certificate that is none; spans are dropped and counted as soon as too many wait.
+            log.error("no traces are sent", collector=self._environment.collector.shown, error=str(exc))
+            return
         while True:
             self._due.wait(self._environment.delay)
             self._due.clear()

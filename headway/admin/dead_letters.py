@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.core.trace_context import read_carried
 from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
 from headway.http.error_responses import refusal
 from headway.http.readiness import soon
-from headway.model import DeadLetter, Principal, RequestOptions
+from headway.model import DeadLetter, Entry, Principal, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -76,7 +77,9 @@ class _Routes:
         reply = await gateway.ask(
             Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
             fresh,
-            RequestOptions(self._process.settings.longest_request_s, entry.tier, origin=""),
+            RequestOptions(
+                self._process.settings.longest_request_s, entry.tier, origin="", way="replay", replays=_replayed(entry)
+            ),
             entry.model,
             entry.input,
             entry.parameters,
@@ -109,6 +112,12 @@ def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
     return letters[0] if letters else None
+
+
+def _replayed(entry: Entry) -> TraceContext | None:
+    """Span of the request that ended as a dead letter, to which its replay is linked; None unless it was sampled."""
+    carried = read_carried(entry.trace)
+    return carried.context if carried is not None else None
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def read_carried(packed: bytes) -> CarriedTrace | None:
     return CarriedTrace(context, int.from_bytes(packed[25:_HEAD], "big"))
 
 
+def trace_field(packed: bytes) -> dict[str, str]:
+    """Field of a log line that names the trace which an entry carries; none where it carries none."""
+    return {"trace_id": trace_id_of(packed)} if packed else {}
+
+
 def trace_id_of(packed: bytes) -> str:
     """Trace id in what an entry carries, in hexadecimal, as the log and metrics show it."""
     return packed[:16].hex()

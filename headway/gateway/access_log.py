@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from headway.core.excerpt import excerpt
+from headway.core.trace_context import trace_field
 from headway.errors import SHOWN, STATUS
 from headway.gateway.pending import Ending, PendingRequest
 
@@ -68,4 +69,5 @@ class AccessLog:
             tier=self._tiers[entry.tier],
             tenant=excerpt(entry.tenant),
             user=excerpt(request.principal.user),
+            **trace_field(entry.trace),
         )

@@ -147,8 +147,8 @@ class RequestTraces:
             self._note_exemplars(pending, ending, now)
         request.missing -= 1
         if failure is not None or not request.missing:
-            answered = 200 if failure is None else STATUS[failure.code]
-            status = LEFT if ending is Ending.LEFT else answered
+            left = ending is Ending.LEFT
+            status = 200 if failure is None else LEFT if left else STATUS[failure.code]
             self._tell_request(request, entry, entry.id if several is None else several.id, status, failure, now)
 
     def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float) -> None:
@@ -212,7 +212,7 @@ class RequestTraces:
         if kind == "grpc":
             service, _, method = place.partition("/")
             return ("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)
-        if not place:
+        if not place:  # A replay of a dead letter, or a program's call.
             return ()
         path = () if "{" in place else (("url.path", place),)
         return (

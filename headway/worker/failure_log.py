@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import structlog
 
+from headway.core.trace_context import trace_field
 from headway.errors import TargetError
 from headway.model import BatchFailure, Cause, Lease
 
@@ -53,6 +54,7 @@ class FailureLog:
         fields: dict[str, object] = {"cause": failure.cause.value, "error": failure.message, "size": len(lease.entries)}
         if alone:
             fields["request_id"] = f"req_{lease.entries[0].id}"
+        fields |= trace_field(next((entry.trace for entry in lease.entries if entry.trace), b""))
         if failure.cause is Cause.TIMEOUT:
             fields["hint"] = self._hint(len(lease.entries))
         if again:

@@ -106,6 +106,7 @@ class Stand:
             self.counters,
             self._clock,
             rng=lambda: 0.5,
+            traces=None if self._recorder is None else BatchTraces(self._recorder),
         )
 
     def admin_app(

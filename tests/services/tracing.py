@@ -36,5 +36,3 @@ class Recorded:
         """Spans that were recorded since the last call, in the order of their ends."""
         found = [encode_span(span, 1000) for span in self._buffer.take(100_000)]
         return read_spans(export_request(origin_of((), "headway", "1"), found))
-
-

@@ -1,0 +1,259 @@
+"""Spans of requests and batches, as services record them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.core.trace_context import read_carried
+from headway.errors import BatchRaised, BatchTimeout
+from headway.gateway.access_log import AccessLog
+from headway.gateway.fan_out import FanOut
+from headway.model import Entry, Principal, Reply, RequestOptions, TraceContext
+from headway.runtime.request_id import new_id
+from headway.runtime.spans import RUN
+from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER, Received
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import ANYBODY, Stand
+from tests.services.tracing import CLIENT_SPAN, EPOCH, Recorded
+from tests.virtual_time import run
+
+WAY = "POST /v1/inference"
+CALLER = Principal("alice", "acme", 1)
+
+
+def by_name(spans: Sequence[Received]) -> dict[str, list[Received]]:
+    found: dict[str, list[Received]] = {}
+    for span in spans:
+        found.setdefault(span.name, []).append(span)
+    return found
+
+
+def told(
+    main: Callable[[Stand], object], *backends: FakeBackend, ratio: float = 1.0, **settings: object
+) -> list[Received]:
+    """Spans that are recorded while `main` runs against a service that is up."""
+
+    async def whole(clock: Callable[[], float]) -> list[Received]:
+        recorded = Recorded(clock, ratio)
+        async with Stand(clock, *(backends or (FakeBackend(0.1),)), recorder=recorded.recorder, **settings) as stand:  # type: ignore[arg-type]
+            await main(stand)  # type: ignore[misc]
+            return recorded.spans()
+
+    return run(whole)
+
+
+def options(**how: object) -> RequestOptions:
+    return RequestOptions(4.0, 1, way=WAY, **{"trace": CLIENT_SPAN, **how})  # type: ignore[arg-type]
+
+
+async def ask(stand: Stand, text: str = "a", **how: object) -> Reply:
+    return await stand.gateway.ask(CALLER, new_id(), options(**how), "m", text, b"")
+
+
+def test_a_request_has_one_unbroken_trace_and_its_batch_another_that_is_linked() -> None:
+    spans = by_name(told(ask))
+    [asked], [sent], [poll] = spans[WAY], spans["send m"], spans["poll m"]
+    own, of_batch = sorted(spans["process m"], key=lambda span: span.trace != CLIENT_SPAN.trace_id.hex())
+    assert (asked.kind, sent.kind, own.kind, poll.kind) == (SERVER, PRODUCER, CONSUMER, CLIENT)
+    assert {one.trace for one in (asked, sent, own)} == {CLIENT_SPAN.trace_id.hex()}
+    assert {one.state for one in (asked, sent, own)} == {"vendor=1"}
+    assert (asked.parent, sent.parent, own.parent) == (CLIENT_SPAN.span_id.hex(), asked.span, sent.span)
+    assert (asked.flags & 0x3FF, sent.flags & 0x3FF, own.flags & 0x3FF) == (0x301, 0x101, 0x301)
+    assert (of_batch.trace, of_batch.parent, poll.parent) == (poll.trace, poll.span, "")
+    assert poll.trace != asked.trace
+    [link] = poll.links
+    assert (link.trace, link.span) == (sent.trace, sent.span)
+    assert link.attributes == {"messaging.message.id": asked.attributes["headway.request_id"]}
+    assert [(back.trace, back.span) for back in own.links] == [(poll.trace, poll.span)]
+    assert asked.attributes.items() >= {
+        ("http.request.method", "POST"), ("http.route", "/v1/inference"), ("http.response.status_code", 200),
+        ("headway.tenant", "acme"), ("headway.tier", "paid"), ("headway.model", "m"),
+    }  # fmt: skip
+    assert own.attributes.items() >= {
+        ("messaging.system", "headway"), ("messaging.destination.name", "m"), ("messaging.operation.type", "process"),
+        ("headway.attempt", 1), ("headway.worker", "gpu-0"), ("messaging.batch.message_count", 1),
+    }  # fmt: skip
+    assert poll.attributes["messaging.operation.type"] == "receive"
+    assert own.attributes["headway.queue_seconds"] < 0.1
+    assert (own.ended - own.begun) / 1e9 == pytest.approx(0.1, abs=1e-3)
+    assert asked.begun >= EPOCH * 1e9 and asked.begun <= sent.begun <= own.begun <= own.ended <= asked.ended
+    assert [one.error for one in (asked, sent, own, poll)] == [None] * 4
+
+
+def test_a_batch_has_a_link_for_each_sampled_member() -> None:
+    async def main(stand: Stand) -> None:
+        plain = TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, 0)
+        first = asyncio.ensure_future(ask(stand, "first", trace=plain))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.ensure_future(ask(stand, f"{n}", trace=plain if n % 2 else CLIENT_SPAN)) for n in range(64)]
+        await asyncio.gather(first, *rest)
+
+    [poll] = by_name(spans := told(main, max_batch=64))["poll m"]
+    assert (len(poll.links), poll.attributes["messaging.batch.message_count"]) == (32, 64)
+    sent = {one.span: one.attributes["messaging.message.id"] for one in spans if one.name == "send m"}
+    assert {link.span: link.attributes["messaging.message.id"] for link in poll.links} == sent
+    assert sum(one.name == "process m" for one in spans) == 33
+
+
+def test_a_retry_is_another_batch_that_is_linked_to_the_same_request() -> None:
+    failures = [BatchTimeout("late", "late")]
+    backend = FakeBackend(0.1, lambda entries: failures.pop() if failures else None)
+    spans = by_name(told(ask, backend))
+    [asked], [sent], polls = spans[WAY], spans["send m"], spans["poll m"]
+    assert [poll.attributes["headway.attempt"] for poll in polls] == [1, 2]
+    assert len({poll.trace for poll in polls}) == 2
+    assert [[link.span for link in poll.links] for poll in polls] == [[sent.span]] * 2
+    runs = [one for one in spans["process m"] if one.trace == asked.trace]
+    assert [(one.parent, one.error, one.attributes.get("error.type")) for one in runs] == [
+        (sent.span, "late", "timeout"), (sent.span, None, None),
+    ]  # fmt: skip
+    assert [one.links[0].span for one in runs] == [poll.span for poll in polls]
+    assert asked.error is None
+
+
+def test_an_input_that_fails_is_no_fault_of_the_server() -> None:
+    def script(entries: Sequence[Entry]) -> BatchRaised:
+        return BatchRaised("bad input")
+
+    spans = by_name(told(ask, FakeBackend(0.1, script)))
+    [asked] = spans[WAY]
+    assert asked.error is None  # It is the client's.
+    assert asked.attributes["http.response.status_code"] == 422
+    assert asked.attributes["error.type"] == "REJECTED_BY_MODEL"
+    assert all(one.error for one in spans["process m"])
+
+
+def test_one_that_is_too_late_is() -> None:
+    async def main(stand: Stand) -> None:
+        await stand.gateway.ask(CALLER, new_id(), RequestOptions(0.05, 1, way=WAY), "m", "a", b"")
+
+    [asked] = by_name(told(main))[WAY]
+    assert asked.attributes["http.response.status_code"] == 504
+    assert asked.error is not None and "deadline" in asked.error
+    assert asked.parent == ""
+
+
+def test_one_that_is_refused_at_once_was_never_sent() -> None:
+    async def main(stand: Stand) -> None:
+        await stand.gateway.ask(CALLER, new_id(), options(), "unknown", "a", b"")
+
+    [asked] = told(main)
+    assert (asked.name, asked.attributes["http.response.status_code"]) == (WAY, 404)
+
+
+def test_one_whose_client_leaves_ends_with_it() -> None:
+    async def main(stand: Stand) -> None:
+        asking = asyncio.ensure_future(ask(stand))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    [asked] = by_name(told(main))[WAY]
+    assert asked.attributes["http.response.status_code"] == 499
+
+
+@pytest.mark.parametrize("flags", [0, 2])
+def test_what_a_client_does_not_sample_leaves_nothing(flags: int) -> None:
+    async def main(stand: Stand) -> None:
+        await ask(stand, trace=TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, flags))
+
+    backend = FakeBackend(0.1, lambda entries: entries[0].trace or RUN.get())  # type: ignore[arg-type,return-value]
+    assert told(main, backend) == []
+
+
+def test_a_share_of_the_others_is_sampled() -> None:
+    async def main(stand: Stand) -> None:
+        await asyncio.gather(*(ask(stand, f"{n}", trace=None) for n in range(200)))
+
+    spans = told(main, ratio=0.2)
+    asked = [one for one in spans if one.name == WAY]
+    assert 20 < len(asked) < 60
+    assert all(one.parent == "" for one in asked) and len({one.trace for one in asked}) == len(asked)
+
+
+def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
+    async def main(stand: Stand) -> None:
+        id = new_id()
+        asking = asyncio.ensure_future(stand.gateway.ask(CALLER, id, options(task=True), "m", "a", b""))
+        await asyncio.sleep(0.02)
+        stand.gateway.detach("acme", id)
+        await asyncio.sleep(1.0)
+        asking.cancel()
+
+    spans = by_name(told(main))
+    [asked], [sent] = spans[WAY], spans["send m"]
+    assert asked.attributes["http.response.status_code"] == 202
+    assert (asked.ended - asked.begun) / 1e9 == pytest.approx(0.02, abs=2e-3)
+    assert len(spans["process m"]) == 2 and sent.parent == asked.span
+
+
+def test_a_request_with_several_inputs_has_one_span_above_all_of_them() -> None:
+    async def main(stand: Stand) -> None:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        FanOut(stand.gateway, ANYBODY, new_id(), options(), "m", ["a", "b", "c"], b"", ended.set_result).start()
+        await ended
+
+    spans = by_name(told(main))
+    [asked] = spans[WAY]
+    assert [one.parent for one in spans["send m"]] == [asked.span] * 3
+    assert sum(one.trace == asked.trace for one in spans["process m"]) == 3
+
+
+def test_the_run_in_the_workers_process_is_told_by_that() -> None:
+    async def whole(clock: Callable[[], float]) -> list[Received]:
+        recorded = Recorded(clock)
+
+        def script(entries: Sequence[Entry]) -> None:
+            run = RUN.get()
+            assert run is not None
+            run.ran(clock(), clock())
+            run.ran(-1e300, clock())  # What cannot be is passed over.
+            run.ran(clock(), 1e300)
+
+        async with Stand(clock, FakeBackend(0.1, script), recorder=recorded.recorder) as stand:
+            await ask(stand)
+        return recorded.spans()
+
+    spans = by_name(run(whole))
+    [ran], [poll] = spans["run m"], spans["poll m"]
+    [process] = (one for one in spans["process m"] if one.trace == poll.trace)
+    assert (ran.kind, ran.parent, ran.trace) == (INTERNAL, process.span, poll.trace)
+
+
+def test_log_lines_of_a_sampled_request_carry_its_trace_id() -> None:
+    async def whole(clock: Callable[[], float]) -> None:
+        recorded = Recorded(clock)
+        failing = FakeBackend(0.1, lambda entries: BatchRaised("bad"))
+        async with Stand(clock, failing, recorder=recorded.recorder) as stand:
+            log = AccessLog(1.0, stand.settings.tier_names, lambda: 0.0)
+            stand.gateway._observers = (*stand.gateway._observers, log)
+            await ask(stand)
+
+    with capture_logs() as lines:
+        run(whole)
+    told = {line["event"]: line.get("trace_id") for line in lines if line["event"] in ("request", "batch failed")}
+    assert told == dict.fromkeys(("request", "batch failed"), CLIENT_SPAN.trace_id.hex())
+
+
+def test_histograms_of_latency_remember_a_trace_for_each_bound() -> None:
+    async def main(stand: Stand) -> None:
+        await ask(stand)
+        [(value, trace, at)] = stand.counters.request_seconds["m", "paid"].exemplars.values()
+        assert trace == CLIENT_SPAN.trace_id.hex()
+        assert value == pytest.approx(0.1, abs=0.02)
+        assert at >= EPOCH
+        assert len(stand.counters.queue_seconds["m", "paid"].exemplars) == 1
+
+    told(main)
+
+
+def test_an_entry_carries_the_span_under_which_it_was_sent() -> None:
+    seen: list[bytes] = []
+    backend = FakeBackend(0.1, lambda entries: seen.append(entries[0].trace))
+    [sent] = by_name(told(ask, backend))["send m"]
+    carried = read_carried(seen[0])
+    assert carried is not None and carried.context.span_id.hex() == sent.span

@@ -15,7 +15,7 @@ The map of the packages. Imports only point down the list, from package to packa
     admin        the admin port of every process
     http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary
                  ones. Another way in would be a package beside it
-    telemetry    metrics, named in one place
+    telemetry    metrics, named in one place; traces on their way to a collector
     simulator    the production policies under virtual time
     load         the load generator
     gateway      the client's side: takes a request in, and holds it until its answer comes, also while the broker is away

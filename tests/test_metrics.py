@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import errors
@@ -47,6 +48,7 @@ NAMES = {
     "headway_leader": ("gauge", set()),
     "headway_broker_call_seconds": ("histogram", set()),
     "headway_broker_call_failures": ("counter", set()),
+    "headway_trace_spans_dropped": ("counter", {"reason"}),
     "headway_broker_memory_bytes": ("gauge", set()),
     "headway_broker_memory_limit_bytes": ("gauge", set()),
     "headway_open_connections": ("gauge", {"port"}),
@@ -105,6 +107,7 @@ def full_state() -> State:
     counters.large_payloads["in", "arena"] = 12
     counters.broker_seconds.observe(0.0008)
     counters.broker_failures = 11
+    counters.spans_dropped["queue"] = 13
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat"),
@@ -175,6 +178,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("draining", {}, 0),
         ("leader", {}, 1),
         ("broker_call_failures", {}, 11),
+        ("trace_spans_dropped", {"reason": "queue"}, 13),
         ("broker_memory_bytes", {}, 1_000),
         ("broker_memory_limit_bytes", {}, 5_000),
         ("open_connections", {"port": "public"}, 13),
@@ -374,3 +378,32 @@ def test_figures_of_the_fleet_are_left_out_where_another_process_exports_them_or
             assert not families[f"headway_{name}"].samples, name
         counted = [one for one in families["headway_requests"].samples if one.name.endswith("_total")]
         assert sum(sample.value for sample in counted) == 7
+
+
+def test_latencies_have_exemplars_in_openmetrics() -> None:
+    state = full_state()
+    state.counters.request_seconds["m", "paid"].exemplify(0.15, "0af7651916cd43dd8448eb211c80319c", 1.7e9)
+    text = asyncio.run(metrics.exposition(state, exemplars=True)).decode()
+    assert text.count("# EOF\n") == 1 and text.endswith("# EOF\n")
+    found = {
+        sample.labels["le"]: sample.exemplar
+        for family in openmetrics_families(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.name == "headway_request_seconds_bucket" and sample.exemplar is not None
+    }
+    [(bound, exemplar)] = found.items()
+    assert bound == "0.15"
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": "0af7651916cd43dd8448eb211c80319c"}, 0.15)
+    plain = asyncio.run(metrics.exposition(state)).decode()
+    assert "trace_id=" not in plain and "# EOF" not in plain
+
+
+@pytest.mark.parametrize(
+    ("accept", "asks"),
+    [
+        ("", False), ("text/plain;version=0.0.4", False), ("*/*", False),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1", True),
+    ],
+)  # fmt: skip
+def test_exemplars_are_for_those_who_ask(accept: str, asks: bool) -> None:
+    assert metrics.asks_for_exemplars(accept) is asks

@@ -45,7 +45,7 @@ HOMES = {
     "caller": ("brokers/redis/", "config/", "core/", "gateway/", "http/server/", "model/", "simulator/"),
     "epoch": ("brokers/", "gateway/", "ports.py"),
     "leads": ("admin/", "app/", "brokers/memory/", "controller/", "model/"),
-    "pool": ("app/", "brokers/redis/", "cli/", "gateway/", "load/", "protos/", "worker/"),
+    "pool": ("app/", "brokers/redis/", "cli/", "gateway/", "load/", "protos/", "telemetry/tracing/", "worker/"),
     "probe": ("brokers/", "core/breaker.py", "gateway/", "ports.py", "worker/"),
     "quarantine": ("brokers/redis/", "core/"),
     "shard": ("app/", "brokers/redis/", "cli/", "config/", "core/shards.py", "simulator/"),

@@ -77,7 +77,9 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         state = await self._process.state()
-        return Response(await metrics.exposition(state), media_type=metrics.CONTENT_TYPE)
+        exemplars = metrics.asks_for_exemplars(request.headers.get("accept", ""))
+        kind = metrics.OPENMETRICS_TYPE if exemplars else metrics.CONTENT_TYPE
+        return Response(await metrics.exposition(state, exemplars=exemplars), media_type=kind)
 
     async def health(self, request: Request) -> Response:
         process = self._process

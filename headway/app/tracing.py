@@ -91,7 +91,7 @@ def _make_sender(collector: Collector) -> Callable[[], SpanSender] | None:
 
 
 def _origin(environment: TraceEnvironment, settings: Settings, role: Role) -> Origin:
-    """What the process is, in OpenTelemetry's words; what the environment says of it goes first."""
+    """Description of the process, in OpenTelemetry's words; what the environment says of it goes first."""
     own: dict[str, str | int] = {
         "service.version": __version__,
         "service.instance.id": settings.name,

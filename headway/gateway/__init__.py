@@ -12,6 +12,7 @@ capacity_watcher   reads the fleet's capacity
 fallback           the gateway's own broker and worker, while the shared broker is away
 ledger_writer      records outcomes in the ledger
 access_log         logs requests, all or a share
+request_traces     spans of sampled requests
 screened           a gateway with an input policy
 input_gate         the input policy, carried out
 judge              a function of the input policy, in processes of its own

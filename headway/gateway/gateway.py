@@ -104,10 +104,8 @@ class Gateway:
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
         self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng)
-        self._clock = clock
-        self._tiers = settings.tier_names
-        self._pending = PendingTable()
-        self._subscriptions = SubscriptionTable()
+        self._clock, self._tiers = clock, settings.tier_names
+        self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
         self._recent = RecentRequests(clock)

@@ -6,6 +6,7 @@ timing_wheel   many deadlines, one timer
 availability   logs an outage once when it begins and once when it ends
 request_id     ids that sort by time
 counters       plain counters of what happened
+spans          spans of traces, until they are sent
 log            log lines that never block
 file_watcher   changes of files
 memory_reuse   large blocks stay with the process

@@ -12,12 +12,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from headway.model import Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
@@ -27,29 +29,39 @@ from headway.telemetry.figures import FleetState, ProcessFigures, State
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Media type of the text that `exposition` returns."""
 
+OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
+"""Media type of the text with exemplars."""
+
 _AT_ONCE = 8
+_EOF = b"# EOF\n"
 _PROCESS = ProcessCollector(registry=None)
 _NOTHING = FleetState()
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound=tuple[str, ...])
 
 
-async def exposition(state: State) -> bytes:
-    """Write the state as text.
+def asks_for_exemplars(accept: str) -> bool:
+    """Whether the `Accept` of a scrape asks for OpenMetrics, in which histograms have exemplars."""
+    return "application/openmetrics-text" in accept
+
+
+async def exposition(state: State, *, exemplars: bool = False) -> bytes:
+    """Write the state as Prometheus text, or as OpenMetrics text with exemplars.
 
     Other tasks get their turn after each family, and after each few histograms of one, so that a scrape of many workers
     does not hold up a batch.
     """
     parts: list[bytes] = []
     named = ""
+    write = openmetrics.generate_latest if exemplars else generate_latest
     for family in families(state):
-        text = generate_latest(_One(family))
+        text = write(_One(family)).removesuffix(_EOF)
         if family.name == named:
             text = text.split(b"\n", 2)[2]  # its HELP and TYPE stand above already
         named = family.name
         parts.append(text)
         await asyncio.sleep(0)
-    parts.append(generate_latest(_PROCESS))
+    parts.append(write(_PROCESS))
     return b"".join(parts)
 
 
@@ -79,6 +91,10 @@ def _of_process(state: State) -> Iterator[Metric]:
         {(): counters.broker_seconds},
     )
     yield _counter("broker_call_failures", "Such calls without an answer.", (), {(): counters.broker_failures})
+    yield _counter(
+        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export or rejected.",
+        ("reason",), _keyed(counters.spans_dropped),
+    )  # fmt: skip
     yield _gauge("open_connections", "Open connections by port.", ("port",), _keyed(own.connections))
     yield _counter(
         "retries", "Entries queued again after a failed run.", ("cause",),
@@ -275,10 +291,6 @@ def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]
     yield _gauge(
         "broker_memory_bytes", "Memory that the broker's servers use.", (), {} if memory is None else {(): memory[0]}
     )
-    yield _counter(
-        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export or rejected.",
-        ("reason",), _keyed(counters.spans_dropped),
-    )  # fmt: skip
     yield _gauge(
         "broker_memory_limit_bytes", "Memory that they may use at most; none: there is no limit.",
         (), {(): memory[1]} if memory is not None and memory[1] else {},
@@ -339,5 +351,8 @@ def _histogram(name: str, text: str, named: Sequence[str], values: Mapping[_Key,
         family = HistogramMetricFamily(f"headway_{name}", text, labels=named)
         for key, histogram in items[start : start + _AT_ONCE]:
             bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-            family.add_metric(key, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+            buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            for place, (value, trace_id, at) in histogram.exemplars.items():
+                buckets[place] = *buckets[place], Exemplar({"trace_id": trace_id}, value, at)
+            family.add_metric(key, buckets, histogram.sum)
         yield family

@@ -73,7 +73,7 @@ class Collector:
 
 @dataclass(frozen=True, slots=True)
 class TraceEnvironment:
-    """What the variables say.
+    """Settings of traces, as the variables say them.
 
     Attributes:
         off: whether nothing is recorded, and the variable that says so; empty where none does.
@@ -145,7 +145,7 @@ class _Reader:
         self.wrong.append(Wrong(name, value, reason, used))
 
     def of(self, name: str, value: str, default: T, read: Callable[[str], T], reason: str) -> T:
-        """What `read` makes of a value; the default where it raises ValueError."""
+        """Result of `read` for a value; the default where it raises ValueError."""
         if not value:
             return default
         try:

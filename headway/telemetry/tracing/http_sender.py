@@ -30,7 +30,7 @@ class HttpSender:
             "content-type": _PROTOBUF,
             **({"content-encoding": "gzip"} if collector.gzip else {}),
         }
-        self._pool = urllib3.PoolManager(
+        self._connections = urllib3.PoolManager(
             num_pools=1,
             maxsize=1,
             ca_certs=collector.authority or None,
@@ -43,7 +43,7 @@ class HttpSender:
         content = gzip.compress(body, 1) if self._gzip else body
         timeout = urllib3.Timeout(total=within)
         try:
-            answer = self._pool.request(
+            answer = self._connections.request(
                 "POST", self._url, body=content, headers=self._headers, timeout=timeout,
                 retries=False, redirect=False, preload_content=False,
             )  # fmt: skip
@@ -69,4 +69,4 @@ class HttpSender:
 
     def close(self) -> None:
         """Close the connection."""
-        self._pool.clear()
+        self._connections.clear()

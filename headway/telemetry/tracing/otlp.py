@@ -1,7 +1,7 @@
 """Spans as bytes of OpenTelemetry's protocol: `ExportTraceServiceRequest` in protobuf's wire format, version 1 of the protocol.
 
 The bytes are written here, field by field, as the libraries that could do so take five times as long or more: see
-docs/decisions/0039. Field numbers are those of opentelemetry/proto/trace/v1/trace.proto, which never change.
+docs/decisions/0040. Field numbers are those of opentelemetry/proto/trace/v1/trace.proto, which never change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPAN_FLAGS, _LINK_FLAG = 0x0185, 0x35
 
 
 class Origin(NamedTuple):
-    """What all messages of a process say of it: itself, and what records its spans, each as a field."""
+    """Part of all messages that says where spans come from: the process, and what records them, each as a field."""
 
     resource: bytes
     scope: bytes

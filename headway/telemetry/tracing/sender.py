@@ -1,4 +1,4 @@
-"""What both ways of sending spans have in common."""
+"""Senders of spans: the part that both ways have in common."""
 
 from __future__ import annotations
 

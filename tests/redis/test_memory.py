@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
+from headway.brokers.redis.connection import RedisConnection
 from headway.core.retention import KEPT
+from headway.errors import SettingError
 from headway.model import (
     DedupKey,
     DedupKind,
@@ -225,3 +228,25 @@ async def test_an_eviction_policy_that_is_changed_at_run_time_is_told_by_who_rea
     assert await told(changed) == 1
     server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
     assert await told(right) == 1
+
+
+@story
+async def test_an_eviction_policy_that_keeps_a_process_out_is_told_by_its_start_alone(
+    harness: Stand, server: RedisServer
+) -> None:
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    link = RedisConnection(server.url, timeout=math.inf, clock=harness.now)
+    harness._links.append(link)
+    with capture_logs() as logs:
+        for _ in range(2):
+            link.look_soon()
+            await harness.settle()
+            with pytest.raises(SettingError, match="maxmemory-policy allkeys-lru"):
+                await link.open()
+            await harness.advance(1.1)
+        server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        await link.open()
+        await harness.advance(1.1)
+        link.look_soon()
+        await harness.settle()
+    assert [line for line in logs if "policy" in line["event"]] == []

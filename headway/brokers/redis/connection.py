@@ -103,6 +103,8 @@ class RedisConnection:
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
+        self._fit = False
+        """Whether the last look at what the server must be found it so."""
         self._evicts = ""
         """Eviction policies that were seen and throw waiting entries away."""
         self.servers, self.smallest_memory = 1, 0
@@ -124,10 +126,11 @@ class RedisConnection:
             SettingError: the server is too old, evicts waiting entries, refuses this user, or is not trusted.
             BrokerUnavailable: the server is not there.
         """
-        self._unfit = ""
+        self._unfit, self._fit = "", False
         self._calls.watch()
         try:
             await self._check()
+            self._fit = True
         except SettingError as exc:
             self._unfit = str(exc)
             raise
@@ -279,7 +282,12 @@ class RedisConnection:
             self.smallest_memory = min((node["maxmemory"] for node in nodes if node.get("maxmemory")), default=0)
 
     def _note_policies(self, policies: set[str]) -> None:
-        """Log when the eviction policy was changed after the start, and when it is right again."""
+        """Log when the eviction policy was changed after the start, and when it is right again.
+
+        A start that it keeps from succeeding tells of it itself.
+        """
+        if not self._fit:
+            return
         wrong = ", ".join(sorted(policies - {KEEPING}))
         if wrong and wrong != self._evicts:
             hint = f"CONFIG SET maxmemory-policy {KEEPING}"

@@ -152,8 +152,8 @@ class WorkSource(Protocol):
         A wake-up wakes one of several idle slots. A call that is cancelled passes its wake-up on."""
         ...
 
-    def contender(self, model: str) -> Contender:
-        """Next batch of a model as far as this process knows, for the turns on a GPU; no call is made for it."""
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
+        """Next batch of each of some slots that share a GPU, for the turns there. Each slot has claimed before."""
         ...
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:

@@ -1,28 +1,30 @@
 """Turns of the batchers that share one GPU: one batch at a time, and one decision over all models whose it is.
 
-    free ──claim gets a batch──▶ running ──complete or release──▶ the batchers that wait are asked in order
-      ▲                                                             │ first with a batch due ──▶ running
-      └──────────────────────── nobody has ──────────────────────────┘
+    free ──claim gets a batch──▶ running ──complete or release──▶ choosing ──▶ the batchers that wait are asked in order
+      ▲                                                                        │ first with a batch due ──▶ running
+      └────────────────────────────── nobody has ────────────────────────────────┘
 
 Each batcher is one of any slot. What it takes for its broker is a `TurnedSource`, whose claims get nothing while it is
 another's turn, and whose waits end when a batch may be there: while the GPU runs, with the batcher's turn; while it is free,
-with the broker's wake-up. A batcher whose turn it is and that does not claim soon, as its process has just died, is passed over.
+with the broker's wake-up. While the outcome of a batch is handed in, the broker is asked what waits for whom, if several could be
+next. A batcher whose turn it is and that does not claim soon, as its process has just died, is passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
 from headway.core.departure import Policy
 from headway.core.locality.turns import Contender, FairOrder
+from headway.errors import BrokerUnavailable
 from headway.model import BatchFailure, Completion, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 
 TURN = 0.02
-"""Seconds that a batcher has to claim once it is its turn."""
+"""Seconds that a batcher has to claim once it is its turn, and the broker to say what waits."""
 
 
 class GpuTurns:
@@ -31,7 +33,7 @@ class GpuTurns:
     Arguments:
         name: name of the GPU in heartbeats.
         clock: monotonic seconds.
-        contender: what is known of the next batch of a model.
+        contenders: asks what is known of the next batches of some slots.
         share: share of the GPU that a model can have.
         absent: makes the heartbeat of a worker whose model has left the GPU, and can be loaded again.
 
@@ -43,7 +45,7 @@ class GpuTurns:
         self,
         name: str,
         clock: Callable[[], float],
-        contender: Callable[[str], Contender],
+        contenders: Callable[[Sequence[Slot]], Awaitable[Sequence[Contender]]],
         share: Callable[[str], float],
         absent: Callable[[WorkerInfo], WorkerInfo] = lambda worker: replace(worker, status=WorkerStatus.COLD),
     ) -> None:
@@ -51,7 +53,11 @@ class GpuTurns:
         self.share, self.absent = share, absent
         self.evicted = set[str]()
         self._clock = clock
-        self._contender = contender
+        self._contenders = contenders
+        self._slots: dict[str, Slot] = {}
+        """Slot of each model that has claimed here."""
+        self._choosing: asyncio.Task[None] | None = None
+        """Task that chooses whose turn it is."""
         self._turns = FairOrder()
         self._running: str | None = None
         self._since = 0.0
@@ -69,15 +75,16 @@ class GpuTurns:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch runs, or a turn has been given that may become one."""
-        return self._running is not None or self._turn is not None
+        """Whether a batch runs, or a turn has been given that may become one, or is about to be."""
+        return self._running is not None or self._turn is not None or self._choosing is not None
 
-    def begin(self, model: str) -> bool:
-        """Let a model claim now; False while it is another's turn, or a batch runs."""
-        if self._running is not None or self._turn not in (None, model):
+    def begin(self, slot: Slot) -> bool:
+        """Let a slot claim now; False while it is another's turn, or a batch runs."""
+        self._slots[slot.model] = slot
+        if self._running is not None or self._choosing is not None or self._turn not in (None, slot.model):
             return False
         self._stop_timer()
-        self._turn, self._asks = model, True
+        self._turn, self._asks = slot.model, True
         return True
 
     def took(self, model: str) -> None:
@@ -101,12 +108,31 @@ class GpuTurns:
             return
         self._running = None
         self._turns.ended(model, self._clock() - self._since)
-        self._order = self._turns.order([self._contender(one) for one in {*self._waiting, model}])
+        if self._waiting.keys() - {model}:
+            self._choosing = asyncio.get_running_loop().create_task(self._choose(model))
+        else:
+            self._order = [model]
+            self._give_turn()
+
+    async def _choose(self, last: str) -> None:
+        """Choose the order in which those that wait are asked, `last` among them, whose batch is over."""
+        known: dict[str, Contender] = {}
+        try:
+            async with asyncio.timeout(TURN):
+                slots = [self._slots[model] for model in {*self._waiting, last}]
+                known = {one.model: one for one in await self._contenders(slots)}
+        except (BrokerUnavailable, TimeoutError):  # Then only the time had decides.
+            pass
+        finally:
+            self._choosing = None
+        models = {*self._waiting, last} & self._slots.keys()
+        self._order = self._turns.order([known.get(model) or Contender(model) for model in models])
         self._give_turn()
 
     def leave(self, model: str) -> None:
         """Forget a model that leaves the GPU."""
         self._turns.forget(model)
+        self._slots.pop(model, None)
         self._order = [one for one in self._order if one != model]
         self.passed(model)
 
@@ -173,7 +199,7 @@ class TurnedSource:
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See WorkSource. Nothing is claimed while it is another model's turn."""
-        self._claimed = self._turns.begin(self._model)
+        self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NoWork(None)
         lease = None
@@ -225,6 +251,6 @@ class TurnedSource:
             worker = turns.absent(worker)
         await self._broker.heartbeat(replace(worker, gpu=turns.name, share=turns.share(self._model)))
 
-    def contender(self, model: str) -> Contender:
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See WorkSource."""
-        return self._broker.contender(model)
+        return await self._broker.contenders(slots)

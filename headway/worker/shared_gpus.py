@@ -107,7 +107,7 @@ class SharedGpus:
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
         self._turns = {
-            gpu: GpuTurns(gpu, clock, broker.contender, partial(self._share, gpu), self._absent) for gpu in gpus
+            gpu: GpuTurns(gpu, clock, broker.contenders, partial(self._share, gpu), self._absent) for gpu in gpus
         }
         self._on: dict[tuple[str, str], Batcher] = {}
         """Batchers by GPU and model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,9 @@ class Broker:
         self.away = False
         self.asked: list[str] = []
         self.beats: list[WorkerInfo] = []
+        self.slack: dict[str, float] = {}
+        self.compared: list[set[str]] = []
+        self.slow = False
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         self.asked.append(slot.model)
@@ -40,6 +43,12 @@ class Broker:
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         await asyncio.Event().wait()
 
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
+        self.compared.append({slot.model for slot in slots})
+        if self.slow:
+            await asyncio.Event().wait()
+        return [Contender(slot.model, self.slack.get(slot.model, 9.0), 0.1) for slot in slots]
+
     async def release(self, lease: Lease, failure: object = None) -> bool:
         return True
 
@@ -52,7 +61,7 @@ class Stand:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.broker = Broker()
-        self.turns = GpuTurns("gpu-0", clock, Contender, lambda model: 0.5)
+        self.turns = GpuTurns("gpu-0", clock, self.broker.contenders, lambda model: 0.5)
         self.slots = {model: Slot(f"{model}/gpu-0", model, 8) for model in "abc"}
         self.sources = {model: TurnedSource(self.broker, self.turns, model) for model in "abc"}  # type: ignore[arg-type]
 
@@ -89,6 +98,36 @@ def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then() -> N
         stand.broker.batches["b"] = 1
         assert await stand.claim("a") == NoWork(None), "it is the other's turn"
         assert isinstance(await stand.claim("b"), Lease)
+
+    played(scene)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_most_urgent_of_those_that_wait_is_asked_first_unless_the_broker_is_too_slow_to_say(slow: bool) -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        for model in "bc":
+            await stand.claim(model)
+        waits = {model: stand.wait(model) for model in "bc"}
+        await asyncio.sleep(0)
+        stand.broker.slack, stand.broker.slow = {"b": 2.0, "c": 1.0}, slow
+        await stand.sources["a"].release(lease)
+        first = "b" if slow else "c"
+        await waits[first]
+        assert stand.broker.compared == [{"a", "b", "c"}]
+        assert isinstance(await stand.claim("a"), NoWork)
+        stand.broker.batches[first] = 1
+        assert isinstance(await stand.claim(first), Lease)
+
+    played(scene)
+
+
+def test_a_model_that_nobody_waits_beside_has_the_next_turn_without_a_question() -> None:
+    async def scene(stand: Stand) -> None:
+        lease = await stand.running("a")
+        await stand.sources["a"].release(lease)
+        await stand.running("a")
+        assert stand.broker.compared == []
 
     played(scene)
 

@@ -209,8 +209,8 @@ class Connection:
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         await self.server.wait_for("listen", slot, lambda inner: inner.wait_for_work(slot, until))
 
-    def contender(self, model: str) -> Contender:
-        return Contender(model)
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
+        return [Contender(slot.model) for slot in slots]
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         return await self._call("complete", lease, lambda inner: inner.complete(lease, items))

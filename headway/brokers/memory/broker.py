@@ -185,9 +185,9 @@ class MemoryBroker:
             self._wake_idle(name, self._clock())
             raise
 
-    def contender(self, model: str) -> Contender:
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See Broker."""
-        return contender(model, self._queues[model], self._clock())
+        return [contender(slot.model, self._queues[slot.queue], self._clock()) for slot in slots]
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """See Broker."""

@@ -257,9 +257,10 @@ class RedisBroker:
         self._idle_at[slot] = home
         return claimed
 
-    def contender(self, model: str) -> Contender:
-        """See Broker. What waits is not known here, so that only the time had decides."""
-        return Contender(model)
+    async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
+        """See Broker. It is what waits at the slots' home shards: a call for each, all at once."""
+        homes = [(slot.model, self._router.home(slot.worker, slot.queue)) for slot in slots]
+        return await _all(*(queue.contender(model) for model, queue in homes))
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""

@@ -23,6 +23,7 @@ from headway.brokers.redis.receipts import NOTHING_READ, Receipt, Receipts
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy
+from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
 from headway.core.retention import KeptLimits
@@ -326,6 +327,11 @@ class Queue:
         """Depth of the queue, and number of slots at home."""
         depth, slots = await self._call("glance")
         return depth, slots
+
+    async def contender(self, model: str) -> Contender:
+        """Contender for a GPU, for what waits in the queue."""
+        depth, slack, seconds = wire.read_numbers(await self._call("contend"))
+        return Contender(model, slack, seconds, depth > 0)
 
     async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
         """Reap. Returns the seconds until the next call, and the number of entries of lost leases that run again."""

@@ -26,11 +26,13 @@ class Contender:
         model: name of the model.
         slack: seconds until the most urgent of its entries would be too late; infinite where nothing says so.
         seconds: expected run time in seconds of its next batch; 0 as long as it is not known.
+        waits: whether anything waits for it, as far as is known.
     """
 
     model: str
     slack: float = math.inf
     seconds: float = 0.0
+    waits: bool = True
 
     @property
     def urgency(self) -> float:
@@ -41,7 +43,7 @@ class Contender:
 def contender(model: str, queue: ModelQueue, now: float) -> Contender:
     """Model that waits for a GPU, with what its queue says of the next batch at instant `now`."""
     size = min(queue.depth, queue.limits.max_batch)
-    return Contender(model, queue.next_due() - now, queue.service.seconds(size))
+    return Contender(model, queue.next_due() - now, queue.service.seconds(size), queue.depth > 0)
 
 
 class FairOrder:
@@ -54,16 +56,19 @@ class FairOrder:
         """Virtual time: that of the last batch at its start."""
 
     def order(self, contenders: Collection[Contender]) -> list[str]:
-        """Order in which these models are asked for a batch; the first that has one due runs it."""
+        """Order in which these models are asked for a batch; the first that has one due runs it.
+
+        Those for which nothing waits come last.
+        """
         if not contenders:
             return []
         starts = {one.model: self._start(one.model) for one in contenders}
-        lead = LEAD * min(one.seconds for one in contenders)
-        even = min(starts.values()) + lead
+        waiting = [one for one in contenders if one.waits] or contenders
+        even = min(starts[one.model] for one in waiting) + LEAD * min(one.seconds for one in waiting)
 
-        def rank(one: Contender) -> tuple[float, float, str]:
+        def rank(one: Contender) -> tuple[bool, float, float, str]:
             start = starts[one.model]
-            return (-math.inf, one.urgency, one.model) if start <= even else (start, one.urgency, one.model)
+            return not one.waits, -math.inf if start <= even else start, one.urgency, one.model
 
         return [one.model for one in sorted(contenders, key=rank)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +105,11 @@ def test_nobody_waits_longer_than_a_few_batches_of_each_other_model(
         waited += seconds
         longest = max(seconds for seconds, _ in models)
         assert waited <= len(models) * (2 + LEAD) * longest + sum(s for s, _ in models)
+
+
+def test_a_model_for_which_nothing_waits_is_asked_last_whatever_it_has_had() -> None:
+    turns = FairOrder()
+    run(turns, "a", "a")
+    idle = Contender("idle", math.inf, 0.1, waits=False)
+    assert turns.order([Contender("a", 1.0, 0.1), idle]) == ["a", "idle"]
+    assert turns.order([idle]) == ["idle"]

@@ -103,6 +103,16 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots}
 end}
 
+-- contend: what `core.locality.turns.contender` makes of the queue: the entries that wait, the seconds until the first of them
+-- would be too late, and the run time of the next batch in seconds.
+redis.register_function{function_name = VERSION .. '_contend', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local s = open(keys, args, true)
+  leave(s)
+  local q = s.q
+  local depth = q.fresh + q.suspects
+  return as_doubles({depth, math.min(q.due, q.suspects_due) - s.now, batch_seconds(q, math.min(depth, s.max_batch))})
+end}
+
 -- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.
 local function standing(s, key)
   local entry = live(s, key)

@@ -266,8 +266,8 @@ def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]
     )  # fmt: skip
     roles = Counter(member.role for member in known.members)
     yield _gauge(
-        "processes", "Processes of the fleet by role.",
-        ("role",), {} if fleet is None else {(role.value,): roles[role] for role in Role},
+        "processes", "Processes of the fleet by role.",  # Scrape configurations have a label `role` of their own.
+        ("process_role",), {} if fleet is None else {(role.value,): roles[role] for role in Role},
     )  # fmt: skip
     capacities = {one.model: one for one in known.capacities if one.model in models}
     yield _gauge(

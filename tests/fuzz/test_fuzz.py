@@ -1,4 +1,4 @@
-"""A few thousand damaged inputs for every parser; `make fuzz` has more. And that this would notice."""
+"""A thousand damaged inputs for every parser, the same ones in every run; `make fuzz` has a million. And that this would notice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parser(name: str, folder: Path) -> Parser:
     return next(one for one in parsers(folder) if one.name == name)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_inputs_break_no_promise_of_a_parser(name: str, seed: int, tmp_path: Path) -> None:
     chosen = parser(name, tmp_path)

@@ -43,6 +43,9 @@ PROGRAMS = {
     "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", ("--seconds", "900"), ()),
     "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
     "shared_gpus": Program("load", "several models on shared GPUs", ("--seconds", "5"), ("--seconds", "20")),
+    "shared_fleet": Program(
+        "load", "hosts of different models on shared GPUs, over Redis", ("--seconds", "5"), ("--seconds", "20")
+    ),
     "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
     "foretold": Program(
         "load", "simulated beside real, where paced does worst", ("--worst", "0", "--seconds", "4"), ()

@@ -84,6 +84,7 @@ class Stand:
         self.fleet = MemoryFleet(clock)
         if beside is not None:
             self.broker, self.fleet = beside.broker, beside.fleet
+            self.broker.know(limits)
         self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters, clock, rng=lambda: 0.5)
         self.gpus = [Gpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}

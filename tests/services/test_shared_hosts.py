@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.model import WorkerStatus
-from tests.services.test_shared_gpus import LOAD, Stand
+from tests.services.test_shared_gpus import BATCH, LOAD, Stand
 from tests.virtual_time import run
 
 
@@ -63,5 +63,26 @@ def test_the_fleet_knows_the_models_that_are_cold_before_their_host_is_ready() -
         await starting
         await stand.pool.stop()
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+
+    run(main)
+
+
+def test_on_hosts_of_different_models_a_flood_costs_another_a_batch_and_uses_what_is_idle() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "ab", 1, 2)
+        two = Stand(clock, "bc", 1, 2, beside=one)
+        three = Stand(clock, "ac", 1, 2, beside=two)
+        async with one, two, three:
+            calm = max([await one.latency("b") for _ in range(5)])
+            flood = [asyncio.ensure_future(one.ask("a")) for _ in range(400)]
+            await asyncio.sleep(BATCH / 2)
+            flooded = max([await one.latency("b") for _ in range(10)])
+            assert flooded <= calm + BATCH + 1e-6
+            assert {"further-further-a/gpu-0", "a/gpu-0"} == {
+                reply.ran.worker for reply in await asyncio.gather(*flood[:64]) if reply.ran
+            }
+            for waiting in flood:
+                waiting.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
 
     run(main)

@@ -1,0 +1,193 @@
+"""A drill: faults are staged in a fleet that a real Prometheus watches, and each alert fires, and clears after its fault.
+
+python -m tests.e2e.alerts_drill        # about two minutes
+
+The rules are a copy of those in deploy/prometheus with short windows and durations. Exits with 1 when an alert did not
+fire, or did not clear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.pages import ROOT
+from tests.e2e.client import Gate
+from tests.e2e.fleet import Fleet, fleet, pause, resume
+from tests.e2e.server import TARGET, Server
+from tests.servers.prometheus import Prometheus
+from tests.servers.redis import RedisServer
+
+FOLDER = ROOT / "deploy" / "prometheus"
+WITHIN = 60.0
+"""Seconds within which an alert fires, or clears."""
+GATEWAY = ("--broker-timeout-ms", "1000", "--request-timeout-ms", "3000", "--queue-timeout-ms", "3000")
+WORKER = ("--lease-ms", "1500", "--max-batch-size", "1", "--gpu-timeout-ms", "3000")
+
+
+def shortened(folder: Path) -> list[Path]:
+    """Copies of the rules whose windows are 10 s and whose durations 1 s."""
+    copies = []
+    for name in ("rules.yml", "alerts.yml"):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        text = re.sub(r"\[\d+[smh]\]", "[10s]", text)
+        text = re.sub(r"^( +(?:for|keep_firing_for): )\d+[smh]$", r"\g<1>1s", text, flags=re.MULTILINE)
+        copies.append(folder / name)
+        copies[-1].write_text(text, encoding="utf-8")
+    return copies
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Drill:
+    """One fleet under watch.
+
+    Attributes:
+        it: the fleet.
+        prometheus: what watches it.
+        missed: what did not happen.
+    """
+
+    it: Fleet
+    prometheus: Prometheus
+    missed: list[str]
+
+    def fires(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until these alerts fire."""
+        self._wait("fires", alerts, lambda firing: firing >= set(alerts), meanwhile)
+
+    def clears(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until these alerts fire no longer."""
+        self._wait("clears", alerts, lambda firing: not firing & set(alerts), meanwhile)
+
+    def ask(self, *texts: str) -> None:
+        """Ask the gateways in turn; whatever comes back will do."""
+        for number, text in enumerate(texts):
+            self.it.gateways[number % len(self.it.gateways)].ask(text).answer()
+
+    def _wait(
+        self, what: str, alerts: Sequence[str], seen: Callable[[set[str]], bool], meanwhile: Callable[[], None]
+    ) -> None:
+        began, firing = time.monotonic(), self.prometheus.firing()
+        while not seen(firing) and time.monotonic() - began < WITHIN:
+            meanwhile()
+            time.sleep(0.2)
+            firing = self.prometheus.firing()
+        told = f"{what} {', '.join(alerts)}"
+        if seen(firing):
+            say(f"{time.monotonic() - began:6.1f} s  {told}")
+        else:
+            self.missed.append(told)
+            say(f"  MISSED  {told}; firing: {sorted(firing)}")
+
+
+def staged(drill: Drill, redis: RedisServer, folder: Path) -> None:
+    """Stage the faults, one after the other."""
+    it = drill.it
+    busy = lambda: drill.ask(*["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+
+    drill.fires("HeadwayLittleRoomLeft", meanwhile=busy)  # Every batch of one is full.
+    drill.clears("HeadwayLittleRoomLeft")
+
+    obstacle = folder / "obstacle"
+    obstacle.touch()
+    drill.fires(
+        "HeadwayDeadLetters", "HeadwayManyRetries", meanwhile=lambda: drill.ask(f"unless {obstacle} {time.monotonic()}")
+    )
+    obstacle.unlink()
+    drill.clears("HeadwayDeadLetters", "HeadwayManyRetries")
+
+    def slow() -> None:
+        gate = Gate(folder)
+        asked = it.gateways[0].ask(gate.text())
+        gate.reached()
+        time.sleep(0.4)
+        gate.open()
+        asked.answer()
+
+    drill.fires("HeadwayLatencyNearPromise", meanwhile=slow)
+    drill.clears("HeadwayLatencyNearPromise", meanwhile=busy)
+
+    gates = [Gate(folder) for _ in it.workers]
+    held = [it.gateways[0].ask(gate.text()) for gate in gates]
+    for gate in gates:
+        gate.reached()
+    held += [it.gateways[0].ask("waits") for _ in range(4)]
+    drill.fires("HeadwayQueueOld")
+    for gate in gates:
+        gate.open()
+    for asked in held:
+        asked.answer()
+    drill.clears("HeadwayQueueOld")
+
+    pause(*it.controllers)
+    drill.fires("HeadwayNobodyLeads", "HeadwayProcessDown")
+    resume(*it.controllers)
+    drill.clears("HeadwayNobodyLeads", "HeadwayProcessDown")
+
+    redis.pause()
+    errors = (
+        "HeadwayBrokerOutOfReach",
+        "HeadwayRefusingForBroker",
+        "HeadwayErrorBudgetBurnsFast",
+        "HeadwayErrorBudgetBurns",
+    )
+    drill.fires(*errors, meanwhile=busy)
+    redis.resume()
+    drill.clears(*errors, meanwhile=busy)
+
+    for worker in list(it.workers):
+        it.kill(worker)
+    lost = "HeadwayWorkerMissing", "HeadwayWorkerLost", "HeadwayNoHealthyWorker", "HeadwayModelWithoutWorker"
+    drill.fires(*lost)
+    drill.clears("HeadwayErrorBudgetBurns")
+    it.start("worker")
+    it.start("worker")
+    drill.clears(*(name for name in lost if name != "HeadwayWorkerLost"))
+
+
+def running(folder: Path, redis: RedisServer) -> contextlib.AbstractContextManager[Fleet]:
+    """The fleet, which has no controllers yet."""
+    return fleet(
+        folder, redis, gateways=2, gateway_flags=GATEWAY, worker_flags=WORKER, target=TARGET, patience=1.0, lawful=False
+    )
+
+
+class _Over(Exception):
+    """End of the drill: the fleet is killed, as none of what it was through is in good order."""
+
+
+def main() -> int:
+    """Run the drill; returns the exit code."""
+    missed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="headway-drill-") as name, contextlib.suppress(_Over):
+        folder = Path(name)
+        with (
+            RedisServer("valkey", folder / "redis") as redis,
+            running(folder, redis) as it,
+        ):
+            watched: list[Server] = [it.start("controller", "--expected-workers", "2") for _ in range(2)]
+            watched += [*it.gateways, *it.workers]
+            with Prometheus(folder / "prometheus", watched, shortened(folder)) as prometheus:
+                prometheus.scraped()
+                drill = Drill(it, prometheus, missed)
+                drill.clears("HeadwayNobodyLeads", "HeadwayNoHealthyWorker", "HeadwayWorkerMissing")
+                staged(drill, redis, folder)
+            raise _Over
+    say("missed: " + ("; ".join(missed) or "nothing"))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,7 +107,7 @@ def test_texts_in_and_json_out_and_octets(tmp_path: Path) -> None:
 def test_a_target_without_an_example_starts_and_is_restarted_when_its_breaker_opens(tmp_path: Path) -> None:
     with serving(tmp_path, target="tests.targets.values:NoExample", lawful=False) as server:
         server.expected = {"batch failed", "starts without a warm-up batch, as no input is known to fit"}
-        assert "starts without a warm-up batch" in server.log_text()
+        server.logged("starts without a warm-up batch, as no input is known to fit")
         assert ask(server, {"a": 1}).json["output"] == {"a": 1}
         first = server.workers()[0]["pid"]
         for number in range(5):

@@ -1,0 +1,55 @@
+"""What a controller publishes, and for how long it takes itself for the leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.brokers.memory.fleet import MemoryFleet
+from headway.controller.controller import LEADS_FOR, PUBLISH_EVERY, Controller
+from headway.core.capacity import FORGOTTEN_AFTER
+from headway.core.queue_limits import QueueLimits
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+LIMITS = QueueLimits(3, 8, 0.1, 100)
+
+
+def test_a_model_that_is_served_no_longer_loses_its_capacity() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": LIMITS, "retired": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        fleet, supervisor, served = MemoryFleet(clock), Supervisor(), {"m", "retired"}
+        controller = Controller("c", broker, fleet, 0.7, clock)
+        controller.models = lambda: served
+        controller.start(supervisor)
+        await asyncio.sleep(1.0)
+        assert {one.model for one in await fleet.capacities()} == {"m", "retired"}
+        served.remove("retired")
+        await asyncio.sleep(FORGOTTEN_AFTER + 1.0)
+        assert {one.model for one in await fleet.capacities()} == {"m"}
+        await supervisor.stop()
+
+    run(main)
+
+
+def test_a_controller_that_could_not_renew_its_lead_does_not_take_itself_for_the_leader() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        fleet, supervisor = MemoryFleet(clock), Supervisor()
+        controller = Controller("c", broker, fleet, 0.7, clock)
+        led = [controller.leads_now]
+        controller.start(supervisor)
+        await asyncio.sleep(1.0)
+        await controller.stop()
+        for pause in (0.0, LEADS_FOR - PUBLISH_EVERY - 0.1, PUBLISH_EVERY + 0.2):
+            await asyncio.sleep(pause)
+            led.append(controller.leads_now)
+        assert led == [False, True, True, False]
+        assert controller.leads, "nobody has told it otherwise"
+        await supervisor.stop()
+
+    run(main)

@@ -29,10 +29,11 @@ class Sampler:
     ratio: float
     follows: bool
     bits: Callable[[int], int]
-    _bound: int = field(init=False, default=0)
+    bound: int = field(init=False, default=0)
+    """Number below which the last 8 bytes of a sampled trace's id are."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_bound", round(self.ratio * _ALL))
+        object.__setattr__(self, "bound", round(self.ratio * _ALL))
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
         """Context of the first span of a request; None when it is not sampled.
@@ -42,13 +43,14 @@ class Sampler:
         """
         if parent is None:
             low = self.bits(64)
-            if low >= self._bound:
-                return None
-            trace_id = (self.bits(64) << 64 | low or 1).to_bytes(16, "big")
-            return TraceContext(trace_id, self.span_id(), SAMPLED | RANDOM)
-        if not (parent.sampled if self.follows else int.from_bytes(parent.trace_id[8:], "big") < self._bound):
+            return None if low >= self.bound else self.with_low(low)
+        if not (parent.sampled if self.follows else int.from_bytes(parent.trace_id[8:], "big") < self.bound):
             return None
         return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
+
+    def with_low(self, low: int) -> TraceContext:
+        """Context of the first span of a trace whose id ends in these 8 bytes, which are below the bound."""
+        return TraceContext((self.bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
 
     def apart(self) -> TraceContext:
         """Context of the first span of a trace that is sampled in any case."""

@@ -88,6 +88,7 @@ class RequestTraces:
     def __init__(self, recorder: SpanRecorder, tiers: Sequence[str], counters: Counters, scheme: str = "http") -> None:
         self._recorder, self._tiers, self._counters, self._scheme = recorder, tiers, counters, scheme
         self._clock, self._sampler = recorder.clock, recorder.sampler
+        self._bits, self._bound = recorder.sampler.bits, recorder.sampler.bound
         self._sent: dict[bytes, SentInput] = {}
         """Inputs that have not ended, by what their entries carry."""
 
@@ -98,12 +99,18 @@ class RequestTraces:
             options: options of the request.
             several: request with several inputs of which this is one.
         """
-        if several is not None and several.entered:
-            request = several.trace
+        if several is None:
+            if options.trace is None:  # As with most; what is left out costs a random number.
+                low = self._bits(64)
+                if low >= self._bound:
+                    return b""
+                request: RequestTrace | None = self._request(self._sampler.with_low(low), options, 1)
+            else:
+                request = self._begin(options, 1)
         else:
-            request = self._begin(options, 1 if several is None else several.count)
-            if several is not None:
-                several.entered, several.trace = True, request
+            if not several.entered:
+                several.entered, several.trace = True, self._begin(options, several.count)
+            request = several.trace
         if request is None:
             return b""
         below = self._sampler.below(request.context)
@@ -114,8 +121,9 @@ class RequestTraces:
     def _begin(self, options: RequestOptions, count: int) -> RequestTrace | None:
         """Begin the trace of a request with so many inputs; None: it is not sampled."""
         context = self._sampler.begin(options.trace)
-        if context is None:
-            return None
+        return None if context is None else self._request(context, options, count)
+
+    def _request(self, context: TraceContext, options: RequestOptions, count: int) -> RequestTrace:
         links = () if options.replays is None else (SpanLink(options.replays),)
         return RequestTrace(context, options.trace, options.way, self._clock(), count, links)
 
@@ -131,6 +139,8 @@ class RequestTraces:
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Record the spans of those of the requests that are sampled."""
+        if not self._sent:
+            return
         for request in requests:
             if request.entry.trace:
                 self._finish(request, ending, now)

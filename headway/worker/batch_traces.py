@@ -124,11 +124,11 @@ class BatchTraces:
 
 def _sampled(entries: Sequence[Entry]) -> list[Member]:
     """Members of a batch that are sampled."""
-    found = []
-    for place, entry in enumerate(entries):
-        if entry.trace and (carried := read_carried(entry.trace)) is not None:
-            found.append((place, entry, carried))
-    return found
+    return [
+        (place, entry, carried)
+        for place, entry in enumerate(entries)
+        if entry.trace and (carried := read_carried(entry.trace)) is not None
+    ]
 
 
 def _messaging(lease: Lease, name: str, kind: str) -> Attributes:

@@ -101,7 +101,8 @@ async def _drive(server: Server, options: argparse.Namespace) -> tuple[Tallied, 
     crowd = Crowd(server.url, CLIENTS, Manners(), options.seed, ways, server.grpc_port)
     killing = asyncio.create_task(kill_workers(server, KILL_EVERY, random.Random(f"kills {options.seed}"), kills))
     try:
-        return await crowd.run(options.requests, seconds=60 + options.requests / SLOWEST), len(kills)
+        seconds = options.seconds or 60 + options.requests / SLOWEST
+        return await crowd.run(options.requests, seconds=seconds), len(kills)
     finally:
         killing.cancel()
         await asyncio.wait({killing})
@@ -196,6 +197,12 @@ def _options() -> argparse.Namespace:
         type=int,
         default=1,
         help="models, asked by the native route alone where there are several (default 1)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.0,
+        help="most seconds of the load (default: a minute, and one for each 2,000 requests)",
     )
     add_ways(parser)
     return parser.parse_args()

@@ -33,7 +33,7 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Subscription, Value
 
 FlightKey = tuple[str, DedupKind, str]
-"""Tenant, kind and key."""
+"""Tenant, kind and key, with the model in front where the key is good for one."""
 
 STALE = 64
 """Former followers that may be remembered before they are swept."""
@@ -161,6 +161,7 @@ class _Flight:
     dedup_key: DedupKey
     key: FlightKey
     original: QueuedEntry | None
+    version: str
     followers: dict[QueuedEntry, None] = field(default_factory=dict)
     reply: Reply | None = None
     until: float = 0.0
@@ -239,8 +240,8 @@ class Dedup:
                 break
         if found is None:
             return None
-        self.begin(queued, now)
         kind = found.dedup_key.kind
+        self.begin(queued, now, found.version)
         if found.reply is not None:
             reply = passed_on(found.reply, queued, kind, kept=True)
             ripple = self.end(queued, reply, now)
@@ -252,12 +253,17 @@ class Dedup:
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
         return Ripple()
 
-    def begin(self, queued: QueuedEntry, now: float) -> None:
-        """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet."""
+    def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
+        """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet.
+
+        `version`: version of the flight that it joins. Requests that are identical get their answers from their own.
+        """
+        own = version in (None, queued.entry.version)
         begun = [
-            _Flight(dedup_key, _key(queued, dedup_key), queued)
+            _Flight(dedup_key, _key(queued, dedup_key), queued, queued.entry.version)
             for dedup_key in queued.entry.dedup_keys
             if self._flight(queued, dedup_key, now) is None
+            and (own or dedup_key.kind is not DedupKind.SAME)
             and (dedup_key.kind is not DedupKind.TASK or (_own(queued, dedup_key) and dedup_key.keep > 0.0))
         ]
         for flight in begun:
@@ -436,4 +442,6 @@ def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
 
 
 def _key(queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
-    return queued.entry.tenant, dedup_key.kind, dedup_key.key
+    """Name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
+    entry, key = queued.entry, dedup_key.key
+    return entry.tenant, dedup_key.kind, f"{entry.model}\0{key}" if dedup_key.kind is DedupKind.KEY else key

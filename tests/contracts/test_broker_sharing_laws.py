@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -16,7 +17,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from headway import errors
-from headway.model import Cause, DedupKind, Entry, EntryState, ItemResult, Lease, Limit, Reply, Subscription
+from headway.model import (
+    Cause,
+    DedupKind,
+    Entry,
+    EntryState,
+    ItemResult,
+    Lease,
+    Limit,
+    Reply,
+    Subscription,
+    WorkerInfo,
+    WorkerStatus,
+    model_and_version,
+)
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
 from tests.contracts.culprits import Culprits
 from tests.contracts.dedup_keys import key, offer, poll, same, task
@@ -40,8 +54,15 @@ ASKED = st.tuples(
     st.sampled_from([1.0, 30.0, 200.0]),
     st.sampled_from([False, False, True]),
     st.sampled_from(["ann", ""]),
+    st.sampled_from(["", "", "3"]),
 )
-"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit, caller."""
+"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit, caller, version."""
+QUEUES = ("m", "m@3")
+
+
+def _key_of(entry: Entry) -> Key | None:
+    """Its tenant and its idempotency key, if it has one."""
+    return next(((entry.tenant, one.key) for one in entry.dedup_keys if one.kind is DedupKind.KEY), None)
 
 
 def _kinds(asked: Entry | Subscription) -> set[DedupKind]:
@@ -56,10 +77,12 @@ class SharingLaws(RuleBasedStateMachine):
         super().__init__()
         self.harness = self.made()
         self.broker = self.harness.broker
+        self.do(self._hear_of_the_version())
         self.let_in: dict[Key, Entry | Subscription] = {}
         self.texts: dict[Key, str] = {}
         """What each waits for the answer to."""
         self.gone: set[Key] = set()
+        self.deleted: set[Key] = set()
         self.outcomes: dict[Key, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Lease] = []
@@ -70,21 +93,30 @@ class SharingLaws(RuleBasedStateMachine):
     def do(self, act: Coroutine[Any, Any, T]) -> T:
         return self.harness.run(act)
 
+    async def _hear_of_the_version(self) -> None:
+        """As gateways do from the heartbeats of its workers."""
+        model, version = model_and_version(QUEUES[1])
+        await self.broker.heartbeat(
+            WorkerInfo(worker_id="old", model=model, status=WorkerStatus.STARTING, version=version)
+        )
+        for broker in (self.broker, self.harness.peer()):
+            await broker.workers()
+
     def fill(self) -> None:
         now = self.harness.now()
         self.tokens = min(LIMIT.burst, self.tokens + (now - self.filled_at) * LIMIT.rate / 60.0)
         self.filled_at = now
 
     @rule(several=st.lists(ASKED, min_size=1, max_size=5), peer=st.booleans())
-    def enqueue(self, several: list[tuple[str, str, str, str, float, bool, str]], peer: bool) -> None:
+    def enqueue(self, several: list[tuple[str, str, str, str, float, bool, str, str]], peer: bool) -> None:
         entries = []
-        for tenant, text, kinds, gateway, timeout, limited, caller in several:
+        for tenant, text, kinds, gateway, timeout, limited, caller, version in several:
             id = f"id-{next(self.numbers)}"
-            dedup_keys = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(text, 5.0)}
+            dedup_keys = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(f"{text}@{version}", 5.0)}
             entries.append(
                 ask(
                     text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout, caller=caller,
-                    limits=(LIMIT,) if limited else (), dedup_keys=tuple(dedup_keys[kind] for kind in kinds),
+                    version=version, limits=(LIMIT,) if limited else (), dedup_keys=tuple(dedup_keys[kind] for kind in kinds),
                 )
             )  # fmt: skip
         self.fill()
@@ -144,13 +176,23 @@ class SharingLaws(RuleBasedStateMachine):
         if known not in self.gone and known not in self.outcomes:
             assert self.do(offer(self.harness.peer(), self.let_in[known])) == [None]
 
-    @rule(limit=st.integers(1, 4), times=st.integers(1, 2))
-    def claim(self, limit: int, times: int) -> None:
+    @rule(limit=st.integers(1, 4), times=st.integers(1, 2), queue=st.sampled_from(QUEUES))
+    def claim(self, limit: int, times: int, queue: str) -> None:
         for number in range(times):
-            claimed = self.do(self.broker.claim(slot(f"gpu-{number}", limit=limit), AT_ONCE))
+            claimed = self.do(self.broker.claim(slot(f"gpu-{number}", queue, limit), AT_ONCE))
             if isinstance(claimed, Lease):
                 assert all(not rider.id.startswith("poll") for rider in claimed.entries)
+                self.runs_once(claimed)
                 self.leases.append(claimed)
+
+    def runs_once(self, claimed: Lease) -> None:
+        """What has a key runs once at a time, whatever its version."""
+        now = self.harness.now()
+        running = [rider for lease in self.leases if lease.expires_at > now for rider in lease.entries]
+        keys = [
+            _key_of(rider) for rider in [*running, *claimed.entries] if (rider.tenant, rider.id) not in self.deleted
+        ]
+        assert all(count == 1 for whose, count in Counter(keys).items() if whose)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), wrong=st.booleans())
@@ -196,6 +238,7 @@ class SharingLaws(RuleBasedStateMachine):
     def cancel_task(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         before = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
+        self.deleted.add(chosen)
         self.do(self.harness.peer().cancel_task(*chosen))
         assert self.do(self.broker.outcome(*chosen)) is None
         if isinstance(before[1], EntryState):
@@ -263,15 +306,17 @@ class SharingLaws(RuleBasedStateMachine):
         """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
         for _ in range(60):
             self.advance(0.6)
-            claimed = self.do(self.broker.claim(slot("last"), AT_ONCE))
-            if isinstance(claimed, Lease):
-                self.do(self.harness.answer(claimed))
-            elif not self.anything_waits():
+            claims = [self.do(self.broker.claim(slot("last", queue), AT_ONCE)) for queue in QUEUES]
+            leases = [claimed for claimed in claims if isinstance(claimed, Lease)]
+            for lease in leases:
+                self.do(self.harness.answer(lease))
+            if leases:
+                continue
+            if not self.anything_waits():
                 break
-            else:
-                self.do(self.harness.advance(self.harness.lease_seconds))
-                self.reap()
-        for gateway in GATEWAYS:
+            self.do(self.harness.advance(self.harness.lease_seconds))
+            self.reap()
+        for gateway in GATEWAYS * len(QUEUES):  # Each queue tells its own.
             self.read(gateway)
         assert set(self.outcomes) == set(self.let_in) - self.gone
         assert not any(one.depth for one in self.do(self.broker.depths()))

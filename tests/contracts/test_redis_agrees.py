@@ -17,7 +17,8 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.shard_queue import Granted, Queue
+from headway.brokers.redis.queue_answers import Granted
+from headway.brokers.redis.shard_queue import Queue
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
@@ -26,7 +27,7 @@ from headway.core.fair_queue import PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import BatchFailure, Cause, Entry, ItemResult, WorkerInfo, WorkerStatus
+from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, ask, slot
 from tests.servers.redis import SharedServers
@@ -89,7 +90,7 @@ class Pair:
                 continue
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
-                assert verdict is not None
+                assert isinstance(verdict, Failure)
                 assert verdict.retry_after == pytest.approx(offered.wait)
                 assert (verdict.reason == "shed") == offered.tier_only
             else:

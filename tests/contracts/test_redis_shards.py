@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.departure import Rule
-from headway.model import Cause, Entry, ItemResult, NoWork, Reply, WorkerInfo, WorkerStatus
+from headway.model import Cause, Entry, ItemResult, NoWork, Reply, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Broker
-from tests.contracts.brokers import MAX_BATCH, Fixed, RedisHarness, ask, failed, output, slot, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, RedisHarness, ask, failed, output, slot, story
+from tests.contracts.dedup_keys import key, sharing
 from tests.servers.redis import KINDS, SharedServers
 
 SHARDS = 4
@@ -174,3 +175,37 @@ async def test_nothing_is_lost_while_slots_come_and_go(harness: RedisHarness) ->
     play.start(*sorted(set(WORKERS) - alive))
     await harness.advance(10.0)
     await play.close()
+
+
+@story
+async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: RedisHarness) -> None:
+    """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
+    tenants = [f"tenant {number}" for number in range(8)]
+    for number in range(12):
+        await beat(harness, f"old-{number}", "3")
+    for number in range(2):
+        await beat(harness, f"new-{number}", "4")
+    await harness.advance(1.5)
+    for broker in (harness.broker, harness.peer()):  # They count the workers.
+        await broker.heartbeat(worker_of("old-0", "3"))
+    firsts = [sharing("first", key(), version="4", tenant=tenant) for tenant in tenants]
+    assert await harness.broker.enqueue(firsts) == [None] * len(tenants)
+    seconds = [sharing("second", key(), version="3", tenant=tenant, gateway="h") for tenant in tenants]
+    assert await harness.peer().enqueue(seconds) == [None] * len(tenants)
+    assert {one.version for one in await harness.broker.depths() if one.depth} == {"4"}
+    ran: list[Entry] = []
+    for number in range(8):
+        claimed = await harness.broker.claim(Slot(f"new-{number % 2}", "m", MAX_BATCH, version="4"), AT_ONCE)
+        if not isinstance(claimed, NoWork):
+            ran += claimed.entries
+            await harness.answer(claimed)
+    assert sorted(entry.tenant for entry in ran) == tenants
+    assert not any(one.depth for one in await harness.broker.depths())
+
+
+def worker_of(name: str, version: str) -> WorkerInfo:
+    return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, version=version)
+
+
+async def beat(harness: RedisHarness, name: str, version: str) -> None:
+    await harness.broker.heartbeat(worker_of(name, version))

@@ -92,9 +92,10 @@ def test_a_rollout_under_load_fails_no_request_and_answers_by_the_versions_that_
         old = up("worker", "m=both.py:old", "--model-version", "3", "--name", "old")
         gateway = up("gateway", "", "--config", str(config), *PATIENT)
 
-        def ask(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        def ask(body: dict[str, Any], key: str = "") -> tuple[int, dict[str, Any]]:
             address = f"http://127.0.0.1:{gateway.port}/v1/inference"
-            request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            fields = {"Content-Type": "application/json"} | ({"Idempotency-Key": key} if key else {})
+            request = urllib.request.Request(address, json.dumps(body).encode(), fields)
             try:
                 with urllib.request.urlopen(request, timeout=60.0) as answer:
                     return answer.status, json.load(answer)
@@ -109,6 +110,7 @@ def test_a_rollout_under_load_fails_no_request_and_answers_by_the_versions_that_
             status, answer = ask(body)
             return answer["metadata"]["model_version"] if status == 200 else f"{status} {answer['message']}"
 
+        keyed = ask({"input": "keyed"}, "k")
         load = Load(ask)
         stack.callback(load.end)
         assert set(load.more(30)) == {(200, "3", "3")}
@@ -122,6 +124,10 @@ def test_a_rollout_under_load_fails_no_request_and_answers_by_the_versions_that_
         weigh("3=0,4=100")
         wait_until(lambda: set(load.more(20)) == {(200, "4", "4")})
         assert versions({"input": "x", "version": "3"}).startswith("404 ")
+        again = ask({"input": "keyed"}, "k")
+        assert (again[0], again[1]["output"]) == (keyed[0], keyed[1]["output"]) == (200, "3:keyed"), (
+            "a key is a model's"
+        )
         old.signal()
         old.check_end()
         assert set(load.more(50)) == {(200, "4", "4")}

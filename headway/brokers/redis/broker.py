@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 import uuid_utils
@@ -24,8 +23,10 @@ from headway.brokers.redis.handing_in import hand_in
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.loads import together
 from headway.brokers.redis.mailbox import Mailbox
+from headway.brokers.redis.offering import all_of, offer
+from headway.brokers.redis.queue_answers import Granted, Look
 from headway.brokers.redis.registry import Registry
-from headway.brokers.redis.shard_queue import SHARDS, Granted, Look, Queue
+from headway.brokers.redis.shard_queue import SHARDS, Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.core import failures
 from headway.core import shards as sharding
@@ -54,6 +55,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
     model_and_version,
+    queue_name,
 )
 from headway.runtime.counters import Counters
 
@@ -67,8 +69,6 @@ APART_FROM = 64 << 10
 """Bytes above which a value is stored apart, by default."""
 RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -124,6 +124,7 @@ class RedisBroker:
         self._idle_at: dict[Slot, Queue] = {}
         self._hints: dict[Slot, Queue] = {}
         self._looked_at: dict[Slot, float] = {}
+        self._turns: dict[str, int] = {}
         self._waited: dict[tuple[str, int], Sequence[float]] = {}
         self._reap_at: dict[Queue, float] = {}
 
@@ -190,34 +191,25 @@ class RedisBroker:
             self._add_queue(name, limits)
         return limits is not None
 
+    def _beside(self, queue: Queue, version: str) -> Queue:
+        """Queue of another version of the same model and shard."""
+        name = queue_name(model_and_version(queue.name)[0], version)
+        self._has_queue(name)
+        return self._queues[name][queue.shard]
+
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
         await self._router.close()
         for box in self._mailboxes.values():
             await box.close()
-        await _all(*(queue.close() for queue in self._every))
+        await all_of(*(queue.close() for queue in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         await self._router.count()
         if not all(self._has_queue(entry.queue) for entry in entries):
             return await self._enqueue_known(entries)
-        groups: dict[Queue, list[int]] = {}
-        for position, queue in enumerate(self._router.deal(entries)):
-            groups.setdefault(queue, []).append(position)
-        if len(groups) == 1:
-            [queue] = groups
-            answers = [await queue.enqueue(entries)]
-        else:
-            parts = ([entries[position] for position in positions] for positions in groups.values())
-            answers = await _all(*(queue.enqueue(part) for queue, part in zip(groups, parts, strict=True)))
-        result: list[Failure | None] = [None] * len(entries)
-        for positions, answer in zip(groups.values(), answers, strict=True):
-            for position, verdict in zip(positions, answer, strict=True):
-                result[position] = verdict
-        refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
-        self._router.forget((entry.tenant, entry.id) for entry in refused)
-        return result
+        return await offer(entries, self._router, self._beside)
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -243,7 +235,7 @@ class RedisBroker:
             return await self._help(slot, policy)
         home = self._router.home(slot.worker, slot.queue)
         doubt = self._doubts.get(slot)
-        hint = self._hints.pop(slot, home)
+        hint = self._hints.pop(slot, None) or self._apart(slot) or home
         queue = doubt.queue if doubt is not None else hint
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
@@ -257,10 +249,18 @@ class RedisBroker:
         self._idle_at[slot] = home
         return claimed
 
+    def _apart(self, slot: Slot) -> Queue | None:
+        """A shard that no slot of its version has as its home, at every second claim; None where there is none."""
+        shards = self._router.apart(slot.queue)
+        if not shards:
+            return None
+        turn = self._turns[slot.worker] = self._turns.get(slot.worker, 0) + 1
+        return None if turn % 2 else shards[turn // 2 % len(shards)]
+
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See Broker. It is what waits at the slots' home shards: a call for each, all at once."""
         homes = [(slot.model, self._router.home(slot.worker, slot.queue)) for slot in slots]
-        return await _all(*(queue.contender(model) for model, queue in homes))
+        return await all_of(*(queue.contender(model) for model, queue in homes))
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """See Broker."""
@@ -314,7 +314,7 @@ class RedisBroker:
         for submission in submissions:
             for queue in self._router.where(submission[:2]):
                 groups.setdefault(queue, []).append(wire.name_of(*submission))
-        await _all(*(queue.withdraw(names, gateway) for queue, names in groups.items()))
+        await all_of(*(queue.withdraw(names, gateway) for queue, names in groups.items()))
         self._router.forget(submission[:2] for submission in submissions)
 
     async def probe(self, gateway: str) -> None:
@@ -323,7 +323,7 @@ class RedisBroker:
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
-        await _all(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
         self._router.forget([(tenant, id)])
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -337,12 +337,12 @@ class RedisBroker:
 
     async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
-        states = await _all(*(queue.state(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        states = await all_of(*(queue.state(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
         return next((state for state in states if state is not None), None)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        found = await _all(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        found = await all_of(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
         return next((one for one in found if one is not None), None)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
@@ -355,7 +355,7 @@ class RedisBroker:
         if before is not None:
             before.wakeups.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
         home = self._router.home(worker.worker_id, worker.queue)
-        await _all(home.heartbeat(worker), self._registry.record(worker))
+        await all_of(home.heartbeat(worker), self._registry.record(worker))
         if before is not None:
             await before.forget(worker.worker_id)
             await before.unlisten(worker.worker_id)
@@ -392,7 +392,7 @@ class RedisBroker:
         self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
-        await _all(*(self._reap(queue) for queue in due))
+        await all_of(*(self._reap(queue) for queue in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
@@ -406,7 +406,7 @@ class RedisBroker:
         if len(self._queues) == 1:
             return model_and_version(self._every[0].name)
         key, queues = wire.key_of(subscription.tenant, subscription.task), list(self._every)
-        found = await _all(*(queue.outcome(key) for queue in queues))
+        found = await all_of(*(queue.outcome(key) for queue in queues))
         there = (queue.name for queue, one in zip(queues, found, strict=True) if one is not None)
         return model_and_version(next(there, self._every[0].name))
 
@@ -463,7 +463,7 @@ class RedisBroker:
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
-            pause = min(2 * pause, MOST_PAUSE) if turn > start else pause
+            pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
                 depth, slots = await queue.glance()
@@ -473,17 +473,8 @@ class RedisBroker:
 
     async def _look(self) -> list[tuple[Queue, Look]]:
         queues = list(self._every)  # There may be more of them when the answers come.
-        return list(zip(queues, await _all(*(queue.look() for queue in queues)), strict=True))
+        return list(zip(queues, await all_of(*(queue.look() for queue in queues)), strict=True))
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
         return self._queues[lease.slot.queue][shard], fence
-
-
-async def _all(*calls: Awaitable[T]) -> list[T]:
-    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -36,6 +36,8 @@ class RefusalCode(enum.IntEnum):
     """Input that lay apart from its entry, and is not there."""
     UNDIGESTED = 11
     """Input that lies apart and may be a known culprit: its digest is needed to tell."""
+    MOVED = 12
+    """Request that is known in another queue of its model. In place of a wait comes how the prefix of that one goes on."""
     OVER = 16
     """First of the entry's rate limits; one more for each further position of the exceeded one."""
 

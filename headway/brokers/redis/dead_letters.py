@@ -41,14 +41,14 @@ class RedisDeadLetters:
     def _keys(self) -> list[str]:
         """Prefix of the keys of each queue."""
         prefix, shards = self._connection.prefix, range(self._shards)
-        return [f"{prefix}:{{{model}:{shard}}}:" for model in self._models for shard in shards]
+        return [wire.prefix_of(prefix, name, shard) for name in self._models for shard in shards]
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
         failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
-        entry, keys = letter.entry, self._keys
-        wanted = (f"{{{name}:" for name in (entry.queue, entry.model))
-        key = next((key for name in wanted for key in keys if name in key), keys[0])
+        entry = letter.entry
+        name = next((name for name in (entry.queue, entry.model) if name in self._models), next(iter(self._models)))
+        key = wire.prefix_of(self._connection.prefix, name, 0)
         packed = pack_letter(letter.died_at, letter.attempts, failure, entry_wire.pack_entry(entry))
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 

@@ -38,7 +38,7 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway7"
+LAYOUT = "headway8"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1

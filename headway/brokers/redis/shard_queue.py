@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of
+from headway.brokers.redis.queue_answers import Granted, Look, Moved, Verdict
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.receipts import NOTHING_READ, Receipt, Receipts
 from headway.brokers.redis.wakeups import Wakeups
@@ -44,6 +44,7 @@ from headway.model import (
     Value,
     WorkerInfo,
     WorkerStatus,
+    model_and_version,
 )
 
 SHARDS = 256
@@ -54,23 +55,6 @@ TRIES = 4
 """Most times in a row that a claim may be asked for a newer rule."""
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Lease from the server, with the seconds that each entry has waited."""
-
-    lease: Lease
-    waited: Sequence[float]
-    unreadable: str = ""
-
-
-@dataclass(slots=True)
-class Look:
-    """Load of a queue, and by tier its depth and the seconds that its oldest entry has waited."""
-
-    load: Load
-    tiers: list[tuple[int, float]]
 
 
 log = structlog.get_logger(__name__)
@@ -92,8 +76,10 @@ class Queue:
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: number of times that it was lost.
+        model: name of the model.
         headway: seconds between departures, below 0 when the policy does not space them.
-        in_use: shards that the model's load is spread over now.
+        in_use: shards that the queue's load is spread over now.
+        spread: shards that the tenants of the model are spread over now.
         limits: bounds of the queue.
     """
 
@@ -109,19 +95,20 @@ class Queue:
         values: LargeValues,
     ) -> None:
         self.connection = connection
-        self.name = name
+        self.name, self.model = name, model_and_version(name)[0]
         self.shard = shard
         self.born = 0.0
         self.losses = 0
         self.headway = -1.0
-        self._key = f"{connection.prefix}:{{{name}:{shard}}}:"
-        self.in_use = 1
+        self._key = wire.prefix_of(connection.prefix, name, shard)
+        self.in_use = self.spread = 1
         self.limits = limits
         self._lease_seconds = lease_seconds
         self._kept_limits, self._room = kept, room
         self._values = values
         self._settings: tuple[tuple[int, KeptLimits, int, QueueLimits] | None, str] = None, ""
-        self._counts_key = f"{self._key}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
+        counted_at = wire.prefix_of(connection.prefix, self.model, shard)
+        self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._rate_limit_cache = RateLimitCache()
         self._offset = 0.0
         self._load: tuple[float, Load] | None = None
@@ -144,20 +131,20 @@ class Queue:
     @property
     def counts(self) -> int:
         """Number of counts that a limit that spans tenants is spread over."""
-        return self.in_use if self.connection.clustered else 1
+        return self.spread if self.connection.clustered else 1
 
-    async def enqueue(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries. Returns the verdicts in order, None for an admitted one."""
-        verdicts_: list[Failure | None] = []
+    async def enqueue(self, entries: Sequence[Entry]) -> list[Verdict]:
+        """Offer entries. Returns the verdicts in order."""
+        verdicts: list[Verdict] = []
         for start in range(0, len(entries), MOST_ENTRIES):
-            verdicts_ += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
-        return verdicts_
+            verdicts += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
+        return verdicts
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as this process knows."""
         return self._rate_limit_cache.seconds(limit.id, asyncio.get_running_loop().time())
 
-    async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Failure | None]:
+    async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Verdict]:
         """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
         receipt = self.receipts.take(entries[0].gateway)
         read = NOTHING_READ if receipt is None else receipt.packed
@@ -175,11 +162,13 @@ class Queue:
         self._heed(now, born)
         if owed:
             self._rate_limit_cache.learn(entry_wire.limits_of(entries), wire.read_numbers(owed), began)
-        result: list[Failure | None] = [None] * len(entries)
+        result: list[Verdict] = [None] * len(entries)
         undigested = []
         for position, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
             if why == RefusalCode.UNDIGESTED:
                 undigested.append(position)
+            elif why == RefusalCode.MOVED:
+                result[position] = Moved(wire.version_of(wait))
             else:
                 result[position] = _refusal(entries[position], why, float(wait))
         if undigested:

@@ -17,7 +17,7 @@ from headway.brokers.redis.shard_queue import Queue
 from headway.core import shards as sharding
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, WorkerInfo, WorkerStatus
+from headway.model import Entry, WorkerInfo, WorkerStatus, model_and_version
 
 CENSUS_AGE = 1.0
 """Seconds for which a census is good."""
@@ -56,6 +56,7 @@ class ShardRouter:
         self._census: dict[str, list[str]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
+        self._spread: dict[str, int] = {}
         self._homes: dict[tuple[str, str], Queue] = {}
         self._turn = int(rng() * 1_000_003)
         self._placed: dict[_Key, Queue] = {}
@@ -93,6 +94,11 @@ class ShardRouter:
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
 
+    def apart(self, name: str) -> Sequence[Queue]:
+        """Shards where tenants of the model may be, and no slot of this queue is at home: other versions have more slots."""
+        spread = self._spread.get(model_and_version(name)[0], 1) if name in self._census else 0
+        return self._queues[name][self._in_use(name) : spread]
+
     def others(self, queue: Queue) -> list[Queue]:
         """Other shards of a model."""
         return [one for one in self._queues[queue.name] if one is not queue]
@@ -103,25 +109,34 @@ class ShardRouter:
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
         """
         if self._shards == 1:
-            return [self._queues[entry.queue][0] for entry in entries]
+            return [self._queue_before(entry) or self._queues[entry.queue][0] for entry in entries]
         counts = Counter(entry.queue for entry in entries)
         parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
         dealt = []
         for position, entry in enumerate(entries):
-            key = (entry.tenant, entry.id)
-            queue = self._placed.get(key)
+            queue = self._queue_before(entry)
             if queue is None and (entry.limits or entry.dedup_keys or entry.digest):
-                queue = self._placed[key] = self._of_tenant(entry)
+                queue = self._of_tenant(entry)
             elif queue is None:
                 slots = len(self._census.get(entry.queue, []))
                 turn = self._turn + position % parts[entry.queue]
                 shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
-                queue = self._placed[key] = self._queues[entry.queue][shard]
-            if len(self._placed) > REMEMBERED:
-                del self._placed[next(iter(self._placed))]
+                queue = self._queues[entry.queue][shard]
+            self.place(entry, queue)
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
+
+    def place(self, entry: Entry, queue: Queue) -> None:
+        """Remember the queue of an entry, until its end."""
+        self._placed[entry.tenant, entry.id] = queue
+        if len(self._placed) > REMEMBERED:
+            del self._placed[next(iter(self._placed))]
+
+    def _queue_before(self, entry: Entry) -> Queue | None:
+        """The queue that an entry went to before."""
+        queue = self._placed.get((entry.tenant, entry.id)) if self._placed else None
+        return queue if queue is not None and queue.model == entry.model else None
 
     def where(self, key: _Key) -> Sequence[Queue]:
         """Queues in which an entry may be, by (tenant, id)."""
@@ -134,15 +149,16 @@ class ShardRouter:
             for key in keys:
                 self._placed.pop(key, None)
 
-    def _in_use(self, model: str) -> int:
-        return sharding.active(self._shards, len(self._census.get(model, [])))
+    def _in_use(self, name: str) -> int:
+        return sharding.active(self._shards, len(self._census.get(name, [])))
 
     def _of_tenant(self, entry: Entry) -> Queue:
-        return self._queues[entry.queue][sharding.of_tenant(entry.tenant, self._in_use(entry.queue))]
+        """Queue of what a tenant has in common, in the same shard of all versions of a model."""
+        return self._queues[entry.queue][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
 
-    def _found_home(self, worker: str, model: str) -> Queue:
-        alive = self._census.get(model, [])
-        return self._queues[model][sharding.home(worker, alive, sharding.active(self._shards, len(alive)))]
+    def _found_home(self, worker: str, name: str) -> Queue:
+        alive = self._census.get(name, [])
+        return self._queues[name][sharding.home(worker, alive, self._in_use(name))]
 
     async def _count(self) -> None:
         census: dict[str, list[str]] = {}
@@ -151,6 +167,10 @@ class ShardRouter:
                 if worker.status is WorkerStatus.HEALTHY:
                     census.setdefault(worker.queue, []).append(worker.worker_id)
             self._census = census
-            for model, queues in self._queues.items():
+            slots = Counter[str]()
+            for name, workers in census.items():
+                slots[model_and_version(name)[0]] += len(workers)
+            self._spread = {model: sharding.active(self._shards, count) for model, count in slots.items()}
+            for name, queues in self._queues.items():
                 for queue in queues:
-                    queue.in_use = self._in_use(model)
+                    queue.in_use, queue.spread = self._in_use(name), self._spread.get(queue.model, 1)

@@ -31,6 +31,7 @@ from headway.model import (
     ProcessInfo,
     Reply,
     WorkerInfo,
+    model_and_version,
 )
 from headway.model.board import Notice
 
@@ -143,6 +144,22 @@ def key_of(tenant: str, id: str) -> bytes:
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
     """The name of a submission inside the server: its nonce, and the entry's key."""
     return NONCE.pack(nonce) + key_of(tenant, id)
+
+
+def prefix_of(prefix: str, queue: str, shard: int) -> str:
+    """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common."""
+    model, version = model_and_version(queue)
+    return f"{prefix}:{{{model}:{shard}}}{_ending(version)}"
+
+
+def _ending(version: str) -> str:
+    """End of the prefix of a version's queue, which has no colon but the last. No version has a percent sign."""
+    return f"@{version.replace(':', '%')}:" if version else ":"
+
+
+def version_of(ending: bytes) -> str:
+    """Version of the queue of whose prefix this is the end."""
+    return ending.decode().strip("@:").replace("%", ":")
 
 
 def worth(failure: Failure | None) -> int:

@@ -3,7 +3,7 @@
 -- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
 -- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
 -- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
--- (a RefusalCode of codes.py), and the seconds owed to each limit, packed.
+-- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
 
 do
 
@@ -50,7 +50,7 @@ end
 
 local function turn_away(refused, position, wait, why)
   refused[#refused + 1] = position - 1
-  refused[#refused + 1] = exact(wait)
+  refused[#refused + 1] = why == MOVED and wait or exact(wait)
   refused[#refused + 1] = why
 end
 
@@ -169,7 +169,10 @@ local function enqueue(keys, args, scarce)
       if before == false then
         why = CONFLICT
       elseif before == nil then
-        if scarce then
+        local queue = (shares_of[i] or digests[i]) and elsewhere(s, key, shares_of[i], digests[i])
+        if queue then
+          why, wait = MOVED, queue
+        elseif scarce then
           observe_arrival(s, entry.tier, entry.weight)
           why, wait = SCARCE, SCARCE_WAIT
         elseif limits_of[i] then

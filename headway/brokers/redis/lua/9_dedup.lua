@@ -8,7 +8,7 @@
 -- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later.
 
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
-local withdraw, expire_followers
+local withdraw, expire_followers, elsewhere
 local is_small, keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
@@ -109,6 +109,33 @@ function find_flight(s, shares)
   return nil, nil, nil, free
 end
 
+-- The other queue of the model in which one of these shares is known, or the id that a client has chosen: how its prefix goes on. Nil
+-- when there is none, or a share is known here. Identical requests have nothing in common with those of other versions.
+function elsewhere(s, key, shares, chosen)
+  local looked_for = {}
+  for _, share in ipairs(shares or looked_for) do
+    if share[KIND] ~= SAME then
+      if flight_of(s, share) then
+        return nil
+      end
+      looked_for[#looked_for + 1] = share
+    end
+  end
+  if (chosen and not kept_under(s, TASK .. '\0' .. key)) or #looked_for > 0 then
+    for queue, other in pairs(siblings.others(s)) do
+      if chosen and (live(other, key) or kept_under(other, TASK .. '\0' .. key)) then
+        return queue
+      end
+      for _, share in ipairs(looked_for) do
+        if flight_of(other, share) then
+          return queue
+        end
+      end
+    end
+  end
+  return nil
+end
+
 -- The entry is the first under those of its shares that nobody is under yet.
 function begin(s, key, record, free)
   for position, share in ipairs(record.shares) do
@@ -150,6 +177,9 @@ local function keep(s, share, outcome, one)
   keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
     share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight,
   }))
+  if share[KEEP] > LIFE_SECONDS / 2 then  -- Else the figures have the queue listed for longer.
+    siblings.list(s, share[KEEP])
+  end
 end
 
 -- The followers of a flight, which ends.

@@ -1,0 +1,31 @@
+-- The queues of one model: one for any version, and one for each version. Their prefixes begin with the same hash tag, of the model
+-- and the shard, so that a step in one of them may look into the others. A prefix goes on as `:` for any version, as `@VERSION:` for
+-- one.
+local siblings = {}
+
+-- What the prefixes of a model's queues have in common, and how that of one goes on.
+function siblings.split(prefix)
+  return string.match(prefix, '^(.*})(.*)$')
+end
+
+-- Something may be known in this queue for so many seconds.
+function siblings.list(s, seconds)
+  local tag, own = siblings.split(s.prefix)
+  local key = tag .. ':qs'
+  redis.call('ZADD', key, 'GT', s.now + seconds, own)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', s.now)
+  redis.call('EXPIRE', key, ACCOUNT_SECONDS)
+end
+
+-- The state of each other queue of the model, as far as it is needed to look something up, by how its prefix goes on.
+function siblings.others(s)
+  local tag, own = siblings.split(s.prefix)
+  local found = {}
+  for _, one in ipairs(redis.call('ZRANGE', tag .. ':qs', 0, -1)) do
+    if one ~= own then
+      found[one] = setmetatable({prefix = tag .. one, entered = false}, {__index = s})
+    end
+  end
+  return found
+end
+

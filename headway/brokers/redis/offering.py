@@ -1,0 +1,85 @@
+"""Offers of entries: each to its queue, and on to another queue of its model where it has something in common with others.
+
+An idempotency key, a task and an id that a client has chosen belong to the model. So a queue that is offered one looks
+whether another version's queue of the model knows it, in the same step, and names that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from headway.brokers.redis.queue_answers import Moved, Verdict
+from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.shard_router import ShardRouter
+from headway.core import failures
+from headway.model import DedupKind, Entry, Failure
+
+MOVES = 4
+"""Most queues that an entry is offered to: what it has in common may end, and begin elsewhere, on its way there."""
+
+T = TypeVar("T")
+
+
+async def offer(
+    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str], Queue]
+) -> list[Failure | None]:
+    """Offer entries whose queues there are. Returns the verdicts in order, None for an admitted one.
+
+    Arguments:
+        entries: entries to offer.
+        router: router that deals them out.
+        beside: returns the queue of another version of the same model and shard.
+    """
+    result: list[Failure | None] = [None] * len(entries)
+    offered = list(entries)
+    queues: dict[int, Queue] = dict(enumerate(router.deal(entries)))
+    for _ in range(MOVES):
+        moved: dict[int, Queue] = {}
+        for position, queue, verdict in await _verdicts(offered, queues):
+            if isinstance(verdict, Moved):
+                moved[position] = beside(queue, verdict.version)
+                offered[position] = _without_identical(entries[position])
+                router.place(entries[position], moved[position])
+            else:
+                result[position] = verdict
+        if not moved:
+            break
+        queues = moved
+    for position in moved:
+        result[position] = failures.conflict()
+    refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
+    router.forget((entry.tenant, entry.id) for entry in refused)
+    return result
+
+
+def _without_identical(entry: Entry) -> Entry:
+    """The entry without what it has in common with identical requests: they get the answers of one version."""
+    kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
+    return replace(entry, dedup_keys=kept)
+
+
+async def _verdicts(entries: Sequence[Entry], queues: dict[int, Queue]) -> list[tuple[int, Queue, Verdict]]:
+    """Verdicts of the queues to which these positions are offered."""
+    groups: dict[Queue, list[int]] = {}
+    for position, queue in queues.items():
+        groups.setdefault(queue, []).append(position)
+    calls = (queue.enqueue([entries[position] for position in positions]) for queue, positions in groups.items())
+    answers = [await next(calls)] if len(groups) == 1 else await all_of(*calls)
+    return [
+        (position, queue, verdict)
+        for (queue, positions), answer in zip(groups.items(), answers, strict=True)
+        for position, verdict in zip(positions, answer, strict=True)
+    ]
+
+
+async def all_of(*calls: Awaitable[T]) -> list[T]:
+    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,177 @@
+"""A key belongs to a model and a tenant: whichever version is chosen when it comes again, there is one run and one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway import errors
+from headway.model import DedupKind, EntryState, Lease, Reply, Slot, Subscription, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot, story
+from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, refused, same, sharing, task
+
+MOVES = [("3", "4"), ("", "4"), ("3", "")]
+"""Versions that are chosen first and then; none: of any version, as before a gateway has heard of a worker."""
+
+
+def queue_of(version: str) -> str:
+    return f"m@{version}" if version else "m"
+
+
+async def run_first(harness: Harness, version: str, *expected: str) -> None:
+    """Answer what waits for a version, which are these."""
+    lease = await harness.claim(model=queue_of(version))
+    assert ids(lease.entries) == list(expected)
+    await harness.answer(lease)
+
+
+async def heard(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
+    """All replies for a gateway after a cursor: each queue tells its own."""
+    replies: dict[str, Reply] = {}
+    while more := await drained(harness, gateway, after + len(replies)):
+        replies |= more
+    return replies
+
+
+@pytest.mark.parametrize(("first", "then"), MOVES)
+@story
+async def test_a_key_that_comes_again_joins_the_first_whichever_version_is_chosen(
+    harness: Harness, first: str, then: str
+) -> None:
+    await admit(harness, sharing("first", key(), version=first))
+    await admit(harness, sharing("waiting", key(), version=then))
+    lease = await harness.claim(model=queue_of(first))
+    assert ids(lease.entries) == ["first"]
+    assert await harness.peer().enqueue([sharing("running", key(), version=then, gateway="h")]) == [None]
+    await nothing_runs(harness, queue_of(then))
+    await harness.answer(lease)
+    await admit(harness, sharing("kept", key(), version=then))
+    await nothing_runs(harness, queue_of(then))
+    replies = await heard(harness)
+    replies |= {reply.id: reply for reply in (await harness.peer().replies("h", 0))[0]}
+    assert {id: (reply.output, *came_by(reply)) for id, reply in replies.items()} == {
+        "first": (output("asked"), None, False),
+        "waiting": (output("asked"), DedupKind.KEY, False),
+        "running": (output("asked"), DedupKind.KEY, False),
+        "kept": (output("asked"), DedupKind.KEY, True),
+    }
+
+
+@pytest.mark.parametrize(("first", "then"), MOVES)
+@story
+async def test_a_key_that_is_over_begins_anew_where_it_is_sent(harness: Harness, first: str, then: str) -> None:
+    await admit(harness, sharing("first", key(), version=first))
+    await run_first(harness, first, "first")
+    await harness.advance(TTL + harness.grain)
+    await admit(harness, sharing("second", key(), version=then))
+    await run_first(harness, then, "second")
+    await admit(harness, sharing("third", key(), version=first))
+    await nothing_runs(harness, queue_of(first))
+    assert came_by((await heard(harness))["third"]) == (DedupKind.KEY, True)
+
+
+@pytest.mark.parametrize(("first", "then"), MOVES)
+@story
+async def test_another_request_under_the_same_key_is_misuse_in_every_version(
+    harness: Harness, first: str, then: str
+) -> None:
+    await admit(harness, sharing("first", key(digest=b"one"), version=first))
+    assert (await refused(harness, sharing("a", key(digest=b"two"), version=then))).code == errors.IDEMPOTENCY_MISUSE
+    await run_first(harness, first, "first")
+    assert (await refused(harness, sharing("b", key(digest=b"two"), version=then))).code == errors.IDEMPOTENCY_MISUSE
+    await nothing_runs(harness, queue_of(then))
+
+
+@story
+async def test_keys_of_two_models_and_of_two_tenants_have_nothing_in_common(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), version="3"))
+    await admit(harness, sharing("model", key(digest=b"else"), model="other"), sharing("x", key(), tenant="u"))
+    await run_first(harness, "3", "first")
+    await run_first(harness, "", "x")
+    lease = await harness.claim(model="other")
+    assert ids(lease.entries) == ["model"]
+
+
+@story
+async def test_several_keys_in_one_call_go_each_where_it_lives(harness: Harness) -> None:
+    await admit(harness, sharing("one", key("1"), version="3"), sharing("two", key("2"), version="4"))
+    again = [sharing(f"again {number}", key(number), version="5") for number in ("1", "2", "3")]
+    await admit(harness, *again, sharing("plain", version="5"))
+    await run_first(harness, "3", "one")
+    await run_first(harness, "4", "two")
+    await run_first(harness, "5", "again 3", "plain")
+    assert set(await heard(harness)) == {"one", "two", "again 1", "again 2", "again 3", "plain"}
+
+
+@story
+async def test_what_has_joined_elsewhere_stands_is_sent_again_and_is_withdrawn_like_any_other(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), version="3"))
+    second = sharing("second", key(), version="4")
+    await admit(harness, second)
+    assert await harness.broker.state("t", "second") is EntryState.QUEUED
+    await admit(harness, second)
+    await harness.broker.withdraw([("t", "second", 0)], "g")
+    assert await harness.broker.state("t", "second") is None
+    await run_first(harness, "3", "first")
+    assert set(await heard(harness)) == {"first"}
+
+
+@story
+async def test_who_has_joined_elsewhere_runs_when_the_first_was_too_late(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), version="3", queue_timeout=1.0, timeout=1.0))
+    await admit(harness, sharing("second", key(), version="4"))
+    await harness.reaping(1.2)
+    replies = await heard(harness)
+    assert set(replies) == {"first"}
+    for version in ("3", "4"):
+        claimed = await harness.broker.claim(slot(model=queue_of(version)), AT_ONCE)
+        if isinstance(claimed, Lease):
+            assert ids(claimed.entries) == ["second"]
+            await harness.answer(claimed)
+    assert (await heard(harness, after=1))["second"].output == output("asked")
+
+
+@story
+async def test_an_id_that_its_client_chose_is_known_in_every_version(harness: Harness) -> None:
+    await admit(harness, sharing("job", task("job", digest=b"asked"), version="3"))
+    other = ask("asked", id="job", version="4", gateway="h", digest=b"asked", nonce=1)
+    assert (await refused(harness, other)).code == errors.IDEMPOTENCY_CONFLICT
+    await run_first(harness, "3", "job")
+    await heard(harness)
+    await admit(harness, other)
+    await nothing_runs(harness, "m@4")
+    assert came_by((await heard(harness, "h"))["job"]) == (DedupKind.TASK, True)
+    another = ask("else", id="job", version="4", gateway="i", digest=b"else", nonce=2)
+    assert (await refused(harness, another)).code == errors.IDEMPOTENCY_MISUSE
+
+
+@story
+async def test_a_task_is_waited_for_by_who_looks_in_another_version(harness: Harness) -> None:
+    await admit(harness, sharing("job", task("job"), version="3"))
+    await admit(harness, ask(version="4"))
+    waits = Subscription("waits", "job", "m", "t", "g2", 60.0, 1, "4")
+    assert await harness.broker.subscribe([waits]) == [None]
+    await run_first(harness, "3", "job")
+    assert (await heard(harness, "g2"))["waits"].output == output("asked")
+
+
+@story
+async def test_identical_requests_share_answers_of_one_version_only_also_by_way_of_a_key(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), same("asked@3"), version="3"))
+    await admit(harness, sharing("second", key(), same("asked@4"), version="4"))
+    await run_first(harness, "3", "first")
+    await admit(harness, sharing("third", same("asked@4"), version="4"))
+    await run_first(harness, "4", "third")
+    replies = await heard(harness)
+    assert [came_by(replies[id]) for id in ("second", "third")] == [(DedupKind.KEY, False), (None, False)]
+
+
+@story
+async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(harness: Harness) -> None:
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, version="3"))
+    await admit(harness, sharing("first", key(), version="3"))
+    await run_first(harness, "3", "first")
+    peer = harness.peer()
+    assert await peer.enqueue([sharing("again", key(), gateway="h")]) == [None]
+    [reply] = (await peer.replies("h", 0))[0]
+    assert (reply.output, reply.kept) == (output("asked"), True)
+    holds(await peer.claim(Slot("gpu-1", "m", MAX_BATCH), AT_ONCE))

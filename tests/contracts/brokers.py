@@ -364,19 +364,25 @@ def ids(entries: Sequence[Entry] | Sequence[Reply]) -> list[str]:
 
 async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
     """All replies that are there for a gateway after a cursor, by id; each must be there once."""
+    replies = await in_mailbox(harness, gateway, after)
+    by_id = {reply.id: reply for reply in replies}
+    assert len(by_id) == len(replies)
+    return by_id
+
+
+async def in_mailbox(harness: Harness, gateway: str = "g", after: int = 0) -> Sequence[Reply]:
+    """All replies that are there for a gateway after a cursor, as they came."""
     if harness.reads_apart:
         await harness.settle()  # What is still being read comes, too.
     reader = asyncio.ensure_future(harness.broker.replies(gateway, after))
     await harness.settle()
     if not reader.done():
         reader.cancel()
-        return {}
+        return []
     replies, _ = await reader
     if harness.reads_apart:  # Those whose outputs are apart come after the others.
         replies, _ = await harness.broker.replies(gateway, after)
-    by_id = {reply.id: reply for reply in replies}
-    assert len(by_id) == len(replies)
-    return by_id
+    return replies
 
 
 def holds(claimed: Lease | NoWork) -> NoWork:

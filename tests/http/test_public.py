@@ -62,7 +62,7 @@ def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeyp
     async def main(stand: Stand) -> None:
         before = (await stand.ask(get("/v1/models"))).json["data"]
         await stand.broker.heartbeat(failed)
-        stand.gateway.kinds.learn([failed])
+        stand.real.kinds.learn([failed])
         ready = await stand.ask(get("/readyz?verbose"))
         assert ready.json["checks"]["failed"] == "1 of the models did not load"
         assert (await stand.ask(get("/v1/models"))).json["data"] == [before[0] | {"status": "failed"}]
@@ -72,7 +72,7 @@ def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeyp
         assert (refused.status, refused.error, refused.header["retry-after"]) == (503, "NO_WORKERS", "9")
         assert "s3cret" not in ready.body.decode() + refused.body.decode()
 
-    served(main)
+    served(main, whole=True)
 
 
 @pytest.mark.parametrize(

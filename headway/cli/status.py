@@ -130,7 +130,9 @@ def _summary(found: dict[str, Any]) -> str:
 
 
 def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
-    several = len({_queue(queue) for queue in queues if queue["depth"]} | {queue["model"] for queue in queues}) > 1
+    filled = {_queue(queue) for queue in queues if queue["depth"]}
+    versions = {_queue(queue) for queue in queues if queue.get("version")}
+    several = max(map(len, (filled, versions, {queue["model"] for queue in queues}))) > 1
     return [
         f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}"
         for queue in queues

@@ -217,3 +217,21 @@ def test_live_a_process_that_is_away_is_told_of_and_waited_for(port: Port) -> No
 def test_an_interval_that_is_none_is_wrong_usage(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["top", "--interval", interval]) == 2
     assert "--interval" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("depths", "shown"),
+    [
+        ({"": 0, "1": 4}, "4 paid, oldest"),
+        ({"": 4, "1": 0}, "4 paid, oldest"),
+        ({"": 1, "1": 4}, "1 paid of default, 4 paid of default version 1, oldest"),
+        ({"": 0, "1": 4, "2": 0}, "4 paid of default version 1, oldest"),
+    ],
+)
+def test_what_waits_is_told_by_version_where_there_are_several(port: Port, depths: dict[str, int], shown: str) -> None:
+    queues = [
+        {"model": "default", "version": version, "tier": "paid", "depth": depth, "oldest_seconds": 0.1}
+        for version, depth in depths.items()
+    ]
+    port.answers["/internal/health"] = 200, {**HEALTH, "queues": queues}
+    assert f"waiting       {shown}" in overview(look(Admin(port.url, "")))

@@ -28,6 +28,8 @@ BATCH_MS, MAX_BATCH = 100.0, 8
 CALM, FLOOD, ALONE = 20.0, 320.0, 120.0
 """Requests per second of b, of a beside it, and of a alone. A GPU does 80."""
 HOSTS = ("ab", "bc", "ac")
+DRAINED = 3.0
+"""Seconds after which nothing is left of a flood, as its requests wait for 2 s at most."""
 JOIN_WITHIN = 60.0
 """Most seconds until the model that joins is given up."""
 
@@ -59,6 +61,7 @@ def shares(findings: Findings, hosts: Fleet, seconds: float) -> None:
         time.sleep(2.0)
         flooded = open_loop(gateway, CALM, seconds, "--model", "b")
         other.result()
+    time.sleep(DRAINED)
     alone = open_loop(gateway, ALONE, seconds, "--model", "a")
     rows = [_row("b, calm", calm), _row("b, a flooded", flooded), _row("a alone", alone)]
     findings.table("Three hosts of one GPU each over Redis; latency in ms", rows)

@@ -3,7 +3,7 @@
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
 #   make test                the tests, side by side in JOBS=auto workers (two a core, up to 8; 0: one by one)
-#   make test-fast           those that start no server and no other process, and that neither simulate nor fuzz; one worker a core
+#   make test-fast           those that start no server and no other process, and that neither simulate nor fuzz
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…

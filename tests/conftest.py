@@ -57,10 +57,11 @@ SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Number of workers of `-n auto`: tests wait for half of their time, so two for each core.
 
-    Tests that start no process compute all the time, and every worker more collects all tests once more: one for each core.
+    Tests that start no process seldom wait, and every worker more collects all tests once more: one more than there are cores.
     """
-    wait = config.option.markexpr != f"not {PROCESSES}"
-    return 1 if FOREIGN in os.environ else min((1 + wait) * (os.cpu_count() or 1), MOST_WORKERS)
+    cores = os.cpu_count() or 1
+    workers = cores + 1 if config.option.markexpr == f"not {PROCESSES}" else 2 * cores
+    return 1 if FOREIGN in os.environ else min(workers, MOST_WORKERS)
 
 
 @pytest.hookimpl(wrapper=True)

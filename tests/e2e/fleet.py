@@ -213,8 +213,8 @@ class Fleet:
         kept: Counter[str] = Counter()
         gone = [*self._gone, *self._left]
         dead = [id.encode() for id in gone]
-        for key in self.redis.command("KEYS", "headway:{default*:*}:*"):
-            _, _, kind = key.decode().partition("}:")
+        for key in self.redis.command("KEYS", "headway:{default*:*}*:*"):
+            _, _, kind = key.decode().partition("}")[2].partition(":")  # Between them, `@` and the version of a queue.
             if kind == "e":
                 kept[kind] += sum(mark[:1] != b"!" or mark[9:] not in dead for mark in self.redis.command("HVALS", key))
             elif kind in _ENTRIES:
@@ -225,18 +225,18 @@ class Fleet:
 
     def leases(self) -> int:
         """Batches that run, as the server sees it."""
-        return sum(self.redis.command("HLEN", key) for key in self.redis.command("KEYS", "headway:{default*:*}:x"))
+        return sum(self.redis.command("HLEN", key) for key in self.redis.command("KEYS", "headway:{default*:*}*:x"))
 
     def unread(self, gateway: Server) -> int:
         """Batches of answers that wait for a gateway in the server."""
-        keys = self.redis.command("KEYS", f"headway:{{default*:*}}:r:{self._ids[gateway]}")
+        keys = self.redis.command("KEYS", f"headway:{{default*:*}}*:r:{self._ids[gateway]}")
         return sum(self.redis.command("XLEN", key) for key in keys)
 
     def overdue(self) -> bool:
         """Whether a lease has outlived its end, and nobody has taken it back."""
         seconds, microseconds = map(int, self.redis.command("TIME"))
         most = f"{seconds + microseconds / 1e6:.6f}"
-        keys = self.redis.command("KEYS", "headway:{default*:*}:y")
+        keys = self.redis.command("KEYS", "headway:{default*:*}*:y")
         return any(self.redis.command("ZCOUNT", key, "-inf", most) for key in keys)
 
     def check_history(self) -> None:

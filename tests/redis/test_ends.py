@@ -47,7 +47,7 @@ def longest(key: str) -> float:
         return NUMBERS["FIGURES_SECONDS"]
     if name.partition(":")[0] in {"z", "zl", "o", "on", "u", "oc", "ou"}:
         return NUMBERS["LETTER_SECONDS"]
-    if re.fullmatch(r"k[bund]|ko:.*", name):
+    if re.fullmatch(r"k[bund]|ko:.*|qs", name):
         return NUMBERS["ACCOUNT_SECONDS"]
     if name == "w" and "{limits}" in key:
         return NUMBERS["LIFE_SECONDS"] + 3700.0

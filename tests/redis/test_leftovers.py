@@ -15,7 +15,7 @@ from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, fai
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
-FIGURES = {"q"}
+FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
 LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}

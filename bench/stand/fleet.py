@@ -173,7 +173,7 @@ class Redis:
         found: dict[str, int] = {}
         with self.client() as client:
             for key in client.scan_iter(match=f"{PREFIX}:*"):
-                kind = KINDS.get(key.partition(b"}:")[2].rstrip(b"0123456789"))
+                kind = KINDS.get(key.partition(b"}")[2].partition(b":")[2].rstrip(b"0123456789"))
                 if kind is not None:
                     count = client.zcard(key) if client.type(key) == b"zset" else client.hlen(key)
                     found[kind] = found.get(kind, 0) + int(count)

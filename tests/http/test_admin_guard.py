@@ -6,7 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from headway.admin.dashboard.sign_in import SignIn
+from headway.admin.guard import ServiceTokens
 from headway.admin.sessions import LIFETIME, MOST, PAUSE, TRIES, Sessions, Tries, cookie_name, cookie_of
 from headway.config import Settings
 from headway.errors import SettingError
@@ -153,6 +156,31 @@ def test_wrong_tokens_are_limited_and_the_right_one_waits_too() -> None:
         assert (await sign_in(port, "wrong")).status == 401, "the tries are there again"
 
     played(scene, admin_token=TOKEN)
+
+
+def test_tries_whose_bodies_come_late_and_together_are_limited_like_others() -> None:
+    async def scene() -> None:
+        bodies = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await bodies.wait()
+            return {"type": "http.request", "body": b'{"token":"wrong"}', "more_body": False}
+
+        routes = SignIn(ServiceTokens(TOKEN), Sessions(lambda: 0.0), Tries(lambda: 0.0), secure=False)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "headers": [],
+            "client": ("10.0.0.1", 1),
+            "state": {"request_id": "r"},
+        }
+        tries = [asyncio.ensure_future(routes.answer(Request(dict(scope), receive))) for _ in range(3 * TRIES)]
+        await asyncio.sleep(0)
+        bodies.set()
+        statuses = [answer.status_code for answer in await asyncio.gather(*tries)]
+        assert (statuses.count(401), statuses.count(429)) == (TRIES, 2 * TRIES)
+
+    asyncio.run(scene())
 
 
 def test_many_addresses_share_a_limit_of_tries() -> None:

@@ -70,12 +70,13 @@ class SignIn:
         id, address = request.state.request_id, shown_address(request.client)
         if not self._tokens:
             return Response(status_code=204)
-        wait = self._tries.wait(address)
+        token = (await _token(request)).encode()
+        wait = self._tries.wait(address)  # Nothing is waited for from here on, or others would pass at the same count.
         if wait > 0.0:
             seconds = math.ceil(wait)
             message = f"too many wrong tokens; the next try is in {seconds} s"
             return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
-        if not self._tokens.match((await _token(request)).encode()):
+        if not self._tokens.match(token):
             self._tries.failed(address)
             log.warning("a browser could not sign in: wrong service token", address=address)
             return refusal(id, errors.UNAUTHENTICATED, "this is not the service token of this process")

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bench.stand import stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Fleet, fleet, wait_until_up
-from bench.stand.generators import Measured, open_loop
+from bench.stand.generators import open_loop
 from bench.stand.stand import EMULATED_GPU, Broken, Server
 
 BATCH_MS, MAX_BATCH = 100.0, 8
@@ -63,12 +63,12 @@ def shares(findings: Findings, hosts: Fleet, seconds: float) -> None:
         other.result()
     time.sleep(DRAINED)
     alone = open_loop(gateway, ALONE, seconds, "--model", "a")
-    rows = [_row("b, calm", calm), _row("b, a flooded", flooded), _row("a alone", alone)]
+    rows = [calm.row("b, calm"), flooded.row("b, a flooded"), alone.row("a alone")]
     findings.table("Three hosts of one GPU each over Redis; latency in ms", rows)
     longer = flooded.report.total.latency_ms.p95 - calm.report.total.latency_ms.p95
     findings.at_most("P95 of the one beside a flood of the other, above calm", longer, BATCH_MS, "ms")
-    findings.at_least("answered of one that two hosts must carry", _answered(alone), 0.99)
-    findings.at_least("answered of the one beside a flood of the other", _answered(flooded), 0.99)
+    findings.at_least("answered of one that two hosts must carry", alone.answered, 0.99)
+    findings.at_least("answered of the one beside a flood of the other", flooded.answered, 0.99)
 
 
 def joins(findings: Findings, hosts: Fleet) -> None:
@@ -106,22 +106,6 @@ def _wait_for(gateway: Server, model: str) -> float:
         except urllib.error.HTTPError:
             time.sleep(0.05)
     raise Broken(f"model {model} is not answered within {JOIN_WITHIN:g} s")
-
-
-def _row(name: str, measured: Measured) -> dict[str, object]:
-    total = measured.report.total
-    return {
-        "what": name,
-        "requests": total.requests,
-        "answered": total.answered,
-        "p50": total.latency_ms.p50,
-        "p95": total.latency_ms.p95,
-        "p99": total.latency_ms.p99,
-    }
-
-
-def _answered(measured: Measured) -> float:
-    return measured.report.total.answered / measured.report.total.requests
 
 
 if __name__ == "__main__":

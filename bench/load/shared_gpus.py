@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 
 from bench.stand import stand
 from bench.stand.findings import Findings
-from bench.stand.generators import Measured, open_loop
+from bench.stand.generators import open_loop
 from bench.stand.stand import EMULATED_GPU, Server
 from headway import AsyncClient
 from headway.simulator.warm_gpus import Arrival, WarmScenario, simulate_warm
@@ -61,12 +61,12 @@ def flood(findings: Findings, seconds: float) -> None:
             flooded = open_loop(server, CALM, seconds, "--model", "b")
             other.result()
         alone = open_loop(server, ALONE, seconds, "--model", "a")
-    rows = [_row("b, calm", calm), _row("b, a flooded", flooded), _row("a alone", alone)]
+    rows = [calm.row("b, calm"), flooded.row("b, a flooded"), alone.row("a alone")]
     findings.table("Two models on two GPUs of 100 ms; latency in ms", rows)
     longer = flooded.report.total.latency_ms.p95 - calm.report.total.latency_ms.p95
     findings.at_most("P95 of the one beside a flood of the other, above calm", longer, BATCH_MS, "ms")
-    findings.at_least("answered of one that both GPUs must carry", _answered(alone), 0.99)
-    findings.at_least("answered of the one beside a flood of the other", _answered(flooded), 0.99)
+    findings.at_least("answered of one that both GPUs must carry", alone.answered, 0.99)
+    findings.at_least("answered of the one beside a flood of the other", flooded.answered, 0.99)
 
 
 def loads(findings: Findings, seed: int) -> None:
@@ -98,22 +98,6 @@ def _serving(models: str, gpus: int, room: int, *flags: str) -> AbstractContextM
     return stand.headway(
         first, *more, *shape, *flags, "--log-level", "warning", name="shared_gpus", environment=environment
     )
-
-
-def _row(name: str, measured: Measured) -> dict[str, object]:
-    total = measured.report.total
-    return {
-        "what": name,
-        "requests": total.requests,
-        "answered": total.answered,
-        "p50": total.latency_ms.p50,
-        "p95": total.latency_ms.p95,
-        "p99": total.latency_ms.p99,
-    }
-
-
-def _answered(measured: Measured) -> float:
-    return measured.report.total.answered / measured.report.total.requests
 
 
 def _arrivals(seed: int) -> Iterator[Arrival]:

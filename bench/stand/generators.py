@@ -54,6 +54,17 @@ class Measured:
         """Microseconds for each answered request, of all the server's processes."""
         return sum(self.cpu_us.values())
 
+    @property
+    def answered(self) -> float:
+        """Share of the requests that were answered, 0 to 1."""
+        return self.report.total.answered / self.report.total.requests
+
+    def row(self, name: str) -> dict[str, object]:
+        """Row of a table: the load's name, how many requests it had, and percentiles in milliseconds."""
+        total, latency = self.report.total, self.report.total.latency_ms
+        counts = {"what": name, "requests": total.requests, "answered": total.answered}
+        return {**counts, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99}
+
 
 def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: str = "") -> Measured:
     """`headway bench` on a server.

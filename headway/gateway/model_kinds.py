@@ -87,9 +87,13 @@ class ModelKinds:
         return len(self.models) == 1 or model in self._healthy
 
     def not_loaded(self, entry: Entry) -> Failure | None:
-        """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait."""
+        """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
+
+        One with dedup keys goes to the broker: its answer may be kept.
+        """
         rest = self.failed.get(entry.model, 0.0)
-        return failures.not_loaded(entry.model, rest) if rest > min(entry.timeout, entry.queue_timeout) else None
+        waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
+        return None if waits else failures.not_loaded(entry.model, rest)
 
     def visible(self, only: Collection[str]) -> list[str]:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""

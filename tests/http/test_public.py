@@ -75,6 +75,20 @@ def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeyp
     served(main, whole=True)
 
 
+def test_a_kept_answer_is_given_again_while_its_model_does_not_load() -> None:
+    failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="broken", retry_in=1e6)
+
+    async def main(stand: Stand) -> None:
+        keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
+        first = await stand.ask(keyed)
+        stand.real.kinds.learn([failed])
+        again, other = await stand.ask(keyed), await stand.ask(post('{"input": "b"}'))
+        assert (first.status, again.status, again.json["output"]) == (200, 200, first.json["output"])
+        assert (other.status, other.error) == (503, "NO_WORKERS")
+
+    served(main, whole=True)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import AT_ONCE, LargeEntries
-from headway.model import Entry
+from headway.gateway.several_inputs import PART
+from headway.model import DedupKey, DedupKind, Entry
 from tests.contracts.brokers import ask, ids
 
 
@@ -39,3 +40,20 @@ def test_they_go_in_order_some_at_once_and_the_others_are_left() -> None:
         running.cancel()
 
     asyncio.run(main())
+
+
+def test_what_comes_under_the_key_of_a_large_one_goes_behind_it() -> None:
+    line = LargeEntries(_never, lambda: None)
+    large, part = keyed("k", "x" * 20), keyed(f"k{PART}1", "b")
+    other, later, keyless = keyed("other", "c"), keyed(f"k{PART}2", "d"), ask("no key")
+    assert line.split([part, other, large], 10) == [other]
+    assert line.split([later, keyless], 10) == [keyless]
+    assert line.waiting == [part, large, later]
+
+
+async def _never(entries: Sequence[Entry]) -> None:
+    raise AssertionError("it does not run")
+
+
+def keyed(name: str, text: str) -> Entry:
+    return ask(text, id=name, dedup_keys=(DedupKey(DedupKind.KEY, name),))

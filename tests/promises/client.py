@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._held = b""
-        self._asked = self._left = False
+        self._asked = self._left = self._ends = False
         self.unasked = b""
         self.used = self._loop.time()
         self.head: asyncio.Future[Head] = self._loop.create_future()
@@ -117,6 +117,7 @@ class Connection(asyncio.Protocol):
         return (
             self._transport is not None
             and not self._left
+            and not self._ends
             and not self._transport.is_closing()
             and self._loop.time() - self.used < IDLE_SECONDS
         )
@@ -170,6 +171,8 @@ class Connection(asyncio.Protocol):
             return
         if not self.head.done():
             self.head.set_result(_head(self._held[:end]))
+            # The service may end a connection of which it has not read all; nothing may follow on it then.
+            self._ends = self.head.result().fields.get("connection") == "close"
         status, fields = self.head.result()
         length = 0 if status == 204 else int(fields["content-length"])
         if len(self._held) < end + 4 + length:

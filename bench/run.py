@@ -59,6 +59,7 @@ PROGRAMS = {
     ),
     "doors": Program("cost", "CPU time door by door", ("--rounds", "1", "--seconds", "3"), ()),
     "payload": Program("cost", "large payloads", ("--seconds", "3"), ("--seconds", "20")),
+    "board": Program("cost", "the departure board of many processes", ("--processes", "20"), ()),
     "holds": Program("cost", "what holds the event loops", ("--seconds", "3"), ("--seconds", "10")),
     "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
@@ -76,14 +77,27 @@ PROGRAMS = {
     "gathering": Program(
         "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),
+    "many_names": Program("cost", "names that nobody serves", ("--names", "10000"), ()),
+    "collectors": Program(
+        "load",
+        "collectors of traces in trouble",
+        ("--rounds", "1", "--seconds", "4"),
+        ("--rounds", "5", "--seconds", "10"),
+    ),
     "claims": Program("cost", "claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
     "ledger": Program(
         "cost", "rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")
     ),
     "flood": Program("load", "floods, lost workers, exact limits", ("--seconds", "8", "--minutes", "0.2"), ()),
+    "proxied": Program(
+        "promises",
+        "restarts, slow clients and idle connections behind each proxy",
+        ("--seconds", "30", "--only", "rolling", "slow"),
+        (),
+    ),
     "drills": Program(
         "promises",
-        "what clients see behind HAProxy and nginx",
+        "what clients see of failures behind each proxy",
         ("--only", "gateways-rolling", "redis-blip", "sentinel-planned", "--proxy", "haproxy"),
         (),
     ),

@@ -24,6 +24,7 @@ The map of the packages. Imports only point down the list, from package to packa
     fleet        membership of the processes, and reaping of ended leases
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
+    scaling      ways to set the number of workers: in these processes, or not at all
     identity     authentication: who asks and what they may ask, by API key or JSON Web Token
     input_policy rules on inputs from a file, and searches for their patterns
     storage      SQLite and PostgreSQL: the ledger and the keys

@@ -7,6 +7,8 @@
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     │   └── StoreCorrupted      the database is damaged
+    ├── ScalingRefused          the platform does not let the number of workers be set; says what to mend
+    ├── ScalingUnavailable      the platform cannot be reached, or does not answer in time
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -271,6 +273,20 @@ class StoreUnavailable(HeadwayError):
 
 class StoreCorrupted(StoreUnavailable):
     """The database of ledger or keys is damaged. No answer of it can be relied on, not even "nothing has changed"."""
+
+
+class ScalingRefused(HeadwayError):
+    """The platform does not let the number of workers be set: another owns it, it is forbidden, or there is no such model.
+
+    The text says which, and what to mend. A call later is refused likewise until somebody has mended it.
+    """
+
+
+class ScalingUnavailable(HeadwayError):
+    """The platform that runs the workers cannot be reached, or does not answer in time; ask again later.
+
+    The call may have taken effect all the same.
+    """
 
 
 class BackendError(HeadwayError):

@@ -39,7 +39,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
 )
-from headway.model.board import Notice, Posted
+from headway.model.board import HistoryRow, News, Notice, Posted
 
 
 class QueueCondition(Protocol):
@@ -265,15 +265,17 @@ class Board(Protocol):
         """Post a notice; an empty one only asks for the answer."""
         ...
 
-    async def history(self) -> Sequence[Notice]:
-        """Counts and figures of the last half hour, oldest first."""
+    async def history(self) -> tuple[Sequence[HistoryRow], News]:
+        """Rows of the last half hour, oldest first, and the whole notices of the last minutes. Waits for nothing.
+
+        The rows count exactly what was posted up to the cursor. The board counts as watched for some seconds.
+        """
         ...
 
-    async def read(self, after: str) -> tuple[Sequence[Notice], str]:
-        """Notices after a cursor, oldest first, with the new cursor. The board counts as watched for some seconds.
+    async def read(self, after: str) -> News:
+        """Notices after a cursor. The board counts as watched for some seconds.
 
-        With no cursor yet (empty) these are all of the last minutes, at once. With one the call waits for news, though not
-        for long: it may return none.
+        The call waits for news, though not for long: it may return none.
         """
         ...
 
@@ -356,6 +358,27 @@ class Backend(Protocol):
 
     async def stop(self) -> None:
         """End the child. Safe to call at any time, more than once."""
+        ...
+
+
+class ScalingDriver(Protocol):
+    """Setter of the number of workers of models, on a platform. A worker is a slot; a process may have several."""
+
+    async def current(self, model: str) -> int:
+        """Workers of a model that the platform was last asked for, by whomever; 0: none, or that is not known."""
+        ...
+
+    async def scale(self, model: str, workers: int) -> None:
+        """Ask for this many workers, or the next higher number that whole processes have. Returns before they are there.
+
+        Raises:
+            ScalingRefused: the platform does not let it be set; says what to mend.
+            ScalingUnavailable: the platform does not answer; ask again.
+        """
+        ...
+
+    async def mark(self, costs: Mapping[str, int]) -> None:
+        """Tell the cost of losing each worker process, by its name in the fleet: the cheapest go first. Raises as `scale`."""
         ...
 
 

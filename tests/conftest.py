@@ -47,7 +47,7 @@ do not lend.
 """
 PROCESSES = "processes"
 """Mark of the tests that start processes, servers among them."""
-OF_PROCESSES = ("tests/clients/", "tests/e2e/", "tests/redis/", "tests/servers/")
+OF_PROCESSES = ("tests/charts/", "tests/clients/", "tests/e2e/", "tests/redis/", "tests/servers/")
 """Folders whose tests all have it."""
 SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 """Parameters that name a real server; the tests that are given one have it, too."""

@@ -28,6 +28,15 @@ def test_it_says_where_the_open_inference_protocol_is() -> None:
     assert "/v2" not in banner(Settings(broker="redis://127.0.0.1"), Role.WORKER, LOCAL, 0, 9000)
 
 
+def test_it_says_between_how_many_workers_the_autoscaler_chooses_and_by_what() -> None:
+    given = Settings(autoscale="local", max_workers=4, scale_policy="plan")
+    shown = banner(given, Role.SERVE, LOCAL, 8000, 9000)
+    assert "1 worker process at first, 1 to 4 by policy plan (--autoscale local)" in shown
+    followed = banner(Settings(autoscale="local", broker="redis://127.0.0.1"), Role.WORKER, LOCAL, 0, 9000)
+    assert "the controller's policy (--autoscale local)" in followed
+    assert "at first" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+
+
 def test_it_says_where_grpc_is() -> None:
     assert "grpc     127.0.0.1:8081 " in banner(Settings(grpc_port=8081), Role.SERVE, LOCAL, 8000, 9000)
     assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)

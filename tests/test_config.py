@@ -188,7 +188,12 @@ def test_a_bad_file_is_named_with_its_key(text: str, message: str, tmp_path: Pat
 
 def test_a_file_that_cannot_be_read_is_a_setting_error(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    for file, reason in ((tmp_path / "none.toml", "no such file"), (tmp_path / "binary.toml", "is not valid TOML")):
+    for file, reason in (
+        (tmp_path / "none.toml", "no such file"),
+        (tmp_path / "binary.toml", "is not valid TOML"),
+        (tmp_path, "is no regular file"),
+        (Path("/dev/null"), "is no regular file"),
+    ):
         with pytest.raises(SettingError, match=reason):
             load({}, {}, file)
     with pytest.raises(SettingError, match=r"^HEADWAY_CONFIG = "):
@@ -419,6 +424,7 @@ def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, hint: str)
         ({"fallback": "model.py:small"}, "broker"),
         ({"shards": 16}, "broker"),
         ({"broker_prefix": "other"}, "broker"),
+        ({"zone": "eu-1a"}, "broker"),
         ({"ledger_content": True}, "ledger"),
         ({"fallback_concurrency": 4}, "fallback"),
     ],
@@ -445,3 +451,17 @@ def test_a_burst_of_users_without_a_rate_is_refused() -> None:
         Settings(user_rate=0.0, user_burst=10.0)
     assert (caught.value.setting, caught.value.value) == ("user_burst", 10.0)
     assert "no limit" in caught.value.reason
+
+
+@pytest.mark.parametrize("zone", ["", "a", "eu-central-1a", "europe_west.4", "Z" * 63])
+def test_a_zone_may_be_named_as_clouds_name_theirs(zone: str) -> None:
+    assert load({"zone": zone}, {}).zone == zone
+
+
+@pytest.mark.parametrize("zone", ["eu 1", "-a", ".a", "a+b", "a@b", "a:b", "Z" * 64, "zürich"])
+def test_a_zone_of_another_form_is_refused(zone: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load({"zone": zone}, {})
+    assert str(caught.value) == (
+        f"--zone = '{zone}': must be 1 to 63 letters, digits or -_., the first a letter or digit. For example eu-central-1a."
+    )

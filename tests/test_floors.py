@@ -32,6 +32,7 @@ FLOORS: dict[str, int] = {
     "backends": 3,
     "identity": 3,
     "input_policy": 3,
+    "scaling": 3,
     "storage": 3,
     "gateway": 4,
     "worker": 4,
@@ -59,7 +60,7 @@ PURE = frozenset((
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
-ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.storage")
+ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.scaling", "headway.storage")
 """Packages whose modules only `app` may import, besides each package itself."""
 
 ADAPTER_EXCEPTIONS: dict[str, str] = {}

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway import errors
 from headway.core import failures
 from headway.core.input_policy import Effect
-from headway.model import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
 from headway.telemetry import labels, metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -35,6 +35,9 @@ NAMES = {
     "headway_workers": ("gauge", {"model", "status"}),
     "headway_capacity_items_per_second": ("gauge", {"model"}),
     "headway_capacity_estimated": ("gauge", {"model"}),
+    "headway_desired_workers": ("gauge", {"model"}),
+    "headway_scaling_decisions": ("counter", {"model", "direction"}),
+    "headway_scaling_failures": ("counter", {"model"}),
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
@@ -56,6 +59,8 @@ NAMES = {
     "headway_promise_seconds": ("gauge", set()),
     "headway_ledger_backlog": ("gauge", set()),
     "headway_expected_workers": ("gauge", set()),
+    "headway_min_workers": ("gauge", {"model"}),
+    "headway_max_workers": ("gauge", {"model"}),
     "headway_processes": ("gauge", {"process_role"}),
     "headway_capacity_usable_items_per_second": ("gauge", {"model"}),
     "headway_dead_letters": ("counter", {"model"}),
@@ -66,6 +71,7 @@ NAMES = {
     "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
+    "headway_zone_help_batches": ("counter", {"model", "zone"}),
     "headway_dlq_depth": ("gauge", {"model"}),
     "headway_wasted_gpu_seconds": ("counter", {"cause"}),
     "headway_batching_overhead_seconds": ("histogram", set()),
@@ -97,6 +103,7 @@ def full_state() -> State:
     counters.direct["m"] = 3
     counters.throttle["m"] = 140.0
     counters.retries["crashed"] = 2
+    counters.zone_help["m", "b"] = 4
     counters.wasted_seconds["departed"] = 0.25
     counters.overhead_seconds.observe(0.0007)
     counters.breaker_state["gpu-0"] = 2
@@ -108,11 +115,22 @@ def full_state() -> State:
     counters.broker_seconds.observe(0.0008)
     counters.broker_failures = 11
     counters.spans_dropped["queue"] = 13
+    counters.scaling_decisions["m", "up"] = 17
+    counters.scaling_failures["m"] = 18
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat"),
     ]
-    capacities = [Capacity(model="m", healthy=1, degraded=0, items_per_second=320.0, usable_per_second=224.0)]
+    capacities = [
+        Capacity(
+            model="m",
+            healthy=1,
+            degraded=0,
+            items_per_second=320.0,
+            usable_per_second=224.0,
+            scaling=Scaling(desired=3, current=1),
+        )
+    ]
     own = ProcessFigures(
         TIERS,
         ["m"],
@@ -189,11 +207,16 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("processes", {"process_role": "controller"}, 1),
         ("processes", {"process_role": "gateway"}, 0),
         ("capacity_usable_items_per_second", {"model": "m"}, 224.0),
+        ("desired_workers", {"model": "m"}, 3),
+        ("scaling_decisions", {"model": "m", "direction": "up"}, 17),
+        ("scaling_decisions", {"model": "m", "direction": "down"}, 0),
+        ("scaling_failures", {"model": "m"}, 18),
         ("dead_letters", {"model": "m"}, 16),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
         ("client_retries", {}, 10),
         ("ledger_dropped", {}, 8),
         ("retries", {"cause": "crashed"}, 2),
+        ("zone_help_batches", {"model": "m", "zone": "b"}, 4),
         ("dlq_depth", {"model": "m"}, 6),
         ("wasted_gpu_seconds", {"cause": "departed"}, 0.25),
         ("breaker_state", {"backend": "gpu-0"}, 2),
@@ -268,7 +291,7 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         connections={"admin": 0},
         pending=0,
         promise=0.2,
-        fallback=True,
+        fallbacks=["m"],
         rules=["words"],
         ledger_backlog=0,
         slots={("m", "gpu-0"): 0.0},
@@ -280,6 +303,7 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         *(
             "headway_throttle_per_second",
             "headway_keys_age_seconds",
+            "headway_zone_help_batches",
             "headway_tls_certificate_expiry_timestamp_seconds",
         ),
         "headway_remote_certificate_expiry_timestamp_seconds",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.config import FIELDS, Settings, load
-from headway.config.models import MODEL_FIELDS, ModelSettings, split_target
+from headway.config.models import MODEL_FIELDS, ONE_VERSION, ModelSettings, split_target
 from headway.errors import SettingError
 
 TWO = """
@@ -165,7 +165,7 @@ def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: st
     [
         ("[models.org/a]\ntarget = 'm.py:f'", 'Put the name of the model in quotes: [models."org/a"].'),
         ("[models.a]\n[models.a b]", 'Put the name of the model in quotes: [models."a b"].'),
-        ("[models.a]\nversion='1'\n[models.a]\nversion='2'", "two versions of a model are run by two processes"),
+        ("[models.a]\nversion='1'\n[models.a]\nversion='2'", ONE_VERSION),
         ('[models."a/b"]\nport = ', "Mend the file."),
     ],
 )
@@ -177,6 +177,25 @@ def test_a_file_that_is_no_toml_for_the_names_of_its_models_says_how_to_write_th
     with pytest.raises(SettingError, match="is not valid TOML") as caught:
         load({}, {}, path)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("table", "targets"),
+    [
+        ("[[models.a]]\nversion = '3'\n[[models.a]]\nversion = '4'", None),
+        ("[models.a.3]\ntarget = 'm.py:f'\n[models.a.4]\ntarget = 'm.py:g'", None),
+        ("", ["a=m.py:f", "a=m.py:g"]),
+        ("", ["a@3=m.py:f", "a@4=m.py:g"]),
+    ],
+)
+def test_who_gives_a_process_two_versions_of_a_model_is_told_how_to_run_them(
+    table: str, targets: list[str] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(table)
+    with pytest.raises(SettingError) as caught:
+        load({}, {}, path, targets=targets)
+    assert ONE_VERSION in caught.value.hint
 
 
 @pytest.mark.parametrize("targets", [["a.py:f", "b.py:g"], ["a=x.py:f", "a=y.py:f"], ["a=x.py:f", "y.py:f"]])

@@ -20,6 +20,7 @@ from headway.app import backends, wiring
 from headway.app.backends import make_batchers, make_pool, worker_name
 from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
+from headway.app.fallbacks import make_fallback
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -193,8 +194,38 @@ def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: 
     fallback = f"{tmp_path / 'spare.py'}:spare"
     for broker, given, expected in (("", fallback, False), (BROKER, "", False), (BROKER, fallback, True)):
         settings = Settings(broker=broker, fallback=given, fallback_concurrency=3)
-        made = within_a_loop(functools.partial(wiring.make_fallback, settings, Counters(), time.monotonic))
+        made = within_a_loop(functools.partial(make_fallback, settings, Counters(), time.monotonic))
         assert (made is not None) == expected
+
+
+def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "spare.py").write_text("def spare(inputs):\n    return inputs\n")
+    spare = f"{tmp_path / 'spare.py'}:spare"
+    tables = (
+        ModelSettings("a", values=(("fallback", spare), ("fallback_version", "3"))),
+        ModelSettings("b", values=(("fallback", "http://127.0.0.1:1/batch"), ("fallback_concurrency", 2))),
+        ModelSettings("c"),
+    )
+
+    def answers(**settings: Any) -> dict[str, str]:
+        made = within_a_loop(
+            lambda: make_fallback(Settings(broker=BROKER, models=tables, **settings), Counters(), time.monotonic)
+        )
+        assert made is not None
+        assert {slot.rpartition("/")[0].partition("/")[2] for slot in made.workers.slots} == {*made.versions}
+        return {**made.versions}
+
+    assert answers() == {"a": "3", "b": ""}
+    assert answers(fallback=spare, default_model="c") == {"a": "3", "b": "", "c": ""}
+    assert answers(fallback=f"c={spare}") == {"a": "3", "b": "", "c": ""}
+    assert answers(fallback=spare) == {"a": "3", "b": ""}, "the first has its own"
+    with pytest.raises(
+        SettingError, match=r"fallback = 'd=x.py:f': is for the model 'd', and this process has settings"
+    ):
+        built(Role.GATEWAY, broker=BROKER, models=tables, fallback="d=x.py:f")
+    wrong = (ModelSettings("a", values=(("fallback", "nowhere.py:f"),)), *tables[1:])
+    with pytest.raises(SettingError, match=r"models.a.fallback = 'nowhere.py:f': is no target"):
+        built(Role.GATEWAY, broker=BROKER, models=wrong)
 
 
 def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:

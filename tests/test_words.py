@@ -45,7 +45,17 @@ HOMES = {
     "caller": ("brokers/redis/", "config/", "core/", "gateway/", "http/server/", "model/", "simulator/"),
     "epoch": ("brokers/", "gateway/", "ports.py"),
     "leads": ("admin/", "app/", "brokers/memory/", "controller/", "model/"),
-    "pool": ("app/", "brokers/redis/", "cli/", "gateway/", "load/", "protos/", "telemetry/tracing/", "worker/"),
+    "pool": (
+        "app/",
+        "brokers/redis/",
+        "cli/",
+        "gateway/",
+        "load/",
+        "protos/",
+        "scaling/",
+        "telemetry/tracing/",
+        "worker/",
+    ),
     "probe": ("brokers/", "core/breaker.py", "gateway/", "ports.py", "worker/"),
     "quarantine": ("brokers/redis/", "core/"),
     "shard": ("app/", "brokers/redis/", "cli/", "config/", "core/shards.py", "simulator/"),
@@ -54,6 +64,7 @@ HOMES = {
 """Words that could be taken for more than one thing, and the files and packages whose names have them."""
 
 NAMESAKES = {
+    "Autoscaler": "of a controller, and what Kubernetes has of that kind",
     "Connection": "HTTP, of the server and of the load generator",
     "Flow": "the outcomes of a tier, of a load and of a simulation",
     "Gateway": "the gateway, and the simulated one",

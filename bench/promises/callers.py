@@ -17,6 +17,7 @@ import contextlib
 import json
 import math
 import random
+import ssl
 from array import array
 from collections import Counter
 from dataclasses import dataclass
@@ -91,17 +92,19 @@ class Callers:
         url: whom they ask.
         rate: mean requests per second, Poisson.
         seed: of the dice.
+        trust: by which they check whom they ask, at https://.
 
     Attributes:
         history: so far.
     """
 
-    def __init__(self, url: str, rate: float, seed: int) -> None:
+    def __init__(self, url: str, rate: float, seed: int, trust: ssl.SSLContext | None = None) -> None:
         self.history = History()
         self.idle: list[_Connection] = []
         self.open: set[_Connection] = set()
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._trust = trust
         self.head = f"POST /v1/inference HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: ".encode()
         self.loop = asyncio.get_running_loop()
         self._rate = rate
@@ -166,7 +169,7 @@ class Callers:
         connection = _Connection(self)
         try:
             async with asyncio.timeout(PATIENCE):
-                await self.loop.create_connection(lambda: connection, self._host, self._port)
+                await self.loop.create_connection(lambda: connection, self._host, self._port, ssl=self._trust)
         except (OSError, TimeoutError) as exc:
             self.end(request, "unreachable", repr(exc))
             return

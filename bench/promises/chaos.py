@@ -5,7 +5,9 @@
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
     python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
+    python bench/promises/chaos.py --zones 3                 each gateway and worker host is in one of three zones, and whole zones are killed, too
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
+    python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
@@ -14,6 +16,10 @@ and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids 
 deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP, and by
 calls and streams over gRPC; a third tenant is limited. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
 random pause. One gateway and one worker host are always left in peace.
+
+With --versions four worker hosts run two versions, of which some requests name one, or one that nobody runs. The weights are
+changed every few seconds, each version drains now and then, and now and then the last host of one is killed. The answers,
+the ledger and the statuses of the gateways are compared with what ran.
 
 With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
 it, which is not held against it.
@@ -32,10 +38,12 @@ import secrets
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.promises.crowd import loop_factory
+from bench.promises.rollout import Rollout, report
 from bench.promises.trouble import Trouble
 from bench.stand import fleet, lone, stand
 from bench.stand.findings import Findings
@@ -44,7 +52,8 @@ from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
-from tests.promises.operation import History, Kind, Violation
+from tests.promises.look_up import ledger_in
+from tests.promises.operation import History, Kind, Operation, Violation, Weighing
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
 RATE = 300.0
@@ -68,7 +77,7 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, large=options.large, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -77,29 +86,47 @@ def main() -> int:
         limit = f"rate = {CAPPED[0] * 60}\nburst = {CAPPED[1]}\n"
         keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
         (folder / "keys.toml").write_text("".join(keys))
+        versions = options.versions.split(",") if options.versions else []
+        rollout = Rollout(folder, versions, options.seed) if len(versions) > 1 else None
         with (
-            _service(folder) if options.memory else _fleet(folder, options.keep) as made,
+            _service(folder, versions) if options.memory else _fleet(folder, options, versions) as made,
             asyncio.Runner(loop_factory=loop_factory) as runner,
         ):
-            crowd, trouble = runner.run(_drive(made, options))
+            crowd, trouble = runner.run(_drive(made, options, versions, rollout))
             rest = runner.run(_settled(made))
             crowd.history.runs = runs_in(folder / "journal")
+            if versions:
+                crowd.history.tellings += ledger_in(folder / "ledger.db")
+                report(findings, crowd.history)
             _audit(findings, crowd, trouble)
             _at_rest(findings, made, rest, trouble)
     return findings.close()
 
 
-def _fleet(folder: Path, keep: str) -> contextlib.AbstractContextManager[Fleet]:
+def _fleet(
+    folder: Path, options: argparse.Namespace, versions: Sequence[str]
+) -> contextlib.AbstractContextManager[Fleet]:
+    flags = [*_flags(folder), *_ledger(folder, versions)]
+    flags += ["--config", str(folder / "weights.toml")] if versions else []
     return fleet.fleet(
-        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=HOSTS,
-        controllers=CONTROLLERS, keep=keep, gateway_flags=_flags(folder), worker_flags=("--workers", "1"),
-        environment=_environment(folder), grpc=True,
+        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=2 * len(versions) or HOSTS,
+        controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1"),
+        environment=_environment(folder), grpc=True, zones=[f"zone-{one}" for one in range(options.zones)] or [""],
+        versions=versions,
     )  # fmt: skip
 
 
-def _service(folder: Path) -> contextlib.AbstractContextManager[Fleet]:
-    flags = "--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder)
-    return fleet.lone_service(TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True)
+def _service(folder: Path, versions: Sequence[str]) -> contextlib.AbstractContextManager[Fleet]:
+    flags = "--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *_ledger(folder, versions)
+    version, *_ = versions or [""]
+    return fleet.lone_service(
+        TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version
+    )
+
+
+def _ledger(folder: Path, versions: Sequence[str]) -> list[str]:
+    """Flags of a ledger that tells versions, where there are some."""
+    return ["--ledger", f"sqlite:///{folder / 'ledger.db'}"] if versions else []
 
 
 def _flags(folder: Path) -> list[str]:
@@ -115,20 +142,29 @@ def _environment(folder: Path) -> dict[str, str]:
     return {"PROMISES_MS": f"{BATCH_MS:g}", "PROMISES_JOURNAL": str(folder / "journal")}
 
 
-async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, Trouble]:
+async def _drive(
+    made: Fleet, options: argparse.Namespace, versions: Sequence[str], rollout: Rollout | None
+) -> tuple[Crowd, Trouble]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
-    crowd = Crowd([], tenants, options.rate, options.seed, poison=options.poison, large=options.large)
-    crowd.history.limits[TENANTS[-1]] = CAPPED
-    trouble = Trouble(made, crowd.doors, crowd.history.faults, options.every, options.seed)
+    crowd = Crowd(
+        [], tenants, options.rate, options.seed, poison=options.poison, large=options.large, versions=versions
+    )
+    history = crowd.history
+    history.limits[TENANTS[-1]] = CAPPED
+    trouble = Trouble(made, crowd.doors, history.faults, history.processes, options.every, options.seed)
+    if versions and rollout is None:
+        history.weighings.append(Weighing(dict.fromkeys(versions, 1.0), 0.0))
+    weighing = asyncio.create_task(rollout.run(made, history) if rollout is not None else asyncio.sleep(0))
     load = asyncio.create_task(crowd.run(options.seconds))
     try:
         await trouble.make(max(options.seconds - QUIET_SECONDS, options.seconds / 2))
         await load
         await crowd.audit()
     finally:
-        load.cancel()
-        await asyncio.gather(load, return_exceptions=True)
+        for task in (load, weighing):
+            task.cancel()
+        await asyncio.gather(load, weighing, return_exceptions=True)
     return crowd, trouble
 
 
@@ -205,7 +241,10 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     for promise, found in sorted(by_promise.items()):
         findings.none(promise, len(found))
     findings.none("violations of promises in all", len(violations))
-    findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", _late(history))
+    late = _late(history)
+    findings.none(f"accepted and not answered within {TIMEOUT_MS / 1000:g} s (504)", len(late))
+    for one in late[:SHOWN]:
+        findings.say(f"  too late: {one}")
     findings.none("processes that ended by themselves, or not in order", trouble.unruly)
     for example in trouble.examples:
         findings.say(f"  {example}")
@@ -221,10 +260,10 @@ def _outcome(status: int, code: str, lost: str) -> str:
     return lost or f"{status} {code.lower()}".strip()
 
 
-def _late(history: History) -> int:
+def _late(history: History) -> list[Operation]:
     """Requests without a short deadline of their own that were too late."""
     asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
-    return sum(one.timeout * 1000 >= TIMEOUT_MS for one in asks)
+    return [one for one in asks if one.timeout * 1000 >= TIMEOUT_MS]
 
 
 def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:
@@ -253,6 +292,7 @@ def _options() -> argparse.Namespace:
         default="always",
         help="when Redis brings to disk what it is told",
     )
+    parser.add_argument("--zones", type=int, default=0, help="zones of the fleet (default %(default)s)")
     parser.add_argument("--memory", action="store_true", help="one service with its broker in memory")
     parser.add_argument(
         "--poison",
@@ -261,6 +301,7 @@ def _options() -> argparse.Namespace:
         help="share of the inputs that make their batch raise (default %(default)g: to search for them and to let their "
         "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
     )
+    parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     return parser.parse_args()

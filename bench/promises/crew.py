@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bench.stand import fleet, stand
 from bench.stand.stand import Broken, Server
+from tests.servers.ports import Port
 
 ROLES = ("gateway", "worker", "controller")
 
@@ -25,15 +26,24 @@ class Post:
         number: among all posts.
         flags: of its command line.
         environment: variables it gets.
+        target: what a worker runs.
+
+    Attributes:
+        port, grpc_port: of a gateway.
     """
 
-    def __init__(self, role: str, number: int, flags: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, role: str, number: int, flags: Sequence[str], environment: dict[str, str], target: str) -> None:
         self.role = role
-        self.port = stand.free_port() if role == "gateway" else 0
+        self.port = self.grpc_port = 0
         self._name = f"drills-{role}-{number}"
-        target = [stand.EMULATED_GPU] if role == "worker" else []
-        public = ["--host", "127.0.0.1", "--port", str(self.port)] if role == "gateway" else []
-        self._command = [sys.executable, "-m", "headway", role, *target, *public, "--admin-port", "0", *flags]
+        own = [target] if role == "worker" else []
+        self._held: tuple[Port, ...] = ()
+        if role == "gateway":
+            # Held, so that nobody else is given them between an end and a start.
+            self._held = Port(), Port()
+            self.port, self.grpc_port = self._held[0].number, self._held[1].number
+            own = ["--host", "127.0.0.1", "--port", str(self.port), "--grpc-port", str(self.grpc_port)]
+        self._command = [sys.executable, "-m", "headway", role, *own, "--admin-port", "0", *flags]
         self._environment = environment
         self._starts = 0
         self.server = self._launched()
@@ -67,6 +77,12 @@ class Post:
         if code:
             raise Broken(f"{self._name} ended with exit code {code}:\n{self.server.output[-2000:]}")
 
+    def close(self) -> None:
+        """End it for good."""
+        self.server.stop()
+        for port in self._held:
+            port.close()
+
     def kill(self) -> None:
         """End it at once."""
         self.server.kill()
@@ -97,10 +113,17 @@ class Crew:
         counts: how many of each role.
         flags: of every role, and by role.
         batch_ms, max_batch: of the GPUs, which are made of sleep.
+        target: what the workers run.
     """
 
     def __init__(
-        self, url: str, counts: dict[str, int], flags: Mapping[str, Sequence[str]], batch_ms: float, max_batch: int
+        self,
+        url: str,
+        counts: dict[str, int],
+        flags: Mapping[str, Sequence[str]],
+        batch_ms: float,
+        max_batch: int,
+        target: str = stand.EMULATED_GPU,
     ) -> None:
         common = ("--broker", url, "--log-level", "info", "--max-batch-size", str(max_batch))
         environment = {"EMULATED_MS": str(batch_ms), "EMULATED_MAX": str(max_batch)}
@@ -109,7 +132,7 @@ class Crew:
             for role in reversed(ROLES):
                 for _ in range(counts[role]):
                     more = (*common, *flags.get("", ()), *flags.get(role, ()))
-                    self.posts.append(Post(role, len(self.posts), more, environment))
+                    self.posts.append(Post(role, len(self.posts), more, environment, target))
             for post in self.posts:
                 post.up()
         except BaseException:
@@ -126,7 +149,7 @@ class Crew:
             with contextlib.suppress(ProcessLookupError):
                 if post.server.is_running:
                     os.kill(post.server.pid, signal.SIGCONT)
-            post.server.stop()
+            post.close()
 
     def __enter__(self) -> Crew:
         return self

@@ -1,12 +1,12 @@
 """Drills behind real balancers: what befalls a fleet, one thing after the other, and what its clients see of it.
 
-    python bench/promises/drills.py                                  all of them, behind HAProxy and nginx: about half an hour
+    python bench/promises/drills.py                                  all of them, behind each proxy: about an hour
     python bench/promises/drills.py --only gateways-rolling redis-stalled --proxy haproxy
     python bench/promises/drills.py --list
 
 Each drill has a fleet of its own: two gateways, two worker hosts with a GPU made of sleep each, two controllers, a Redis
-(or three under Sentinels, or a cluster of six), and the balancer in front, set up as the documents say, whose blocks are
-read from there. Clients send 100 requests/s, open-loop, each with a text of its own. After two seconds the trouble comes.
+(or three under Sentinels, or a cluster of six), and the balancer in front, with its file of `deploy/`. Clients send
+100 requests/s over TLS, open-loop, each with a text of its own. After two seconds the trouble comes.
 
 failed     no answer, or an error
 wrong      an answer to another text, or a second one
@@ -35,7 +35,7 @@ from bench.promises.crew import Crew, Post
 from bench.promises.crowd import loop_factory
 from bench.stand import stand, stores
 from bench.stand.findings import Findings
-from bench.stand.proxies import KINDS, Proxy
+from bench.stand.proxies import KINDS, Behind, Proxy
 from bench.stand.stand import Broken
 from bench.stand.stores import Shared, Store, Watched
 
@@ -208,7 +208,7 @@ DRILLS = {
     "gateways-rolling": Drill("gateways restarted one by one", rolling("gateway")),
     "workers-rolling": Drill("worker hosts restarted one by one", rolling("worker")),
     "controllers-rolling": Drill("controllers restarted one by one", rolling("controller")),
-    "gateway-killed": Drill("a gateway killed (SIGKILL), back after 2 s", killed("gateway")),
+    "gateway-killed": Drill("a gateway killed (SIGKILL), back after 2 s", killed("gateway"), failing=HELD),
     "worker-killed": Drill("a worker host killed, back after 2 s", killed("worker")),
     "gpu-killed": Drill("a GPU process killed", gpu_killed),
     "controller-killed": Drill("a controller killed, back after 2 s", killed("controller")),
@@ -323,16 +323,16 @@ def _held(drill: Drill, proxy: str) -> Outcome:
         store = stack.enter_context(drill.store("drills", place))
         flags = {"": drill.flags, "gateway": ("--lame-duck-ms", str(LAME_DUCK_MS))}
         crew = stack.enter_context(Crew(store.url, COUNTS, flags, BATCH_MS, MAX_BATCH))
-        front = stack.enter_context(Proxy(proxy, [post.port for post in crew.of("gateway")]))
+        front = stack.enter_context(Proxy(proxy, [Behind(post.port, post.grpc_port) for post in crew.of("gateway")]))
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_drilled(drill, Scene(store, crew), front.url))
+            return runner.run(_drilled(drill, Scene(store, crew), front))
 
 
-async def _drilled(drill: Drill, scene: Scene, url: str) -> Outcome:
+async def _drilled(drill: Drill, scene: Scene, front: Proxy) -> Outcome:
     for post in scene.crew.of("gateway"):
         await asyncio.to_thread(post.server.wait_for, post.ready)
     await asyncio.sleep(2.0)  # The balancer notices.
-    callers = Callers(url, RATE, seed=0)
+    callers = Callers(front.url, RATE, 0, front.certificates.context("http/1.1"))
     load = asyncio.create_task(callers.run())
     try:
         await asyncio.sleep(BEFORE)

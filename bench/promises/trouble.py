@@ -6,7 +6,7 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host are in peace at any time; Redis has one trouble at a time, and so has a
+Troubles overlap. At least one gateway and one worker host are in peace at any time, mostly one of each version of the model; Redis has one trouble at a time, and so has a
 service with its broker in memory.
 """
 
@@ -18,7 +18,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -28,8 +28,9 @@ from bench.stand.processes import Process
 from bench.stand.stand import Broken, Server
 from tests.promises.client import Door, Standing
 from tests.promises.faults import Fault
+from tests.promises.operation import Presence
 
-WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "service": 3}
+WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "service": 3, "zone": 2}
 """How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
 """Seconds until a process that has gone is replaced: least and most."""
@@ -45,6 +46,8 @@ TAKING = ("gateway", "service")
 """Roles that take requests."""
 SPARED = ("gateway", "worker")
 """Roles of which one is always left in peace."""
+LAST = 0.3
+"""Chance that trouble for the last host of a version that is in peace is not called off."""
 MOST_STARTS = 10
 """Such attempts, after which this program gives up."""
 WATCH_EVERY = 0.25
@@ -68,6 +71,7 @@ class Trouble:
         made: the fleet; its lists follow what becomes of it.
         doors: to its gateways; follows what becomes of them.
         faults: where what is done is noted.
+        processes: where it is noted which processes are there, and when.
         every: mean seconds between troubles.
         seed: of the dice.
 
@@ -77,12 +81,20 @@ class Trouble:
         examples: unruly ones in words.
     """
 
-    def __init__(self, made: Fleet, doors: list[Door], faults: list[Fault], every: float, seed: int) -> None:
+    def __init__(
+        self,
+        made: Fleet,
+        doors: list[Door],
+        faults: list[Fault],
+        processes: list[Presence],
+        every: float,
+        seed: int,
+    ) -> None:
         self.unruly = self.false_starts = 0
         self.examples: list[str] = []
         self._fleet = made
         self._doors = doors
-        self._faults = faults
+        self._faults, self._processes = faults, processes
         self._every = every
         self._rng = random.Random(f"trouble {seed}")
         self._loop = asyncio.get_running_loop()
@@ -94,6 +106,8 @@ class Trouble:
             for server in servers:
                 self._enlist(role, server)
         there = {unit.role for unit in self._units} | {"gpu", *(["redis"] if made.store is not None else [])}
+        if len({server.zone for server in made.gateways}) > 1:
+            there.add("zone")
         self._host = "worker" if made.workers else "service"
         self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
 
@@ -125,6 +139,11 @@ class Trouble:
             if not self._redis_in_peace:
                 return
             what = self._rng.choice((self._kill_redis, self._pause_redis))
+        elif role == "zone":
+            units = self._pick_zone()
+            if not units:
+                return
+            what = lambda: self._kill_all(units)  # noqa: E731
         else:
             unit = self._pick(self._host if role == "gpu" else role)
             if unit is None:
@@ -142,7 +161,24 @@ class Trouble:
     def _pick(self, role: str) -> Unit | None:
         """One that is in peace, and whose trouble leaves another in peace if its role is spared."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
-        return self._rng.choice(calm) if len(calm) > (role in SPARED) else None
+        found = self._rng.choice(calm) if len(calm) > (role in SPARED) else None
+        if found is not None and role == "worker" and self._rng.random() > LAST:
+            alike = sum(unit.server.version == found.server.version for unit in calm)
+            return found if alike > 1 else None
+        return found
+
+    def _pick_zone(self) -> list[Unit]:
+        """All of one zone that are in peace; none where that would leave no other gateway or no other worker host in peace."""
+        calm = [unit for unit in self._units if unit.in_peace]
+        zone = self._rng.choice(sorted({unit.server.zone for unit in calm if unit.server.zone} or {""}))
+        others = {unit.role for unit in calm if unit.server.zone != zone}
+        return [unit for unit in calm if unit.server.zone == zone] if zone and others.issuperset(SPARED) else []
+
+    async def _kill_all(self, units: Sequence[Unit]) -> None:
+        """Kill a whole zone at once."""
+        for unit in units:
+            unit.in_peace = False
+        await asyncio.gather(*map(self._kill, units))
 
     async def _kill(self, unit: Unit) -> None:
         with self._noted(f"{unit.role} killed", unit):
@@ -211,6 +247,9 @@ class Trouble:
         unit.in_peace = False
         if unit.door is not None:
             unit.door.standing = standing
+        for one in self._processes:
+            if one.name == unit.server.name:
+                one.gone = time.monotonic()
 
     async def _replace(self, unit: Unit) -> None:
         """Start another one in its place, after a while."""
@@ -218,7 +257,7 @@ class Trouble:
         self._fleet.rosters[unit.role].remove(unit.server)
         await asyncio.sleep(self._rng.uniform(*GONE))
         for attempt in range(1, MOST_STARTS + 1):
-            server = self._fleet.start(unit.role)
+            server = self._fleet.start(unit.role, unit.server.zone, unit.server.version)
             try:
                 await asyncio.to_thread(fleet.wait_until_up, unit.role, server)
             except Broken:
@@ -235,9 +274,16 @@ class Trouble:
                 return
 
     def _enlist(self, role: str, server: Server) -> None:
-        door = Door(server.name, urlsplit(server.url).port or 80, grpc=server.grpc_port) if role in TAKING else None
-        if door is not None:
+        now = time.monotonic()
+        if role in TAKING:
+            ports = urlsplit(server.url).port or 80, urlsplit(server.admin).port or 0
+            door = Door(server.name, ports[0], grpc=server.grpc_port, admin=ports[1])
             self._doors.append(door)
+            self._processes.append(Presence(server.name, "", now))
+        else:
+            door = None
+        if server.version:
+            self._processes.append(Presence(server.name, server.version, now))
         self._units.append(Unit(role, server, door))
 
     async def _watch(self) -> None:

@@ -9,6 +9,7 @@ own, and can be killed and started again at the same port.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sys
 import tempfile
@@ -196,7 +197,7 @@ class Fleet:
         name: what the names of its processes begin with.
         flags: of every role.
         gateway_flags, worker_flags: of those roles alone.
-        environment: variables of its workers.
+        environment: variables of its workers; MODEL_VERSION is that of the model, where one is named.
         grpc: whether gateways have a port for gRPC, too.
         gateways, workers, controllers: that run, or ran until somebody ended them.
         services: the same of whole services.
@@ -254,8 +255,10 @@ class Fleet:
         """All processes of Headway."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
-    def start(self, role: str) -> Server:
+    def start(self, role: str, zone: str = "", version: str = "") -> Server:
         """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
+
+        It is in a zone and of a version if these are named.
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
@@ -267,11 +270,15 @@ class Fleet:
         command += ["--admin-port", "0", "--log-level", "warning", *self.flags]
         command += ["--port", "0", *self.gateway_flags] if takes else []
         command += self.worker_flags if runs else []
-        environment = self.environment if runs else {}
+        command += ["--zone", zone] if zone else []
+        environment = dict(self.environment) if runs else {}
+        if version:
+            command += ["--model-version", version]
+            environment["MODEL_VERSION"] = version
         port = stand.free_port() if self.grpc and takes else 0
         command += ["--grpc-port", str(port)] if port else []
         server = Server(f"{self.name}-{role}-{self._started}", command, _role_of(role), environment)
-        server.grpc_port = port
+        server.grpc_port, server.zone, server.version = port, zone, version
         return server
 
     def usage(self) -> dict[str, float]:
@@ -320,6 +327,8 @@ def fleet(
     worker_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     grpc: bool = False,
+    zones: Sequence[str] = ("",),
+    versions: Sequence[str] = (),
 ) -> Iterator[Fleet]:
     """A whole fleet, up and ready, until the context ends.
 
@@ -335,6 +344,8 @@ def fleet(
         worker_flags: of worker hosts alone.
         environment: variables of its workers.
         grpc: whether gateways have a port for gRPC, too.
+        zones: zones to which gateways and worker hosts are dealt out in turn.
+        versions: versions of the model that the worker hosts run, in turn.
 
     Raises:
         Broken: something does not come up.
@@ -343,8 +354,9 @@ def fleet(
         made = Fleet(server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc)
         try:
             made.controllers += [made.start("controller") for _ in range(controllers)]
-            made.workers += [made.start("worker") for _ in range(workers)]
-            made.gateways += [made.start("gateway") for _ in range(gateways)]
+            dealt = zip(range(workers), itertools.cycle(zones), itertools.cycle(versions or [""]))
+            made.workers += [made.start("worker", zone, version) for _, zone, version in dealt]
+            made.gateways += [made.start("gateway", zones[one % len(zones)]) for one in range(gateways)]
             for role, servers in (
                 ("controller", made.controllers), ("worker", made.workers), ("gateway", made.gateways),
             ):  # fmt: skip
@@ -357,12 +369,17 @@ def fleet(
 
 @contextlib.contextmanager
 def lone_service(
-    target: str, *flags: str, name: str, environment: Mapping[str, str] | None = None, grpc: bool = False
+    target: str,
+    *flags: str,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    grpc: bool = False,
+    version: str = "",
 ) -> Iterator[Fleet]:
     """One service with its broker in memory, up and ready, until the context ends; see `fleet`."""
     made = Fleet(None, target, name, flags, environment=environment or {}, grpc=grpc)
     try:
-        made.services.append(made.start("service"))
+        made.services.append(made.start("service", version=version))
         wait_until_up("service", made.services[0])
         yield made
     finally:

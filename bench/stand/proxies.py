@@ -1,21 +1,132 @@
-"""nginx and HAProxy in front of gateways, set up as the documents say: their blocks are read from there, and nothing but
-addresses and ports is changed."""
+"""Envoy, HAProxy and nginx in front of gateways, each with its file of `deploy/`.
+
+Of a file only what is the place's own is changed: addresses, ports, paths, and whether clients have to show certificates.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from bench.stand import stand
 from bench.stand.stand import Broken, Server
+from tests.authority import Authority
+from tests.clients import environments
 
-DOCS = stand.ROOT / "docs"
-KINDS = ("haproxy", "nginx")
+FILES = {
+    "envoy": stand.ROOT / "deploy" / "envoy" / "envoy.yaml",
+    "haproxy": stand.ROOT / "deploy" / "haproxy" / "haproxy.cfg",
+    "nginx": stand.ROOT / "deploy" / "nginx" / "nginx.conf",
+}
+KINDS = tuple(FILES)
+IDLE = {"envoy": "idle_timeout: 4s", "haproxy": "pool-purge-delay 1s", "nginx": "keepalive_timeout 4s"}
+"""What says in each file how long a connection to a gateway may be idle."""
+MTLS = re.compile(r"# mTLS: ")
+"""Mark of what a file has only where clients have to show certificates."""
+
+
+class Behind(NamedTuple):
+    """Ports of one gateway, on 127.0.0.1."""
+
+    http: int
+    grpc: int
+
+
+class Certificates:
+    """Certificates of a proxy and of its clients, in a folder as the files of `deploy/` name them.
+
+    Arguments:
+        folder: where they are made.
+
+    Attributes:
+        folder: likewise.
+        trusted: file by which clients check the proxy.
+        client: certificate and key that a client may show.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority(folder)
+        certificate, _ = authority.issue()  # Its key is service.key.
+        self.folder = folder
+        self.trusted = authority.file
+        self.client = authority.issue("client")
+        shutil.copy(certificate, folder / "service.crt")
+        shutil.copy(authority.file, folder / "clients.crt")
+
+    def context(self, *protocols: str, known: bool = False) -> ssl.SSLContext:
+        """Context of a client that offers these protocols, and shows its certificate if it is `known`."""
+        made = ssl.create_default_context(cafile=str(self.trusted))
+        made.set_alpn_protocols(list(protocols))
+        if known:
+            made.load_cert_chain(*self.client)
+        return made
+
+
+def program(kind: str) -> str:
+    """Path of a proxy's program; empty where it is not installed."""
+    if kind == "envoy":
+        return environments.program("deploy", "envoy")
+    return shutil.which(kind, path="/usr/sbin:/usr/local/sbin") or shutil.which(kind) or ""
+
+
+def command(
+    kind: str,
+    folder: Path,
+    port: int,
+    gateways: Sequence[Behind],
+    certificates: Certificates,
+    *,
+    mutual: bool = False,
+    idle: float | None = None,
+) -> list[str]:
+    """Command that runs a proxy, whose file is written.
+
+    Arguments:
+        kind: one of KINDS.
+        folder: where its files are.
+        port: on 127.0.0.1, for its clients.
+        gateways: two, as its file has them.
+        certificates: its own, and of its clients.
+        mutual: clients have to show a certificate.
+        idle: seconds for which a connection to a gateway may be idle, in place of what the file says.
+    """
+    text = FILES[kind].read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for number, gateway in enumerate(gateways, 1):
+        lines = [_at(line, f"10.0.0.{number}", gateway) for line in lines]
+    text = "\n".join(lines) + "\n"
+    if mutual:
+        text = MTLS.sub("", text)
+    if idle is not None:
+        span = f"{idle:g}s" if kind == "envoy" else f"{idle * 1000:.0f}ms"
+        text = text.replace(IDLE[kind], f"{IDLE[kind].rpartition(' ')[0]} {span}")
+    text = text.replace("/etc/headway/tls", str(certificates.folder))
+    path = folder / FILES[kind].name
+    match kind:
+        case "haproxy":
+            text = text.replace("bind :443", f"bind 127.0.0.1:{port}").replace("maxconn 16384", "maxconn 4096")
+            made = ["-db", "-f", str(path)]
+        case "nginx":
+            text = _nginx(text.replace("listen 443", f"listen 127.0.0.1:{port}"), folder)
+            made = ["-c", str(path), "-e", "stderr"]
+        case _:
+            text = text.replace("address: 0.0.0.0, port_value: 443", f"address: 127.0.0.1, port_value: {port}")
+            text = text.replace("port_value: 9901", "port_value: 0")
+            made = ["-c", str(path), "--disable-hot-restart", "--concurrency", "2", "--log-level", "warning"]
+    path.write_text(text, encoding="utf-8")
+    return [program(kind), *made]
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Proxy:
@@ -23,69 +134,48 @@ class Proxy:
 
     Arguments:
         kind: one of KINDS.
-        ports: of the gateways, on 127.0.0.1.
+        gateways: two, on 127.0.0.1.
+        idle: see `command`.
 
     Attributes:
         url: of its port.
+        port: likewise.
+        certificates: by which clients know it.
     """
 
-    def __init__(self, kind: str, ports: Sequence[int]) -> None:
-        if shutil.which(kind) is None:
-            raise Broken(f"{kind} is not installed. On Debian and Ubuntu: apt-get install {kind}")
+    def __init__(self, kind: str, gateways: Sequence[Behind], idle: float | None = None) -> None:
+        if not program(kind):
+            how = "make clients" if kind == "envoy" else f"On Debian and Ubuntu: apt-get install {kind}"
+            raise Broken(f"{kind} is not installed. {how}")
         self._kind = kind
-        self._port = stand.free_port()
+        self.port = stand.free_port()
         self._folder = tempfile.TemporaryDirectory(prefix=f"headway-{kind}-")
-        self.url = f"http://127.0.0.1:{self._port}"
-        path = Path(self._folder.name) / "proxy.conf"
-        text = _haproxy(self._port, ports) if kind == "haproxy" else _nginx(self._port, ports, path.parent)
-        path.write_text(text, encoding="utf-8")
-        self._command = ["haproxy", "-db", "-f", str(path)] if kind == "haproxy" else ["nginx", "-c", str(path)]
+        self.url = f"https://127.0.0.1:{self.port}"
+        folder = Path(self._folder.name)
+        self.certificates = Certificates(folder)
+        self._command = command(kind, folder, self.port, gateways, self.certificates, idle=idle)
 
     def __enter__(self) -> Self:
         self._server = Server(f"drills-{self._kind}", self._command, lambda _: self._kind)
-        self._server.wait_for(self._listens)
+        self._server.wait_for(lambda: listens(self.port))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.stop()
         self._folder.cleanup()
 
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
+def _at(line: str, address: str, gateway: Behind) -> str:
+    """A line with a gateway's address and ports in place of these."""
+    if address not in line:
+        return line
+    return line.replace(address, "127.0.0.1").replace("8000", str(gateway.http)).replace("8081", str(gateway.grpc))
 
 
-def block(page: str, first: str) -> str:
-    """The block of a page that has a line which begins so.
-
-    Raises:
-        Broken: there is none.
-    """
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for found in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if re.search(f"^ *{first}", found, re.MULTILINE):
-            return str(found)
-    raise Broken(f"docs/{page} has no block with a line {first!r}")
-
-
-def _haproxy(port: int, gateways: Sequence[int]) -> str:
-    text = block("fleet.md", "defaults")
-    text = re.sub(r"^( *bind ).*$", rf"\g<1>127.0.0.1:{port}", text, flags=re.MULTILINE)
-    servers = "\n".join(f"    server gateway-{number} 127.0.0.1:{one}" for number, one in enumerate(gateways, 1))
-    return re.sub(r"(^ *server gateway-\d .*\n?)+", servers + "\n", text, flags=re.MULTILINE)
-
-
-def _nginx(port: int, gateways: Sequence[int], folder: Path) -> str:
-    text = block("operations.md", "upstream headway")
-    text = re.sub(r"listen \d+;", f"listen 127.0.0.1:{port};", text)
-    options = re.search(r"^ *server 127\.0\.0\.1:\d+([^;]*);", text, re.MULTILINE)
-    servers = "\n".join(f"    server 127.0.0.1:{one}{options[1] if options else ''};" for one in gateways)
-    text = re.sub(r"(^ *server 127\.0\.0\.1:\d+.*\n)+", servers + "\n", text, flags=re.MULTILINE)
-    temporary = "\n".join(
-        f"    {name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    user = "user root;\n" if folder.owner() == "root" else ""
-    return (
-        f"{user}worker_processes 1;\ndaemon off;\npid {folder}/nginx.pid;\nerror_log stderr warn;\n"
-        f"events {{ worker_connections 4096; }}\nhttp {{\n    access_log off;\n{temporary}\n{text}\n}}\n"
-    )
+def _nginx(text: str, folder: Path) -> str:
+    names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in names)
+    text = text.replace("http {\n", f"http {{\n{temporary}", 1).replace("/var/log/nginx", str(folder))
+    text = re.sub(r"^error_log .*$", "error_log stderr warn;", text, flags=re.MULTILINE)
+    text = re.sub(r"^pid .*$", f"pid {folder}/nginx.pid;\ndaemon off;", text, flags=re.MULTILINE)
+    return ("user root;\n" if folder.owner() == "root" else "") + text

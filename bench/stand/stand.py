@@ -113,6 +113,8 @@ class Server:
         url: of its public port.
         admin: URL of its admin port, empty when it has none.
         grpc_port: its port for gRPC, as whoever started it says; 0 for none.
+        zone: its zone, as whoever started it says; empty for none.
+        version: version of the model that it runs, as whoever started it says; empty where nobody did.
         exit_code: once it is stopped.
     """
 
@@ -126,7 +128,7 @@ class Server:
         _claim_logs()
         self.name = name
         self.url = self.admin = ""
-        self.grpc_port = 0
+        self.grpc_port, self.zone, self.version = 0, "", ""
         self.exit_code: int | None = None
         self._role = role
         self._log = OUT / f"{name}.log"

@@ -66,6 +66,18 @@ class Slow:
         return [text.upper() for text in inputs]
 
 
+class Waiting:
+    """Each text in capitals, after EMULATED_MS milliseconds a batch; a text `wait S …` after S seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = float(os.environ.get("EMULATED_MS", "50")) / 1000.0
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        waits = [float(text.split()[1]) for text in inputs if text.startswith("wait ")]
+        time.sleep(max(self.seconds, *waits, 0.0))
+        return [text.upper() for text in inputs]
+
+
 class Neighbours:
     """Each text in capitals, after NEIGHBOURS_MS milliseconds a batch.
 

@@ -9,6 +9,7 @@ Everything but `/livez`, `/readyz` and `/healthz` is guarded:
     page of another site     changes nothing: browsers say where a page is from, and pages cannot keep them from it
     credential               the service token, or the session of a browser that has signed in with it; none where no
                              token is set, as the port listens on loopback only then
+    wrong Authorization      is limited by address and logged, as a wrong sign-in is; see `sessions.Tries`
 
 The dashboard's own files hold nothing secret and need no credential, or nobody could sign in.
 """
@@ -17,20 +18,24 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Iterable
 from urllib.parse import parse_qsl
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import errors
-from headway.admin.sessions import Sessions, cookie_name, cookie_of
+from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, shown_address
 from headway.config import is_loopback
 from headway.core.excerpt import excerpt
 from headway.http.error_responses import refusal
 from headway.identity.api_keys.credential import LIVE
+
+log = structlog.get_logger(__name__)
 
 _OPEN = ("/livez", "/readyz", "/healthz")
 _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
@@ -38,6 +43,8 @@ _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
 _PAGES = "/dashboard"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+_LONG, _VARIED = 32, 10
+"""Least characters, and different ones among them, of a token that nobody guesses; those that Headway makes have more."""
 _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", "authorization", "bearer", "api_key"))
 """Names of query parameters in which people send tokens."""
 
@@ -47,10 +54,14 @@ class ServiceTokens:
 
     Arguments:
         text: setting `admin_token`.
+
+    Attributes:
+        guessable: whether one of them could be found by trying.
     """
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
+        self.guessable = any(len(token) < _LONG or len(set(token)) < _VARIED for token in self._tokens)
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
@@ -68,6 +79,7 @@ class Guard:
         tokens: the service tokens.
         names: names besides loopback and IP addresses by which the port may be asked.
         sessions: sessions of browsers that have signed in.
+        tries: limit on wrong credentials in the header.
         starting: whether the process has not come up yet.
     """
 
@@ -77,12 +89,13 @@ class Guard:
         tokens: ServiceTokens,
         names: Iterable[str],
         sessions: Sessions,
+        tries: Tries,
         starting: Callable[[], bool],
     ) -> None:
         self._app = app
         self._tokens = tokens
         self._names = frozenset(name.lower().rstrip(".") for name in names)
-        self._sessions = sessions
+        self._sessions, self._tries = sessions, tries
         self._starting = starting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,12 +129,19 @@ class Guard:
         if foreign and scope["method"] not in _SAFE:
             message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
             return refusal(id, errors.FORBIDDEN, message)
-        if not self._tokens or _is_page(scope["path"]) or self._tokens.match(credential):
+        if not self._tokens or _is_page(scope["path"]):
             return None
         session = cookie_of(headers.get("cookie", ""), cookie_name(host))
         if session and not foreign and self._sessions.valid(session):
             scope["state"]["session"] = session
             return None
+        if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme by itself guesses nothing.
+            address, right = shown_address(scope.get("client")), self._tokens.match(credential)
+            if wait := self._tries.check(address, right=right, guessable=self._tokens.guessable):
+                return too_many_tries(id, wait)
+            if right:
+                return None
+            log.warning("a wrong service token was sent", address=address, path=scope["path"][:100])
         message = (
             "this route needs the service token: Authorization: Bearer …, or a browser that signed in at /dashboard"
         )
@@ -140,6 +160,13 @@ class Guard:
             f"this port answers to loopback, IP addresses and the names in --admin-names, and was asked as "
             f"{excerpt(header)!r}; set HEADWAY_ADMIN_NAMES if that is its name"
         )
+
+
+def too_many_tries(id: str, wait: float) -> Response:
+    """Refusal of a credential from where too many wrong ones came. `wait`: seconds until the next try."""
+    seconds = math.ceil(wait)
+    message = f"too many wrong tokens; the next try is in {seconds} s"
+    return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
 
 
 def _bearer(headers: Headers) -> bytes:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +30,8 @@ from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries
-from headway.errors import BrokerUnavailable
+from headway.admin.snapshot_source import SnapshotSource
+from headway.errors import BrokerUnavailable, NotFound
 from headway.http import readiness
 from headway.http.error_responses import handlers
 from headway.http.readiness import Glance, Readiness, soon
@@ -39,14 +41,15 @@ from headway.telemetry import metrics
 _IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
 
 
-def build(process: ProcessView, ready: Readiness) -> ASGIApp:
+def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> ASGIApp:
     """Build the admin application.
 
     Arguments:
         process: view of the process.
         ready: whether the process should get traffic.
+        snapshots: source of the fleet's snapshots.
     """
-    on, settings = _Routes(process, ready), process.settings
+    on, settings = _Routes(process, ready, snapshots), process.settings
     tokens, sessions = ServiceTokens(settings.admin_token), Sessions(process.clock)
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     app = Starlette(
@@ -56,24 +59,28 @@ def build(process: ProcessView, ready: Readiness) -> ASGIApp:
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
             Route("/internal/fleet", on.fleet),
+            Route("/internal/scaling", on.scaling),
             Route("/internal/snapshot", on.snapshot),
             *request_status.routes(process),
             *dead_letters.routes(process),
             *sign_in.routes(),
-            Route("/internal/events", EventStream(Hub(process), sessions.valid).answer),
+            Route("/internal/events", EventStream(Hub(process, snapshots), sessions.valid).answer),
             *files.routes(),
         ],
         exception_handlers=handlers(_IS_ADMIN, "/v1/"),
     )
     # A redirect would be built from the Host header, which anybody can write.
     app.router.redirect_slashes = False
-    return Guard(app, tokens, filter(None, settings.admin_names.split(",")), sessions, process.starting)
+    return Guard(
+        app, tokens, filter(None, settings.admin_names.split(",")), sessions, Tries(process.clock), process.starting
+    )
 
 
 class _Routes:
-    def __init__(self, process: ProcessView, ready: Readiness) -> None:
+    def __init__(self, process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> None:
         self._process = process
         self._ready = ready
+        self._snapshots = snapshots
 
     async def metrics(self, request: Request) -> Response:
         state = await self._process.state()
@@ -124,8 +131,18 @@ class _Routes:
             "capacities": [snapshot.capacity_line(capacity, now) for capacity in capacities],
         })  # fmt: skip
 
+    async def scaling(self, request: Request) -> Response:
+        """Answer with the numbers of all models, and of one alone beside them: of that which is asked for, or the only one."""
+        capacities = await soon(self._process.fleet.capacities())
+        found = {one.model: snapshot.scaling_line(one.scaling) for one in capacities if one.scaling is not None}
+        model = request.query_params.get("model", next(iter(found)) if len(found) == 1 else "")
+        if model and model not in found:
+            raise NotFound(f"no number of workers is known for model {model!r}")
+        own = msgspec.structs.asdict(found[model]) if model else {}
+        return as_json({"model": model, **own, "models": found})
+
     async def snapshot(self, request: Request) -> Response:
-        return as_json(await soon(snapshot.collect(self._process)))
+        return as_json(await self._snapshots.latest())
 
 
 def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sessions of browsers that have signed in with the service token, and the limit on their tries.
+"""Sessions of browsers that have signed in with the service token, and the limit on wrong tokens.
 
 A session is a random text in a cookie that no script can read (`HttpOnly`) and no other site's page sends
 (`SameSite=Strict`). The process keeps the SHA-256 of it in memory: signing out ends it wherever the cookie went, and a
@@ -29,6 +29,8 @@ PAUSE_OF_ALL = 1.0
 """Seconds until there is one more try for all."""
 _ADDRESSES = 1024
 """Most addresses whose tries are counted; those that were counted last stay."""
+_KNOWN = 256
+"""Most addresses that are known to have had a right token; those that had it last stay."""
 
 
 class Sessions:
@@ -64,6 +66,9 @@ class Sessions:
 class Tries:
     """Limit on wrong tokens, for each address and for all together.
 
+    It is there for tokens that can be guessed, and must not keep out who has a right one because of others. So a token that
+    cannot be guessed is taken at any time, and any other at any time from an address that has had a right one before.
+
     Arguments:
         clock: monotonic seconds.
     """
@@ -73,6 +78,23 @@ class Tries:
         self._all = 0.0
         self._of: OrderedDict[str, float] = OrderedDict()
         """Instant from which an address has all its tries again, by address."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, address: str, *, right: bool, guessable: bool) -> float:
+        """Count a token that an address sends. Returns the seconds until it may try again; 0 where the token counts.
+
+        Arguments:
+            address: address of the client.
+            right: whether the token is right.
+            guessable: whether the right one can be guessed.
+        """
+        wait = self.wait(address)
+        if right and not (wait and guessable and address not in self._known):
+            self._passed(address)
+            return 0.0
+        if not wait:
+            self.failed(address)
+        return wait
 
     def wait(self, address: str) -> float:
         """Seconds until an address may try; 0 where it may now."""
@@ -89,9 +111,13 @@ class Tries:
         while len(self._of) > _ADDRESSES:
             self._of.popitem(last=False)
 
-    def passed(self, address: str) -> None:
-        """Forget the wrong tokens of an address."""
+    def _passed(self, address: str) -> None:
+        """Forget the wrong tokens of an address, and remember that it had a right one."""
         self._of.pop(address, None)
+        self._known[address] = None
+        self._known.move_to_end(address)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
 
 
 def cookie_name(host: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
-from headway.model import Capacity, ProcessInfo, TierDepth, WeightLine, WorkerInfo
+from headway.model import Capacity, ProcessInfo, Scaling, TierDepth, WeightLine, WorkerInfo
 
 
 class QueueLine(msgspec.Struct, frozen=True):
@@ -21,6 +21,7 @@ class QueueLine(msgspec.Struct, frozen=True):
     tier: str
     depth: int
     oldest_seconds: float
+    zone: str
 
 
 class LineOfWeight(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
     share: float
     loading_seconds: float
     retry_seconds: float
+    zone: str
 
 
 class MemberLine(msgspec.Struct, frozen=True):
@@ -69,6 +71,7 @@ class MemberLine(msgspec.Struct, frozen=True):
     requests_per_second: float
     leads: bool
     age_seconds: float
+    zone: str
 
 
 class CapacityLine(msgspec.Struct, frozen=True):
@@ -84,13 +87,33 @@ class CapacityLine(msgspec.Struct, frozen=True):
     age_seconds: float
 
 
+class ScalingLine(msgspec.Struct, frozen=True):
+    """Workers that a model should have; the names are those of `Scaling`."""
+
+    desired: int
+    current: int
+    coming: int
+    late: int
+    reason: str
+    policy: str
+    driver: str
+    utilisation: float | None
+    requests_per_second: float
+    min_workers: int
+    max_workers: int
+    trouble: str
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Fleet at one instant.
 
     Attributes:
         now: broker instant.
         queues, workers, members, capacities: lines of each.
+        scaling: workers that each model should have, by its name.
         dead_letters: number of dead letters.
+        age_seconds: how long ago that was; 0: it is asked for now.
+        away: why the broker does not answer now; empty when it does.
     """
 
     now: float
@@ -99,6 +122,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     members: list[MemberLine]
     capacities: list[CapacityLine]
     dead_letters: int
+    age_seconds: float = 0.0
+    away: str = ""
+    scaling: dict[str, ScalingLine] = {}
 
 
 async def collect(process: ProcessView) -> Snapshot:
@@ -122,13 +148,14 @@ async def collect(process: ProcessView) -> Snapshot:
         [member_line(member, now) for member in members],
         [capacity_line(capacity, now) for capacity in capacities],
         letters,
+        scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
     )
 
 
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
     """Lines of the queues. `tiers`: names of the tiers, highest first."""
     return [
-        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4))
+        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4), one.zone)
         for one in depths
     ]
 
@@ -159,6 +186,7 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             share=round(worker.share, 4),
             loading_seconds=round(worker.loading, 1),
             retry_seconds=round(worker.retry_in, 1),
+            zone=worker.zone,
         )
         for worker in workers
     ]
@@ -177,6 +205,7 @@ def member_line(member: ProcessInfo, now: float) -> MemberLine:
         requests_per_second=round(member.requests_per_second, 2),
         leads=member.leads,
         age_seconds=round(_age(member.last_seen, now), 3),
+        zone=member.zone,
     )
 
 
@@ -191,6 +220,24 @@ def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
         estimated=capacity.estimated,
         scarce=capacity.scarce,
         age_seconds=round(_age(capacity.measured_at, now), 3),
+    )
+
+
+def scaling_line(scaling: Scaling) -> ScalingLine:
+    """Line of the workers that a model should have."""
+    return ScalingLine(
+        desired=scaling.desired,
+        current=scaling.current,
+        coming=scaling.coming,
+        late=scaling.late,
+        reason=text(scaling.reason),
+        policy=scaling.policy,
+        driver=scaling.driver,
+        utilisation=scaling.utilisation,
+        requests_per_second=scaling.rate,
+        min_workers=scaling.least,
+        max_workers=scaling.most,
+        trouble=text(scaling.trouble),
     )
 
 

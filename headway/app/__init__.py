@@ -8,6 +8,7 @@ background    a service in a thread of a program
 python_target names of targets that are given as Python objects
 brokers       chooses the broker
 backends      chooses what runs batches
+fallbacks     makes what a gateway asks while its broker is away
 devices       says which GPU each worker sees
 stores        chooses identity, key store and ledger
 lifecycle     order of start and drain

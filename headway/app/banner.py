@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES, Parts
-from headway.config import CHARS, Settings
+from headway.config import CHARS, Settings, fallbacks_of
+from headway.config.scaling import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.core.values import as_json
@@ -83,7 +84,8 @@ def _lines(
         yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
     if settings.broker:
         shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
-        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
+        zone = f"; zone {settings.zone}" if settings.zone else ""
+        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}{zone}"
     if target is not None:
         yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
         if devices.ids:
@@ -109,7 +111,7 @@ def _lines(
         if settings.keys or settings.jwt:
             yield f"  rates    {_rates(settings)}"
         if settings.broker:
-            yield f"  fallback {_fallback(settings)}"
+            yield from (f"  fallback {line}" for line in _fallbacks(settings))
         yield "Try it:"
         named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
         yield f"  curl {_certificates(settings)}{scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature, named)}"
@@ -185,8 +187,15 @@ def _wait(settings: Settings) -> str:
 
 
 def _slots(settings: Settings, target: Target) -> str:
+    """Workers at first and, where this process scales them, their bounds and what decides."""
     one, many = BACKENDS[type(target)].words
-    return f"{settings.workers} {one if settings.workers == 1 else many}"
+    slots = f"{settings.workers} {one if settings.workers == 1 else many}"
+    if settings.autoscale != LOCAL:
+        return slots
+    least, most = settings.min_workers, settings.max_workers
+    bounds = f"{least} to {most}" if most else f"{least} or more"
+    by = "the controller's policy" if settings.broker else f"policy {settings.scale_policy}"
+    return f"{slots} at first, {bounds} by {by} (--autoscale {LOCAL})"
 
 
 def _devices(settings: Settings, target: Target, devices: Devices) -> str:
@@ -236,9 +245,14 @@ def _credential(settings: Settings) -> str:
     return f" -H 'Authorization: Bearer {'YOUR_KEY' if settings.keys else 'YOUR_TOKEN'}'"
 
 
-def _fallback(settings: Settings) -> str:
-    if not settings.fallback:
-        return "none: while the broker is away requests get 503"
-    one = settings.fallback_concurrency == 1
-    batches = "1 batch" if one else f"{settings.fallback_concurrency} batches"
-    return f"{shown_target(settings.fallback)}, {batches} at once, while the broker is away"
+def _fallbacks(settings: Settings) -> Iterator[str]:
+    """Line for each fallback, or one that says that there is none."""
+    fallbacks = fallbacks_of(settings)
+    for model, own in fallbacks.items():
+        batches = "1 batch" if own.fallback_concurrency == 1 else f"{own.fallback_concurrency} batches"
+        version = f" version {own.fallback_version}" if own.fallback_version else ""
+        whose = f" for model {model!r}{version}" if len(settings.served) > 1 or version else ""
+        yield f"{shown_target(own.fallback)}, {batches} at once,{whose} while the broker is away"
+    if len(fallbacks) < len(settings.served):
+        others = "requests for other models" if fallbacks else "requests"
+        yield f"none: while the broker is away {others} get 503"

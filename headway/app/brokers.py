@@ -49,11 +49,19 @@ def make_broker_bundle(settings: Settings, counters: Counters, clock: Callable[[
 
 
 def make_memory_broker(
-    settings: Settings, counters: Counters, clock: Callable[[], float], letters: DeadLetterBox | None = None
+    settings: Settings,
+    counters: Counters,
+    clock: Callable[[], float],
+    letters: DeadLetterBox | None = None,
+    models: Mapping[str, Settings] | None = None,
 ) -> MemoryBroker:
-    """Make a broker in this process under `settings`. Its dead letters go into `letters`, or are lost."""
+    """Make a broker in this process under `settings`, for `models` or, without these, all models of the settings.
+
+    Its dead letters go into `letters`, or are lost.
+    """
     box, room = DeadLetterBox() if letters is None else letters, settings.max_queue_mb << 20
-    return MemoryBroker(_models(settings), box, counters, clock, random.random, _kept(settings), room)
+    of_models = _models(settings) if models is None else {model: queue_limits(one) for model, one in models.items()}
+    return MemoryBroker(of_models, box, counters, clock, random.random, _kept(settings), room)
 
 
 def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
@@ -89,7 +97,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     lease, kept = settings.lease_ms / 1000, _kept(settings)
     room, apart_from = settings.max_queue_mb << 20, (settings.large_payload_kb << 10) or math.inf
     rng, shards = random.random, settings.shards
-    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)
+    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from, settings.zone)
     fleet = RedisFleet(connection)
 
     class Whole:
@@ -113,7 +121,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    letters = RedisDeadLetters(connection, broker.models, settings.shards)
+    letters = RedisDeadLetters(connection, broker.models, settings.shards, settings.zone)
     board = RedisBoard(connection)
     return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
 

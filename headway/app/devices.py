@@ -16,6 +16,7 @@ from pathlib import Path
 
 from headway.config import Settings
 from headway.config.checks import MOST_WORKERS
+from headway.config.scaling import LOCAL
 from headway.errors import SettingError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -139,7 +140,8 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
     if settings.devices:
         for id in settings.device_ids:
             _check_allowed(settings, id, gpus)
-        return Devices(settings.device_ids, len(settings.device_ids))
+        on_cpu = settings.autoscale == LOCAL and settings.devices == CPU
+        return Devices(settings.device_ids, MOST_WORKERS if on_cpu else len(settings.device_ids))
     if gpus.ids is None:
         return Devices(tuple(map(str, range(settings.workers))), MOST_WORKERS, counted=True)
     if not gpus.ids:
@@ -156,7 +158,7 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
         SettingError: there are fewer GPUs than such workers, or a model names one that this process may not use.
     """
     found, taken = {}, 0
-    total = sum(settings.workers for settings in models.values() if not settings.devices)
+    total = sum(_kept_for(settings) for settings in models.values() if not settings.devices)
     if gpus.ids and total > len(gpus.ids):
         count = f"{len(gpus.ids)} GPU{'' if len(gpus.ids) == 1 else 's'} ({', '.join(gpus.ids)})"
         hint = "Use fewer; or name the devices of each model in its table: two models share a GPU when both name it."
@@ -165,11 +167,16 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
         if settings.devices or gpus.ids == ():
             found[model] = allot(settings, gpus)
             continue
-        end = taken + settings.workers
+        end = taken + _kept_for(settings)
         ids = tuple(map(str, range(taken, end))) if gpus.ids is None else gpus.ids[taken:end]
         found[model] = Devices(ids, len(ids))
         taken = end
     return found
+
+
+def _kept_for(settings: Settings) -> int:
+    """GPUs that are kept for a model: those of its workers, and of those that the autoscaler may add here."""
+    return max(settings.workers, settings.max_workers) if settings.autoscale == LOCAL else settings.workers
 
 
 def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:

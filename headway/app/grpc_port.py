@@ -8,6 +8,7 @@ from headway.config import Settings
 from headway.config.extras import install_hint
 from headway.errors import SettingError
 from headway.gateway.gateway import Gateway
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.http.readiness import Readiness
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
@@ -25,6 +26,7 @@ def make_grpc_listener(
     readiness: Readiness,
     counters: Counters,
     certificates: Certificates | None = None,
+    refusal_traces: RefusalTraces | None = None,
 ) -> GrpcListener:
     """Make the listener of the gRPC port.
 
@@ -39,4 +41,4 @@ def make_grpc_listener(
         hint = install_hint("grpc")
         reason = "needs the packages grpcio and protobuf, which are not here"
         raise SettingError("grpc_port", settings.grpc_port, reason, hint) from exc
-    return GrpcListener(settings, gateway, identity, readiness, new_id, counters, certificates)
+    return GrpcListener(settings, gateway, identity, readiness, new_id, counters, certificates, refusal_traces)

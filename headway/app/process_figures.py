@@ -8,7 +8,8 @@ from typing import Protocol
 
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import Parts
-from headway.config import Settings
+from headway.config import Settings, fallbacks_of
+from headway.config.scaling import NONE
 from headway.controller.controller import Controller
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate
@@ -63,7 +64,7 @@ class FigureSource:
             connections={name: port.open_connections for name, port in self.ports.items()},
             pending=None if gateway is None else gateway.pending,
             promise=None if gateway is None else settings.promise_ms / 1000,
-            fallback=bool(gateway is not None and settings.broker and settings.fallback),
+            fallbacks=() if gateway is None else tuple(fallbacks_of(settings)),
             rules=() if self.gate is None else self.gate.names,
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,
             slots=None if pool is None else _shares(pool),
@@ -82,9 +83,11 @@ class FigureSource:
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
     """Healthy workers that there should be; 0: nobody has said.
 
-    A process that is the whole fleet knows by itself, unless its GPUs hold several models, of which some are cold.
+    A process that is the whole fleet knows by itself, unless its GPUs hold several models, of which some are cold, or
+    the autoscaler changes their number.
     """
-    if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu:
+    scaled = settings.autoscale != NONE
+    if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
     return sum(plan.settings.workers for plan in plans.values())
 

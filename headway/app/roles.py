@@ -30,6 +30,7 @@ _OF_CLIENTS = (
     "keep_alive_ms",
     "lame_duck_ms",
     "fallback",
+    "fallback_version",
     "fallback_concurrency",
     "access_log",
 )
@@ -59,7 +60,17 @@ _OF_BATCHES = (
     "remote_cert",
     "remote_key",
 )
-_OF_CONTROL = ("target_utilisation",)
+_OF_CONTROL = (
+    "target_utilisation",
+    "scale_policy",
+    "scale_rules",
+    "scale_cooldown_s",
+    "scale_start_s",
+    "scale_target",
+    "scale_slots",
+)
+_OF_NUMBER = ("autoscale", "min_workers", "max_workers")
+_OF_REQUESTS = ("zone",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class Parts:
             *(() if self.batchers else _OF_SLOTS),
             *(() if self.gateway or self.batchers else _OF_BATCHES),
             *(() if self.controller else _OF_CONTROL),
+            *(() if self.controller or self.batchers else _OF_NUMBER),
+            *(() if self.gateway or self.batchers else _OF_REQUESTS),
         )
         return tuple(name for name in FIELDS if name not in unused)
 

@@ -18,6 +18,7 @@ from headway.app.banner import banner
 from headway.app.lifecycle import Service
 from headway.app.model_plans import Given
 from headway.app.progress import Progress
+from headway.app.service_manager import ServiceManager
 from headway.app.signals import until_signalled
 from headway.app.wiring import Process, build
 from headway.config import Settings
@@ -55,6 +56,7 @@ async def run(
         BrokerUnavailable: the broker does not answer.
     """
     reuse_large_blocks()
+    manager = ServiceManager()
     process = build(settings, role, target)
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []
     watched = {str(target): files for target in targets if (files := _files_of(target)) is not None}
@@ -71,11 +73,12 @@ async def run(
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
             announce(shown(process))
+            manager.tell_ready()
             for target, files in watched.items():
                 watcher = asyncio.create_task(_replace_on_change(process.service, target, files))
                 stack.push_async_callback(_end, watcher)
 
-        await until_signalled(process.service, ready, reopen_log)
+        await until_signalled(process.service, ready, manager.tell_stopping, reopen_log)
     return 0
 
 

@@ -35,15 +35,19 @@ def ignore_until_ready() -> None:
 
 
 async def until_signalled(
-    service: Service, ready: Callable[[], None], reopen_log: Callable[[], bool] = lambda: False
+    service: Service,
+    ready: Callable[[], None],
+    stopping: Callable[[], None] = lambda: None,
+    reopen_log: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Start, call `ready`, serve until SIGTERM or SIGINT, then drain; a second signal ends the drain.
+    """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, then drain; a second signal ends the drain.
 
     Signals are ignored afterwards: the process is on its way out, and a late one must not change its exit code.
 
     Arguments:
         service: service that runs meanwhile.
         ready: called when it is up.
+        stopping: called when it is told to end.
         reopen_log: opens the log anew; False when it goes to no file.
 
     Raises:
@@ -67,6 +71,7 @@ async def until_signalled(
             ready()
             await first.wait()
             hangups.up = False
+            stopping()
             log.info("draining")
             if not await _unless(second, service.drain()):
                 log.info("a second signal: ending at once")

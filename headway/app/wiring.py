@@ -18,35 +18,36 @@ from functools import partial
 
 import structlog
 
-from headway import __version__
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
+from headway.admin.snapshot_source import SnapshotSource
 from headway.app.backends import (
     is_local,
     make_batchers,
-    make_devices,
     make_pool,
     make_remote_certificates,
     make_report,
     model_worker_name,
     worker_name,
 )
-from headway.app.brokers import BrokerBundle, make_broker_bundle, make_memory_broker, queue_limits
+from headway.app.brokers import BrokerBundle, make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
+from headway.app.fallbacks import fallback_targets, make_fallback
 from headway.app.grpc_port import make_grpc_listener
 from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
+from headway.app.member import describe_process
 from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.process_figures import FigureSource, expected_workers
 from headway.app.roles import ROLES, Parts
+from headway.app.scaling import local_pools, make_autoscaler, make_follower, scalable
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.app.tracing import make_tracing
 from headway.app.version_weights import WeightsResource
-from headway.config import CHARS, Settings, flag, idle, is_loopback, shown_url
-from headway.config.target import Target, parse_target
+from headway.config import Settings, flag, idle, is_loopback
+from headway.config.target import Target
 from headway.controller.controller import Controller
-from headway.core.throttle import ArrivalRates
-from headway.errors import SettingError, TargetError
+from headway.errors import SettingError
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.fleet.models import FleetModels
@@ -57,6 +58,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.model_kinds import KindsWatcher, ModelKinds
 from headway.gateway.pending import Observer
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http import public
@@ -139,14 +141,18 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
     wanted = parts.gateway and settings.input_policy
     policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
-    asked = *(plan.target for plan in plans.values()), _fallback_target(settings) if parts.gateway else None
+    beside = fallback_targets(settings).values() if parts.gateway else ()
+    asked = *(plan.target for plan in plans.values()), *beside
     remote = make_remote_certificates(settings, asked, counters)
     tracing = make_tracing(settings, role, counters, clock)
     recorder = tracing.recorder if tracing is not None else None
     made = make_components(settings, parts, plans, bundle, counters, clock, ledger_writer, policy, remote, recorder)
+    pools = local_pools(settings, plans, made.pool)
 
     def describe() -> ProcessInfo:
-        return _member(settings, role, made, admin_listener.port)
+        return describe_process(
+            settings, role, made.id, made.gateway, made.controller, admin_listener.port, scalable(plans, pools)
+        )
 
     membership = Membership(bundle.fleet, describe, clock, bundle.broker, made.slots)
 
@@ -161,19 +167,19 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     def holding() -> bool:
         return gateway is not None and gateway.holding
 
-    beside = fallback.broker if fallback is not None else None
     expected = expected_workers(settings, parts, plans)
     ready = Readiness(
         bundle.broker,
         leaving,
         made.slots,
-        beside,
+        fallback.broker if fallback is not None else None,
         gateway.kinds if gateway is not None else None,
         holding,
         needs_workers=parts.needs_workers,
         needs_own=parts.needs_own_workers,
         starting=starting,
         expected=expected,
+        clock=clock,
     )
     fleet_models = make_fleet_models(settings, parts, bundle.broker, gateway)
     figures = FigureSource(
@@ -206,11 +212,13 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         expected,
         bundle.memory,
     )
+    snapshots = SnapshotSource(shown)
     certificates = make_certificates(settings, counters) if listener.takes_address else None
-    admin_listener = listener.admin(settings, admin.build(shown, ready), new_id, counters, certificates)
+    admin_listener = listener.admin(settings, admin.build(shown, ready, snapshots), new_id, counters, certificates)
     figures.ports["admin"] = admin_listener
     if made.controller is not None:
         made.controller.models = figures.models
+        made.controller.autoscaler = make_autoscaler(settings, fleet_models, pools, counters, clock)
     public_listener = kinds = None
     further: list[PortListener] = []
     exporter = tracing.exporter if tracing is not None else None
@@ -225,10 +233,11 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
         ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
-        public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates)
+        refused = None if recorder is None else RefusalTraces(recorder, counters, settings.scheme)
+        public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates, refused)
         figures.ports["public"] = public_listener
         if settings.grpc_port and listener.takes_address:
-            grpc_listener = make_grpc_listener(settings, gateway, identity, ready, counters, certificates)
+            grpc_listener = make_grpc_listener(settings, gateway, identity, ready, counters, certificates, refused)
             figures.ports["grpc"] = grpc_listener
             further.append(grpc_listener)
         if settings.weights_file:
@@ -238,6 +247,10 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     resources.append(
         BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
     )
+    if settings.broker:
+        resources.append(snapshots)
+    if (follower := make_follower(made.id, plans, settings, pools, bundle.fleet, clock)) is not None:
+        resources.append(follower)
     if made.pool is not None and settings.broker:
         pool = made.pool
         resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
@@ -298,14 +311,15 @@ def make_components(
     gateway = fallback = controller = None
     if parts.gateway:
         fallback = make_fallback(settings, counters, clock, certificates, recorder)
-        beside = fallback.broker if fallback is not None else None
         observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
         if settings.access_log:
             observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
         kind = Gateway if policy is None else partial(ScreenedGateway, gate=policy.gate)
         traces = None if recorder is None else RequestTraces(recorder, settings.tier_names, counters, settings.scheme)
         observers += () if traces is None else (traces,)
-        gateway = kind(settings, [*settings.served], bundle.broker, counters, clock, direct=beside, observers=observers)
+        gateway = kind(
+            settings, [*settings.served], bundle.broker, counters, clock, direct=fallback, observers=observers
+        )
         if traces is not None:
             gateway.rules.trace(traces)
     id = gateway.name if gateway is not None else settings.name
@@ -374,38 +388,6 @@ def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
     return SharedModel(make, worker, settings.min_warm, make_report(settings, target))
 
 
-def _member(settings: Settings, role: Role, made: Components, admin_port: int) -> ProcessInfo:
-    gateway, controller = made.gateway, made.controller
-    throttles = gateway.limiter.throttles if gateway is not None else {}
-    arrivals = {model: one.rates for model, one in throttles.items()}
-    model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
-    rates = arrivals.get(model, ArrivalRates())
-    weights = {} if settings.models else {"max-batch-weight": str(settings.max_batch_weight), "weight": settings.weight}
-    host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
-    return ProcessInfo(
-        id=made.id,
-        role=role,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        admin=f"{settings.scheme}://{host}:{admin_port}" if admin_port else "",
-        version=__version__,
-        pending=gateway.pending if gateway is not None else 0,
-        requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
-        model=model,
-        higher_per_second=rates.higher,
-        lowest_per_second=rates.lowest,
-        leads=controller is not None and controller.leads,
-        shared={
-            "shards": str(settings.shards),
-            "tiers": ",".join(settings.tier_names),
-            "kept-mb": f"{settings.kept_mb:g}",
-            "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
-            **weights,
-        },
-        arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
-    )
-
-
 def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:
     """Log the settings that have no effect, as another is missing: those found of the process, and those of its models."""
     for name, missing in found:
@@ -451,44 +433,3 @@ def _no_broker(role: Role) -> SettingError:
 def _host() -> str:
     """Name of this machine, as it may be part of a process's name."""
     return re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]
-
-
-def _fallback_target(settings: Settings) -> Target | None:
-    """Target of the fallback; None where there is none."""
-    if not (settings.broker and settings.fallback):
-        return None
-    try:
-        return parse_target(settings.fallback)
-    except TargetError as exc:
-        hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
-        raise SettingError("fallback", shown_url(settings.fallback), f"is no target: {exc}", hint) from None
-
-
-def make_fallback(
-    settings: Settings,
-    counters: Counters,
-    clock: Callable[[], float],
-    certificates: RemoteCertificates | None = None,
-    recorder: SpanRecorder | None = None,
-) -> Fallback | None:
-    """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU.
-
-    It answers for the default model or, where there is none, for the first.
-    """
-    target = _fallback_target(settings)
-    if target is None:
-        return None
-    slots = settings.fallback_concurrency
-    served = settings.served
-    of_model = served.get(settings.default) or next(iter(served.values()))
-    own = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
-    broker = make_memory_broker(own, counters, clock)
-    devices = make_devices(own, target)
-    make = make_batchers(
-        own, target, devices, counters, clock, _fallback_name, certificates=certificates, recorder=recorder
-    )
-    return Fallback(broker, make_pool(own, devices, make, broker))
-
-
-def _fallback_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    return f"{settings.name}/fallback-{index}"

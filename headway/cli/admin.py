@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import typer
 
+from headway.cli.own_process import described
 from headway.cli.trust import AUTHORITY, SHOWN, make_context
 from headway.errors import HeadwayError, SettingError
 
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+T = TypeVar("T")
+
 AdminUrl = Annotated[
-    str, typer.Option("--admin", metavar="URL", envvar="HEADWAY_ADMIN", help="The service's admin port.")
+    str,
+    typer.Option(
+        "--admin",
+        metavar="URL",
+        envvar="HEADWAY_ADMIN",
+        help="The service's admin port; left out: as HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT say of a "
+        "process of this host, else http://127.0.0.1:9000.",
+        show_default=False,
+    ),
 ]
 Token = Annotated[
     str,
@@ -26,7 +40,7 @@ Token = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
-DEFAULT_URL = "http://127.0.0.1:9000"
+_EXAMPLE = "http://127.0.0.1:9000"
 SHORT = 10.0
 """Seconds to wait for an answer that is ready at once."""
 _NO_ROUTE = "nothing is served at"
@@ -37,39 +51,51 @@ LONG = 60.0
 
 
 class AdminError(HeadwayError):
-    """The admin port cannot be reached, or refuses. `status` is the HTTP status, 0 when there was no answer."""
+    """The admin port cannot be reached, or refuses.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    Attributes:
+        status: HTTP status; 0 when there was no answer.
+        answer: what it answered, decoded.
+    """
+
+    def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
         self.status = status
+        self.answer = answer
 
 
 class Admin:
     """Client of one admin port.
 
     Arguments:
-        url: http or https, host and port.
+        url: http or https, host and port; empty: those of the process that this environment describes.
         token: service token, or empty.
-        ca: file of the authorities to trust; empty: those of the system.
+        ca: file of the authorities to trust; empty: those of the system, or without `url` that process's certificate alone.
         cert: file of a certificate to show, or empty.
         cert_key: file of its key; empty: that of the certificate.
+
+    Attributes:
+        url: http or https, host and port.
 
     Raises:
         SettingError: `url` is not such a URL, or a file cannot be used.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
+        known = ""
+        if not url:
+            url, known = described()
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as exc:
-            raise SettingError("--admin", url, f"is not a URL: {exc}", f"For example {DEFAULT_URL}.") from None
+            raise SettingError("--admin", url, f"is not a URL: {exc}", f"For example {_EXAMPLE}.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise SettingError("--admin", url, "is not the URL of an admin port", f"For example {DEFAULT_URL}.")
+            raise SettingError("--admin", url, "is not the URL of an admin port", f"For example {_EXAMPLE}.")
         if not (token.isascii() and token.isprintable()):
             raise SettingError("--token", "…", "must be printable ASCII", "Copy it once more.")
-        self._url = f"{parts.scheme}://{parts.netloc}"
-        self._tls = make_context(ca, cert, cert_key) if parts.scheme == "https" else None
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._tls = make_context(ca, cert, cert_key, known) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, port
         first = token.partition(",")[0]  # A service takes two while its token changes.
         self._header = {"authorization": f"Bearer {first}"} if first else {}
@@ -90,47 +116,78 @@ class Admin:
         """Answer to a POST without a body, decoded."""
         return self._ask("POST", path, LONG)
 
-    def _ask(self, method: str, target: str, timeout: float, json: bool = True) -> Any:
-        from http.client import HTTPConnection, HTTPException, HTTPSConnection
-
-        host, port = self._host, self._port
-        connection = (
-            HTTPConnection(host, port, timeout=timeout)
-            if self._tls is None
-            else HTTPSConnection(host, port, timeout=timeout, context=self._tls)
-        )
+    def stream(self, path: str, fields: Mapping[str, str]) -> Iterator[bytes]:
+        """Lines of an answer that goes on, until it ends; one of which nothing comes for some seconds is given up."""
+        connection = self._connection(SHORT)
         try:
-            connection.request(method, target, headers=self._header)
-            response = connection.getresponse()
-            body = response.read()
+            response = self._response(connection, "GET", path, fields)
+            if response.status >= 400:
+                raise self._refusal(response.status, response.reason, path, self._read(response.read))
+            while line := self._read(response.readline):
+                yield line
+        finally:
+            connection.close()
+
+    def _ask(self, method: str, target: str, timeout: float, json: bool = True) -> Any:
+        connection = self._connection(timeout)
+        try:
+            response = self._response(connection, method, target, {})
+            body = self._read(response.read)
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise self._refusal(response.status, response.reason, target, body)
+        if not json:
+            return body.decode(errors="replace")
+        try:
+            return decode(body) if body else None
+        except msgspec.DecodeError:
+            said = body.decode(errors="replace")
+            raise AdminError(f"{self.url}{target} is no admin port of Headway: {said[:80]!r}") from None
+
+    def _connection(self, timeout: float) -> HTTPConnection:
+        from http.client import HTTPConnection, HTTPSConnection
+
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=timeout)
+        return HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
+
+    def _response(
+        self, connection: HTTPConnection, method: str, target: str, fields: Mapping[str, str]
+    ) -> HTTPResponse:
+        def ask() -> HTTPResponse:
+            connection.request(method, target, headers={**self._header, **fields})
+            return connection.getresponse()
+
+        return self._read(ask)
+
+    def _read(self, act: Callable[[], T]) -> T:
+        """Result of a step of an exchange. Raises AdminError when the port does not answer."""
+        from http.client import HTTPException
+
+        try:
+            return act()
         except (OSError, HTTPException) as exc:
             from headway.client.reaching import tls_fault
 
             if fault := tls_fault(exc, AUTHORITY, SHOWN):
-                raise AdminError(f"{self._url}: {fault}") from None
+                raise AdminError(f"{self.url}: {fault}") from None
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
             hint = "Is Headway running there? Name its admin port with --admin."
-            raise AdminError(f"{self._url} does not answer: {why}. {hint}") from None
-        finally:
-            connection.close()
-        if not json and response.status < 400:
-            return body.decode(errors="replace")
+            raise AdminError(f"{self.url} does not answer: {why}. {hint}") from None
+
+    def _refusal(self, status: int, reason: str, target: str, body: bytes) -> AdminError:
+        from headway.runtime.log import escape
+
         try:
             answer = decode(body) if body else None
         except msgspec.DecodeError:
-            answer = body.decode(errors="replace")
-            if response.status < 400:
-                raise AdminError(f"{self._url}{target} is no admin port of Headway: {answer[:80]!r}") from None
-        if response.status >= 400:
-            from headway.runtime.log import escape
-
-            said = answer.get("message") if isinstance(answer, dict) else None
-            hint = ". Set HEADWAY_ADMIN_TOKEN to it" if response.status == 401 else ""
-            if response.status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
-                hint = f". This is no admin port, perhaps the public one: {_WHERE}"
-            message = f"{self._url}: {escape(said or response.reason)}{hint} ({response.status})"
-            raise AdminError(message, response.status)
-        return answer
+            answer = None
+        said = answer.get("message") if isinstance(answer, dict) else None
+        hint = ". Set HEADWAY_ADMIN_TOKEN to it" if status == 401 else ""
+        if status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
+            hint = f". This is no admin port, perhaps the public one: {_WHERE}"
+        return AdminError(f"{self.url}: {escape(said or reason)}{hint} ({status})", status, answer)
 
 
 def decode(body: bytes) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, letter_path, pretty, table
+from headway.cli.admin import Admin, AdminError, AdminUrl, AsJson, Token, letter_path, pretty, table
 from headway.cli.trust import Ca, Cert, CertKey
 
 _MANY = 10_000
@@ -37,7 +37,7 @@ _Tenant = Annotated[
 @dlq.command("list")
 def list_letters(
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many, the newest.", min=1, max=_MANY)] = 100,
-    admin: AdminUrl = DEFAULT_URL,
+    admin: AdminUrl = "",
     token: Token = "",
     ca: Ca = "",
     cert: Cert = "",
@@ -63,7 +63,7 @@ def list_letters(
 def show(
     id: _Id,
     tenant: _Tenant = None,
-    admin: AdminUrl = DEFAULT_URL,
+    admin: AdminUrl = "",
     token: Token = "",
     ca: Ca = "",
     cert: Cert = "",
@@ -78,7 +78,7 @@ def replay(
     ids: _Ids = None,
     all_: _All = False,
     tenant: _Tenant = None,
-    admin: AdminUrl = DEFAULT_URL,
+    admin: AdminUrl = "",
     token: Token = "",
     ca: Ca = "",
     cert: Cert = "",
@@ -104,7 +104,7 @@ def purge(
     all_: _All = False,
     tenant: _Tenant = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before purging all.")] = False,
-    admin: AdminUrl = DEFAULT_URL,
+    admin: AdminUrl = "",
     token: Token = "",
     ca: Ca = "",
     cert: Cert = "",

@@ -18,7 +18,8 @@ from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.errors import HeadwayError, SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
-from headway.model import ApiKey
+from headway.identity.model_limits import check_model_limit
+from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyStore
 
 _T = TypeVar("_T")
@@ -72,6 +73,17 @@ def create(
         str, typer.Option(metavar="N", help="Requests at once; left out, ten seconds' worth of the rate.")
     ] = "",
     models: Annotated[str, typer.Option(metavar="A,B", help="The only models it may ask; left out, all.")] = "",
+    model_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=RATE",
+            help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.",
+        ),
+    ] = None,
+    model_burst: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=N", help="Of those, requests at once; left out, ten seconds' worth of that rate."),
+    ] = None,
     expires: _Expires = "",
     service: Annotated[
         bool, typer.Option("--service", help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
@@ -83,7 +95,7 @@ def create(
     """
     missing = [f"--{name}" for name, given in (("user", user), ("tenant", tenant), ("tier", tier)) if not given]
     if service:
-        if user or tenant or tier or rate or burst or models or expires:
+        if user or tenant or tier or rate or burst or models or model_rate or model_burst or expires:
             raise typer.BadParameter("a service token has no attributes; give --service alone")
         _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
         return
@@ -92,17 +104,19 @@ def create(
     if tier not in settings.tier_names:
         raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
     now = time.time()
+    only = tuple(_name("--models", part.strip()) for part in models.split(",")) if models else ()
     new = ApiKey(
         id="",
         digest=b"",
         user=_name("--user", user),
         tenant=_name("--tenant", tenant),
         tier=tier,
-        models=tuple(_name("--models", part.strip()) for part in models.split(",")) if models else (),
+        models=only,
         rate=_rate(rate) if rate else None,
         burst=_burst(burst, rate),
         created_at=now,
         expires_at=now + duration("--expires", expires, least=1.0) if expires else None,
+        model_limits=_model_limits(model_rate or (), model_burst or (), only),
     )
     text, key = _fresh(new)
     _with(settings, _changing(settings, lambda store: store.add(key)), create=True)
@@ -120,8 +134,9 @@ def list_keys(settings: Settings, json: AsJson = False) -> None:
     elif not rows:
         typer.echo("no keys")
     else:
-        head = ("ID", "USER", "TENANT", "TIER", "RATE", "BURST", "MODELS", "CREATED", "EXPIRES", "STATE", "REPLACES")
-        typer.echo(table(head, [tuple(map(_cell, row.values())) for row in rows]))
+        head = ["ID", "USER", "TENANT", "TIER", "RATE", "BURST", "MODELS", "CREATED", "EXPIRES", "STATE", "REPLACES"]
+        head += ["MODEL LIMITS"] if any(row["model_limits"] for row in rows) else []
+        typer.echo(table(tuple(head), [tuple(map(_cell, row.values()))[: len(head)] for row in rows]))
 
 
 @keys.command()
@@ -200,26 +215,56 @@ def duration(flag: str, text: str, least: float) -> float:
     return seconds
 
 
-def _rate(text: str) -> float:
-    """Requests per minute of `1000`, `1000/min` or `20/s`."""
+def _model_limits(rates: Sequence[str], bursts: Sequence[str], models: Sequence[str]) -> tuple[ModelLimit, ...]:
+    rate_of, burst_of = _by_model("--model-rate", rates, "60/min"), _by_model("--model-burst", bursts, "5")
+    for model, text in burst_of.items():
+        if model not in rate_of:
+            reason = "has no effect without a rate for that model"
+            raise SettingError("--model-burst", f"{model}={text}", reason, f"Give --model-rate {model}=60/min, too.")
+    limits = []
+    for model, text in rate_of.items():
+        rate = _rate(text, "--model-rate", f"{model}={text}")
+        burst_text = burst_of.get(model, "")
+        burst = _burst(burst_text, text, "--model-burst", f"{model}={burst_text}")
+        limit = ModelLimit(model, rate, burst)
+        limits.append(check_model_limit("--model-rate", limit, models))
+    return tuple(limits)
+
+
+def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
+    """Texts by the models before them."""
+    found: dict[str, str] = {}
+    for text in given:
+        model, _, value = text.rpartition("=")
+        if not model or not value:
+            raise SettingError(flag, text, "names no model, or nothing for it", f"For example {flag} big={example}.")
+        if model in found:
+            raise SettingError(flag, text, f"is the second for the model {model}", "Give one.")
+        found[model] = value
+    return found
+
+
+def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
+    """Requests per minute of `1000`, `1000/min` or `20/s`; an error names what was typed, if it was more."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(found[1]) * (60.0 if found[2] == "/s" else 1.0) if found else -1.0
     if not 0 <= rate <= 1e9:
-        raise SettingError("--rate", text, "is no rate", "For example 1000/min or 20/s; 0 for no limit.")
+        raise SettingError(flag, typed or text, "is no rate", "For example 1000/min or 20/s; 0 for no limit.")
     return rate
 
 
-def _burst(text: str, rate: str) -> float | None:
+def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
+    """Requests at once; an error names what was typed, if it was more. None where nothing was."""
     if not text:
         return None
     if not rate:
         reason = "has no effect without a rate of the key's own"
-        raise SettingError("--burst", text, reason, "Give --rate, too, or leave it out.")
+        raise SettingError(flag, typed or text, reason, "Give --rate, too, or leave it out.")
     if not _rate(rate):
         reason = "has no effect with a rate of 0, which is no limit"
-        raise SettingError("--burst", text, reason, "Give a rate above 0, or leave it out.")
+        raise SettingError(flag, typed or text, reason, "Give a rate above 0, or leave it out.")
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise SettingError("--burst", text, "is no whole number above 0", "For example 50.")
+        raise SettingError(flag, typed or text, "is no whole number above 0", "For example 50.")
     return float(text)
 
 
@@ -304,6 +349,7 @@ def _shown(key: ApiKey, now: float) -> dict[str, Any]:
         "expires_at": _instant(key.expires_at) if key.expires_at else None,
         "state": _state(key, now),
         "replaces": key.replaces or None,
+        "model_limits": {one.model: {"rate": one.rate, "burst": one.burst} for one in key.model_limits},
     }
 
 
@@ -311,9 +357,17 @@ def _instant(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
+def _limit_text(limit: dict[str, float | None]) -> str:
+    """Rate of a limit, with its burst where one was given: `60 (burst 5)`."""
+    burst = limit["burst"]
+    return f"{limit['rate']:g}" if burst is None else f"{limit['rate']:g} (burst {burst:g})"
+
+
 def _cell(value: object) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], {}):
         return "–"
+    if isinstance(value, dict):
+        return ",".join(f"{model}={_limit_text(limit)}" for model, limit in value.items())
     if isinstance(value, list):
         return ",".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

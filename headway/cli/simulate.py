@@ -9,18 +9,37 @@ from typing import Annotated
 import typer
 
 from headway.config import FIELDS
+from headway.errors import SettingError
 from headway.simulator.scenario import POLICIES
 
 _LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
-_FAILURES, _RESULT = "Failures", "Results"
+_FAILURES, _RESULT, _SCALING = "Failures", "Results", "Autoscaler"
 _SETTLING = 75.0
 """Batch times of warm-up by default, as a fleet that starts in step near saturation needs so many to spread."""
 
 
+_DAY_ONLY = {"cold_start_s", "scale_rules"}
+_DAY_TAKES = _DAY_ONLY | {
+    "autoscale", "rate", "batch_ms", "beta_ms", "overhead_ms", "max_batch_size", "max_batch", "promise", "trace", "seed",
+    "json",
+}  # fmt: skip
+"""Parameters that a day under the autoscaler goes by."""
+
+
 def simulate(
-    workers: Annotated[int, typer.Option(metavar="K", help="GPUs.", rich_help_panel=_MODEL, show_default=False)],
+    ctx: typer.Context,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="GPUs; not with --autoscale.", rich_help_panel=_MODEL, show_default=False),
+    ] = None,
     rate: Annotated[
-        float, typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False)
+        float,
+        typer.Option(
+            metavar="R",
+            help="Mean requests per second; with --autoscale the mean of the daily wave, before the doubling.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
     ] = 0.0,
     clients: Annotated[
         int,
@@ -164,6 +183,12 @@ def simulate(
             rich_help_panel=_FLEET,
         ),
     ] = 1,
+    zones: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Zones of the GPUs and gateways, each with a queue of its own.", rich_help_panel=_FLEET
+        ),
+    ] = 1,
     fail_every: Annotated[
         float,
         typer.Option(
@@ -187,6 +212,21 @@ def simulate(
         float | None,
         typer.Option(metavar="MS", help="Latency promise, to count the answers in time.", rich_help_panel=_RESULT),
     ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Instead: a day of traffic under the autoscaler, with a daily wave and a doubling within a minute.",
+            rich_help_panel=_SCALING,
+        ),
+    ] = False,
+    cold_start_s: Annotated[
+        float,
+        typer.Option(metavar="S", help="Seconds until a worker that was asked for serves.", rich_help_panel=_SCALING),
+    ] = 60.0,
+    scale_rules: Annotated[
+        str, typer.Option(metavar="JSON", help="Rules, as the setting of that name has them.", rich_help_panel=_SCALING)
+    ] = "",
     seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same run.", rich_help_panel=_LOAD)] = 0,
     json: Annotated[
         bool, typer.Option("--json", help="Print the results as JSON instead of tables.", rich_help_panel=_RESULT)
@@ -208,13 +248,17 @@ def simulate(
     batch of n entries takes --batch-ms and n times --beta-ms or, with --weights, its weight times --beta-ms. With
     --batch-times it takes what recorded batches like it took.
 
+    With --autoscale it is a day under the autoscaler's policies, `rules` and `plan`, beside as many GPUs as the busiest
+    minute needs: arrivals are counted by the second, and the load waits as a level. Its columns: GPU-hours of the day, and as a
+    share of those of `rules`; requests answered within --promise, and requests refused; decisions for more workers
+    (ups) and for fewer (downs); fewest and most workers; and the load as a share of what the workers could carry.
+
     Exit codes: 0 done, 3 a bad setting.
     """
     from dataclasses import replace
 
     import msgspec
 
-    from headway.errors import SettingError
     from headway.load.spec import parse_mix
     from headway.simulator.batch_times import BATCH_MS_HINT, read_batch_times
     from headway.simulator.engine import simulate as run
@@ -223,10 +267,21 @@ def simulate(
     from headway.simulator.table import show
     from headway.simulator.traffic import read_trace, read_weights
 
-    if batch_ms is None and batch_times is None:
-        raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
+    _refuse_idle(ctx, autoscale=autoscale)
+    if batch_ms is None and batch_times is None and not autoscale:
+        raise SettingError("--batch-ms", "", "nothing tells how long a batch takes", BATCH_MS_HINT)
     times = None if batch_times is None else read_batch_times(batch_times)
 
+    if autoscale:
+        _simulate_day(
+            rate, batch_ms, beta_ms, overhead_ms, max_batch_size if max_batch is None else max_batch,
+            promise, cold_start_s, scale_rules, trace, seed, json=json,
+        )  # fmt: skip
+        return
+    if workers is None:
+        raise typer.BadParameter(
+            "it is missing, and --autoscale, which needs none, is not there", param_hint="--workers"
+        )
     if plot is not None:
         from headway.simulator.plot import check
 
@@ -260,6 +315,7 @@ def simulate(
         gateways=gateways,
         gather=gather_ms / 1000,
         shards=shards,
+        zones=zones,
         fail_every=fail_every,
         kills=parse_kills(kill or ()),
         restart=restart_s,
@@ -281,6 +337,85 @@ def simulate(
     else:
         arrivals = f"{clients} clients" if clients else "Poisson" if trace is None else trace.name
         show(scenario, reports, arrivals)
+
+
+def _refuse_idle(ctx: typer.Context, *, autoscale: bool) -> None:
+    """Refuse the first option that was given and has no effect on this kind of run.
+
+    Raises:
+        SettingError: there is one.
+    """
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        idle = name not in _DAY_TAKES if autoscale else name in _DAY_ONLY
+        if not idle or source is None or source.name != "COMMANDLINE":
+            continue
+        given = ctx.params[name]
+        value = str(given) if isinstance(given, Path) else " ".join(given) if isinstance(given, list | tuple) else given
+        if autoscale:
+            reason, hint = "has no effect on a day under the autoscaler", "Leave it out, or leave out --autoscale."
+        else:
+            reason, hint = "has no effect without --autoscale", "Leave it out, or give --autoscale, too."
+        raise SettingError(parameter.opts[0], value, reason, hint)
+
+
+def _simulate_day(
+    rate: float,
+    batch_ms: float | None,
+    beta_ms: float,
+    overhead_ms: float,
+    max_batch: int,
+    promise: float | None,
+    cold_start_s: float,
+    scale_rules: str,
+    trace: Path | None,
+    seed: int,
+    *,
+    json: bool,
+) -> None:
+    """Run a day under each policy of the autoscaler, and print what each took."""
+    import msgspec
+
+    from headway.core.scaling import rules
+    from headway.core.scaling.scaler import ScaleLimits
+    from headway.core.scaling.sizing import BatchCost
+    from headway.simulator.day import POLICIES as SCALE_POLICIES
+    from headway.simulator.day import Day, simulate_day
+    from headway.simulator.day_table import show_day
+    from headway.simulator.traffic import read_trace
+
+    if batch_ms is None:
+        hint = "Write the fixed part of a batch's time in ms, for example 100."
+        raise SettingError("--batch-ms", "", "--autoscale needs to know how long a batch takes", hint)
+    try:
+        chosen = rules.read(scale_rules)
+    except rules.NoRules as exc:
+        hint = 'For example [{"queue_above": 500, "for_s": 30, "add": 3}].'
+        raise SettingError("--scale-rules", scale_rules, f"cannot be read: {exc}", hint) from None
+    day = Day(
+        rate=rate,
+        cost=BatchCost((batch_ms + overhead_ms) / 1000, beta_ms / 1000, max_batch),
+        promise=0.2 if promise is None else promise / 1000,
+        start=cold_start_s,
+        trace=() if trace is None else read_trace(trace),
+        limits=ScaleLimits(rules=chosen),
+        seed=seed,
+    )
+    reports = [simulate_day(day, policy, _progress) for policy in SCALE_POLICIES]
+    if sys.stderr.isatty():
+        typer.echo("\r\033[K", err=True, nl=False)
+    if json:
+        found = {"command": ["headway", *sys.argv[1:]], "reports": reports}
+        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        arrivals = "Poisson" if trace is None else trace.name
+        show_day(reports, f"A day of {rate:g} requests/s ({arrivals}), starts of {cold_start_s:g} s")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r\033[KSimulating {text} …", err=True, nl=False)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import typer
 
-from headway.cli.admin import DEFAULT_URL, Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
+from headway.cli.admin import Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
 from headway.cli.screen import narrowed
 from headway.cli.trust import Ca, Cert, CertKey
 
@@ -37,7 +37,7 @@ BY_NAME = Sort()
 
 
 def status(
-    admin: AdminUrl = DEFAULT_URL,
+    admin: AdminUrl = "",
     token: Token = "",
     ca: Ca = "",
     cert: Cert = "",
@@ -57,23 +57,37 @@ def status(
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Ask an admin port for its process and the fleet. While the broker is away, or the process starts, there is no fleet.
+    """Ask an admin port for its process and the fleet. While the broker is away the fleet is as it was last known, if it was.
 
     Raises:
-        AdminError: the port does not answer, or its process does not serve for want of a broker.
+        AdminError: the port does not answer.
     """
-    found = {**port.get("/internal/health"), "workers": [], "members": [], "capacities": []}
+    found = {**_health(port), "workers": [], "members": [], "capacities": []}
     try:
-        found["workers"] = port.get("/internal/workers")["workers"]
-        if found["status"] == STARTING:
+        if found["status"] == STARTING:  # The broker may not have been found fit yet.
+            found["workers"] = port.get("/internal/workers")["workers"]
             return found
-        fleet = port.get("/internal/fleet")
-        found["members"], found["capacities"] = fleet["members"], fleet["capacities"]
+        fleet = port.get("/internal/snapshot")
     except AdminError as exc:
         if exc.status != _AWAY:
             raise
-        found["message"] = str(exc)
+        found.setdefault("message", str(exc))
+        return found
+    found |= {name: fleet[name] for name in ("workers", "members", "capacities")}
+    if fleet.get("away"):  # A process of an earlier version does not tell.
+        found |= {"message": fleet["away"], "age_seconds": fleet["age_seconds"], "dead_letters": fleet["dead_letters"]}
     return found
+
+
+def _health(port: Admin) -> dict[str, Any]:
+    """Health of a process, also of one that does not serve for want of its broker."""
+    try:
+        health: dict[str, Any] = port.get("/internal/health")
+    except AdminError as exc:
+        if exc.status != _AWAY or not isinstance(exc.answer, dict) or "role" not in exc.answer:
+            raise
+        health = exc.answer
+    return health
 
 
 def serves(found: dict[str, Any]) -> bool:
@@ -81,47 +95,41 @@ def serves(found: dict[str, Any]) -> bool:
     return found["status"] in ("ok", "degraded")
 
 
-def overview(found: dict[str, Any], width: int = 0, sort: Sort = BY_NAME, more: str = "") -> str:
-    """Answers of an admin port as text for people.
-
-    Arguments:
-        found: answers, see `look`.
-        width: columns of the terminal, to which tables are narrowed; 0: as wide as they are.
-        sort: order of the workers.
-        more: text between the summary and the tables.
-    """
+def overview(found: dict[str, Any]) -> str:
+    """Answers of an admin port, see `look`, as text for people."""
     parts = [_summary(found)]
-    if more:
-        parts.append(more)
     if found["broker"] and found["members"]:
-        parts.append(_members(found["members"], width))
+        parts.append(members_table(found["members"]))
     if found["workers"]:
-        parts.append(_workers(found["workers"], width, sort))
-        parts += _reasons(found["workers"])
+        parts += [workers_table(found["workers"]), *reasons(found["workers"])]
     return "\n\n".join(parts)
 
 
 def _summary(found: dict[str, Any]) -> str:
     from headway.runtime.log import escape
 
-    others = [member for member in found["members"] if member["id"] != found["id"]]
+    away = "message" in found
+    others = [] if away else [member for member in found["members"] if member["id"] != found["id"]]
     rate = found["requests_per_second"] + sum(member["requests_per_second"] for member in others)
     held = found["pending"] + sum(member["pending"] for member in others)
     lines = {"status": found["status"]}
-    if "message" in found:
+    if away:
         lines["broker away"] = found["message"]
+        known = "age_seconds" in found
+        lines["fleet"] = f"as it was {found['age_seconds']:.0f} s ago" if known else "not known"
     if found["broker"]:
         lines["asked"] = f"{found['role']} {found['id']}"
         lines["broker"] = found["broker"]
-    lines["load"] = f"{rate:g} requests/s, {held} held"
+    lines["load"] = f"{rate:g} requests/s, {held} held{' by this process' if away else ''}"
     if "queues" in found:
         waiting = ", ".join(_depths(found["queues"]))
         lines["workers busy"] = f"{found['gpu_utilization']:.0%}"
         lines["waiting"] = f"{waiting or 'nothing'}, oldest {found['queue_oldest_seconds'] * 1000:.0f} ms"
+    if "dead_letters" in found:
         lines["dead letters"] = f"{found['dead_letters']}"
     if found["capacities"]:
-        lines["capacity"] = "; ".join(map(_capacity, found["capacities"]))
-    if found.get("expected_workers") and "workers" in found:  # A process of an earlier version does not tell.
+        lines["capacity"] = "; ".join(map(capacity_text, found["capacities"]))
+    if found.get("expected_workers") and not away:  # A process of an earlier version does not tell.
         healthy = sum(worker["status"] == "healthy" for worker in found["workers"])
         lines["workers"] = f"{healthy} of {found['expected_workers']} expected are healthy"
     lines["policy"] = found["policy"]
@@ -131,7 +139,7 @@ def _summary(found: dict[str, Any]) -> str:
 
 def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
     filled = {_queue(queue) for queue in queues if queue["depth"]}
-    versions = {_queue(queue) for queue in queues if queue.get("version")}
+    versions = {_queue(queue) for queue in queues if queue.get("version") or queue.get("zone")}
     several = max(map(len, (filled, versions, {queue["model"] for queue in queues}))) > 1
     return [
         f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}"
@@ -141,12 +149,14 @@ def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _queue(queue: dict[str, Any]) -> str:
-    """Model of a queue, and the version that it is for."""
-    version = queue.get("version")  # A process of an earlier version does not tell.
-    return f"{queue['model']} version {version}" if version else str(queue["model"])
+    """Model of a queue, the version that it is for, and its zone."""
+    version, zone = queue.get("version"), queue.get("zone")  # A process of an earlier version does not tell.
+    of = f" version {version}" if version else ""
+    return f"{queue['model']}{of}{f' in {zone}' if zone else ''}"
 
 
-def _capacity(capacity: dict[str, Any]) -> str:
+def capacity_text(capacity: dict[str, Any]) -> str:
+    """Capacity of one model as text for people."""
     slots = f"{capacity['healthy']} healthy"
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
@@ -162,16 +172,26 @@ def _capacity(capacity: dict[str, Any]) -> str:
     return f"{capacity['model']}: {of} inputs/s{sure}, {slots}"
 
 
-def _members(members: Sequence[dict[str, Any]], width: int) -> str:
-    head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
+def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapping[str, float] | None = None) -> str:
+    """Table of the processes.
+
+    Arguments:
+        members: lines of the processes.
+        width: columns of the terminal; 0: no limit.
+        rates: requests per second of each process by its id; None: as the lines tell them.
+    """
+    zones = any(member.get("zone") for member in members)  # A process of an earlier version does not tell.
+    zone = ("ZONE",) if zones else ()
+    head = ("PROCESS", "ROLE", *zone, "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
         (
             member["id"],
             member["role"],
+            *((member.get("zone") or "-",) if zones else ()),
             member["host"],
             str(member["pid"]),
             str(member["pending"]),
-            f"{member['requests_per_second']:g}",
+            f"{member['requests_per_second'] if rates is None else rates.get(member['id'], 0.0):g}",
             "yes" if member["leads"] else "-",
             member["version"],
             member["admin"],
@@ -182,7 +202,7 @@ def _members(members: Sequence[dict[str, Any]], width: int) -> str:
     return table(*narrowed(head, rows, width, ("VERSION", "PID", "ADMIN", "HOST", "LEADS", "ROLE", "SEEN", "HELD")))
 
 
-def _reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
+def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
     """Lines on the workers that are not healthy, as one text; none where there is nothing to say."""
     from headway.runtime.log import escape
 
@@ -191,14 +211,27 @@ def _reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _workers(workers: Sequence[dict[str, Any]], width: int, sort: Sort) -> str:
+def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort = BY_NAME) -> str:
+    """Table of the workers in the order of `sort`. `width`: columns of the terminal; 0: no limit."""
     name, descending = SORTS[sort.column]
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)
-    head = ("WORKER", "MODEL", "STATUS", "BUSY", "IN FLIGHT", "RESTARTS", "PID", "LAST HEARTBEAT")
+    zones = any(worker.get("zone") for worker in workers)
+    head = (
+        "WORKER",
+        *(("ZONE",) if zones else ()),
+        "MODEL",
+        "STATUS",
+        "BUSY",
+        "IN FLIGHT",
+        "RESTARTS",
+        "PID",
+        "LAST HEARTBEAT",
+    )
     rows = [
         (
             worker["worker_id"],
+            *((worker.get("zone") or "-",) if zones else ()),
             worker["model"],
             worker["status"],
             f"{worker['utilisation']:.0%}",

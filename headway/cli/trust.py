@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.own_process import first_certificate
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -46,8 +47,14 @@ AUTHORITY = "--ca, or by SSL_CERT_FILE"
 SHOWN = "--cert"
 
 
-def make_context(ca: str, cert: str, cert_key: str) -> ssl.SSLContext:
+def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
     """Context of a client with these files.
+
+    Arguments:
+        ca: file of the authorities to trust; empty: those of the system.
+        cert: file of a certificate to show, or empty.
+        cert_key: file of its key; empty: that of the certificate.
+        own: file of the certificate of a process of this host. Without `ca` it alone is trusted, whatever its name.
 
     Raises:
         SettingError: one cannot be used.
@@ -55,7 +62,7 @@ def make_context(ca: str, cert: str, cert_key: str) -> ssl.SSLContext:
     import ssl
 
     try:
-        context = ssl.create_default_context(cafile=ca or None)
+        context = _trusting_only(own) if own and not ca else ssl.create_default_context(cafile=ca or None)
     except (OSError, ValueError) as exc:
         raise SettingError("--ca", ca, _why(exc), "Name a file of certificates in PEM format.") from None
 
@@ -71,6 +78,16 @@ def make_context(ca: str, cert: str, cert_key: str) -> ssl.SSLContext:
         except (OSError, ValueError) as exc:
             hint = "Name a certificate and its key, in PEM format."
             raise SettingError("--cert", cert, f"{_why(exc)} (with its key {cert_key or cert})", hint) from None
+    return context
+
+
+def _trusting_only(file: str) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.create_default_context(cadata=first_certificate(file))
+    context.check_hostname = False  # It is this host's own process, at an address that the certificate need not name.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # The certificate itself, and not who issued it.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 

@@ -12,11 +12,13 @@ A flag beats the environment, which beats the file, which beats the default.
     file       the file, and its tables of models
     models     what a model may have of its own
     terms      what gateways are told of a model
+    fallbacks  what a gateway asks while its broker is away
     extras     packages that only some settings need
 """
 
 from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
+from headway.config.fallbacks import fallbacks_of
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load, load_arguments, read_weights_again
 from headway.config.terms import on_terms, terms_of
@@ -26,6 +28,7 @@ __all__ = [
     "FIELDS",
     "PREFIX",
     "Settings",
+    "fallbacks_of",
     "flag",
     "idle",
     "is_loopback",

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headway.config import broker, database, remote_headers
+from headway.config.scaling import AUTOSCALE, KUBERNETES, LOCAL, SCALE_POLICIES
 from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
+from headway.core.scaling import rules as scale_rules
 from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
 
@@ -33,6 +35,7 @@ MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 MAX_BATCH = 4096
 """Most inputs of one batch."""
 MOST_WORKERS = 256
+MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 
 
@@ -113,7 +116,8 @@ def _devices(settings: Settings) -> None:
         if not _DEVICE.fullmatch(id):
             hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
             _refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
-    if len(ids) != settings.workers:
+    fewer = settings.autoscale == LOCAL and settings.workers < len(ids)
+    if len(ids) != settings.workers and not fewer:
         count = "1 device" if len(ids) == 1 else f"{len(ids)} devices"
         reason = f"names {count} for {settings.workers} workers (`workers`)"
         _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
@@ -291,13 +295,36 @@ def _target_arguments(settings: Settings) -> None:
         _refuse(settings, "target_arguments", f"cannot be read: {exc}", "For example \"'small', layers=3\".")
 
 
+def _scale_rules(settings: Settings) -> None:
+    try:
+        scale_rules.read(settings.scale_rules)
+    except scale_rules.NoRules as exc:
+        hint = 'For example [{"queue_above": 500, "for_s": 30, "add": 3}].'
+        _refuse(settings, "scale_rules", f"cannot be read: {exc}", hint)
+
+
+def _scaling(settings: Settings) -> None:
+    if settings.max_workers and settings.min_workers > settings.max_workers:
+        reason = f"is more than `max_workers` ({settings.max_workers})"
+        _refuse(settings, "min_workers", reason, "Lower it, or raise `max_workers`.")
+    if settings.autoscale == KUBERNETES and not settings.max_workers:
+        _refuse(
+            settings, "max_workers", "says of no bound, and replicas cost money", "Set the most workers of a model."
+        )
+    if settings.autoscale == LOCAL and settings.models_per_gpu:
+        reason = "gives each model workers of its own, and with `models_per_gpu` the models share them"
+        _refuse(settings, "autoscale", reason, "Leave one of them out.")
+
+
 IDLE_WITHOUT = {
     "admin_names": "admin_token",
     "weight": "max_batch_weight",
     "cache_ttl_s": "cache",
     "fallback": "broker",
+    "fallback_version": "fallback",
     "fallback_concurrency": "fallback",
     "shards": "broker",
+    "zone": "broker",
     "broker_prefix": "broker",
     "broker_timeout_ms": "broker",
     "grpc_max_age_s": "grpc_port",
@@ -315,11 +342,11 @@ def idle(settings: Settings) -> list[tuple[str, str]]:
 
     They are not refused: processes of several roles may share one file.
     """
-    fields = settings.__dataclass_fields__
+    fields, all_of_them = settings.__dataclass_fields__, (settings, *settings.served.values())
     return [
         (name, missing)
         for name, missing in IDLE_WITHOUT.items()
-        if getattr(settings, name) != fields[name].default and not getattr(settings, missing)
+        if getattr(settings, name) != fields[name].default and not any(getattr(one, missing) for one in all_of_them)
     ]
 
 
@@ -332,6 +359,11 @@ def is_file(path: Path) -> bool:
 
 
 _NAME = (r"[A-Za-z0-9_.:/-]{1,128}", "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
+_ZONE = (
+    "|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+    "must be 1 to 63 letters, digits or -_., the first a letter or digit",
+    "For example eu-central-1a.",
+)
 _FUNCTION = (
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "is neither chars nor the name of a function",
@@ -342,6 +374,11 @@ _HOST_NAMES = (
     r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
     "must be host names, without ports, with commas between them",
     "For example ops.example.com,gpu-1.",
+)
+_REPLICAS = (
+    r"(?:(?:[a-z0-9-]{1,63}/)?(?:deployment|statefulset)/[a-z0-9.-]{1,253})?",
+    "is neither [NAMESPACE/]deployment/NAME nor [NAMESPACE/]statefulset/NAME",
+    "For example deployment/headway-worker.",
 )
 _TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
 
@@ -357,6 +394,11 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("lease_ms", 1500, 600_000),
     _between("shards", 1, 256),
     _between("expected_workers", 0, 1_000_000),
+    _between("min_workers", 1, MOST_WORKERS_OF_FLEET),
+    _between("max_workers", 0, MOST_WORKERS_OF_FLEET),
+    _between("scale_cooldown_s", 0, 86_400),
+    _between("scale_start_s", 1, 86_400),
+    _between("scale_slots", 1, MOST_WORKERS),
     _between("large_payload_kb", 0, 1 << 18),
     _between("fallback_concurrency", 1, 256),
     _between("target_utilisation", 0.1, 1),
@@ -400,17 +442,22 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),
+    _one_of("autoscale", AUTOSCALE),
+    _one_of("scale_policy", SCALE_POLICIES),
     _one_of("remote_format", (AUTO, *DIALECTS)),
     _made_of("weight", *_FUNCTION),
     _made_of("model", *_NAME),
     _made_of("model_version", *_NAME),
+    _made_of("fallback_version", "|" + _NAME[0], *_NAME[1:]),
     _made_of("broker_prefix", *_NAME),
     _made_of("name", "|" + _NAME[0], *_NAME[1:]),
+    _made_of("zone", *_ZONE),
     _made_of("host", *_ADDRESS),
     _made_of("admin_host", *_ADDRESS),
     _made_of("admin_names", *_HOST_NAMES),
     _made_of("admin_token", *_TOKEN),
     _made_of("remote_token", *_TOKEN),
+    _made_of("scale_target", *_REPLICAS),
     _made_of("remote_model", "[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b."),
     _remote_headers,
     _remote_key,
@@ -429,6 +476,8 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _room,
     _tier_rates,
     _version_weights,
+    _scale_rules,
+    _scaling,
     _burst,
     _broker,
     _bodies,

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.config.checks import is_file, shown
-from headway.config.models import MODEL_FIELDS, MOST_MODELS, SHORT
+from headway.config.models import MODEL_FIELDS, MOST_MODELS, ONE_VERSION, SHORT
 from headway.config.settings import FIELDS, kind
 from headway.core import arguments
+from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
 Given = dict[str, tuple[str, Any]]
@@ -52,13 +53,14 @@ def read_file(file: Path | None, source: str) -> FileTable:
         source: name of what names the file.
 
     Raises:
-        SettingError: there is no such file, or it is no TOML.
+        SettingError: there is no such file, or it is no regular file, or no TOML.
     """
     path = file or Path("headway.toml")
     if not is_file(path):
         if file is None:
             return FileTable(path, {})
-        raise SettingError(source, str(file), "no such file", "Name an existing TOML file, or leave it out.")
+        reason = "is no regular file" if _is_there(path) else "no such file"
+        raise SettingError(source, str(file), reason, "Name an existing TOML file, or leave it out.")
     try:
         text = ""
         text = path.read_text(encoding="utf-8")
@@ -67,6 +69,14 @@ def read_file(file: Path | None, source: str) -> FileTable:
         raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
     except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
         raise SettingError(source, str(path), f"is not valid TOML: {exc}", _toml_hint(text, str(exc))) from exc
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything of that name, such as a folder or a device."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # as in `is_file`
+        return False
 
 
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
@@ -78,7 +88,7 @@ def _toml_hint(text: str, error: str) -> str:
     if (found := _BARE.search(text)) is not None:
         return f'Put the name of the model in quotes: [models."{found[1]}"].'
     if "Cannot declare ('models'" in error:
-        return "Write one table for each model; two versions of a model are run by two processes, over one broker."
+        return f"Write one table for each model. {ONE_VERSION}"
     return "Mend the file."
 
 
@@ -105,7 +115,8 @@ def model_tables(file: FileTable) -> dict[str, ModelTable]:
 
 def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if not isinstance(table, dict):
-        raise SettingError(spelt, "…", "is no table", "Write [models.NAME], and one line for each setting.")
+        hint = "Write [models.NAME], and one line for each setting."
+        raise SettingError(spelt, "…", "is no table", f"{hint} {ONE_VERSION}" if isinstance(table, list) else hint)
     target = table.get("target", "")
     if not isinstance(target, str):
         raise SettingError(f"{spelt} target", "…", "must be text", 'Put it in quotes: "…".')
@@ -139,13 +150,26 @@ def _values(
             found["target_arguments"] = _target_arguments(prefix, arguments_key, value, twice=twice)
         elif name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
             whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
-            hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it.'
+            hint = (
+                f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {ONE_VERSION}'
+            )
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         elif name not in allowed:
             raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, allowed)
+        elif name == "scale_rules" and isinstance(value, list):
+            found[name] = (spelt, _scale_rules(spelt, value))
         else:
             found[name] = (spelt, typed(spelt, name, value))
     return found
+
+
+def _scale_rules(spelt: str, tables: list[Any]) -> str:
+    """Text of the rules of the autoscaler in a list of tables."""
+    try:
+        return scale_rules.write(scale_rules.read_all(tables))
+    except scale_rules.NoRules as exc:
+        hint = "For example [{queue_above = 500, for_s = 30, add = 3}]."
+        raise SettingError(spelt, "…", f"cannot be read: {exc}", hint) from None
 
 
 def _not_here(spelt: str, name: str, value: object) -> SettingError:

@@ -21,14 +21,19 @@ MODEL_FIELDS = (
     "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",
     "cache", "cache_ttl_s", "collapse", "result_ttl_s",
     "remote_format", "remote_model", "remote_token", "remote_headers", "remote_headers_file",
+    "scale_policy", "min_workers", "max_workers", "scale_rules", "scale_cooldown_s", "scale_start_s", "scale_target",
+    "scale_slots", "fallback", "fallback_version", "fallback_concurrency",
 )  # fmt: skip
 """Names of the settings that a model may have of its own."""
 SHORT = {"version": "model_version"}
 """Keys of a model's table that stand for a setting of another name."""
 MOST_MODELS = 256
 """Most models of one process."""
+ONE_VERSION = "A process runs one version of a model; run the other in a process of its own, over one broker."
+"""Hint for whoever gives a process two versions of a model."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128})=(?P<target>.+)", re.DOTALL)
+_VERSIONED = re.compile(r"[A-Za-z0-9_.:/-]{1,128}@[A-Za-z0-9_.:/-]{1,128}=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,10 @@ def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
         name, target = (text, "") if text in tables else split_target(text) or ("", text)
         if not name:
             hint = "Write NAME=TARGET for each model, for example small=small.py:Model large=large.py:Model."
+            hint = f"{hint} {ONE_VERSION}" if _VERSIONED.match(text) else hint
             raise SettingError("TARGET", shown_target(text), "names no model, and there are several", hint)
         if name in found:
-            raise SettingError("TARGET", name, "is the name of two models", "Give each a name of its own.")
+            hint = f"Give each a name of its own. {ONE_VERSION}"
+            raise SettingError("TARGET", name, "is the name of two models", hint)
         found[name] = target
     return found

@@ -18,6 +18,7 @@ from headway.config.fields import setting as _setting
 from headway.config.fields import unset_wait as _unset_wait
 from headway.config.models import ModelSettings
 from headway.config.readings import Readings
+from headway.config.scaling import ScalingSettings
 from headway.core.policies import POLICIES
 from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
@@ -42,7 +43,7 @@ _ADMIN_LOG = "Administration and log"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Readings):
+class Settings(Readings, ScalingSettings):
     """Settings of one process. Built by `load`, or directly in tests; a wrong value raises SettingError."""
 
     host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
@@ -206,6 +207,12 @@ class Settings(Readings):
     name: str = _setting(
         "", _FLEET, "Name of this process in the fleet, which no other has; left out: host name and process id."
     )
+    zone: str = _setting(
+        "",
+        _FLEET,
+        "Zone that this process is in, for gateways and workers: batches form within a zone, and others help where one is "
+        "behind; left out: none.",
+    )
     expected_workers: int = _setting(
         0,
         _FLEET,
@@ -215,8 +222,13 @@ class Settings(Readings):
     fallback: str = _setting(
         "",
         _FLEET,
-        "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is; "
-        "left out: requests then get 503.",
+        "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
+        "several models each may have one in its table; left out: requests then get 503.",
+    )
+    fallback_version: str = _setting(
+        "",
+        _FLEET,
+        "Version that answers of `fallback` tell, and that requests may name then; left out: `model_version`, and none.",
     )
     fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
     target_utilisation: float = _setting(
@@ -446,7 +458,10 @@ class Settings(Readings):
         return max(one.task_timeout_ms for one in self.served.values()) / 1000
 
 
-FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Settings) if f.metadata}
+_LAST = frozenset(f.name for f in dataclasses.fields(ScalingSettings))
+FIELDS: dict[str, dataclasses.Field[Any]] = {
+    f.name: f for f in sorted(dataclasses.fields(Settings), key=lambda one: one.name in _LAST) if f.metadata
+}
 """Fields of Settings by name, in the order in which they are shown.
 
 Metadata: `help`, `unit`, `group`, `has_flag`, and `show`, which turns a text that holds a secret into what may be printed.

@@ -1,4 +1,4 @@
-"""The controller: publishes the capacity of each model's workers. Of many controllers, one leads.
+"""The controller: publishes the capacity of each model's workers, and how many there should be. Of many, one leads.
 
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
          (asked twice a second)
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import structlog
 
+from headway.controller.autoscaler import Autoscaler
 from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.errors import BrokerUnavailable
@@ -40,6 +42,7 @@ class Controller:
 
     Attributes:
         leads: whether it led when it last asked.
+        autoscaler: decides how many workers there should be while the controller leads; None: nobody does.
         models: names of the models that the fleet serves besides those of its workers; None: all that the broker knows.
     """
 
@@ -54,6 +57,7 @@ class Controller:
         alone: bool = False,
     ) -> None:
         self.leads = False
+        self.autoscaler: Autoscaler | None = None
         self.models: Callable[[], Collection[str]] | None = None
         self._clock = clock
         self._led_until = -math.inf
@@ -74,16 +78,23 @@ class Controller:
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
         self._periodic.start(supervisor)
+        if self.autoscaler is not None:
+            self.autoscaler.start(supervisor)
 
     async def stop(self) -> None:
         """Stop asking. The lead itself is given up when its process leaves the fleet."""
+        if self.autoscaler is not None:
+            await self.autoscaler.stop()
         await self._periodic.stop()
 
     async def _control(self) -> None:
         try:
             until = self._clock() + LEADS_FOR
+            led = self.leads
             self._become(await self._fleet.acquire_leadership(self._id, LEADS_FOR))
             self._led_until = until
+            if self.leads and not led and self.autoscaler is not None:
+                self.autoscaler.begin(await self._fleet.capacities())
             if self.leads:
                 await self._publish()
         except BrokerUnavailable:
@@ -94,18 +105,35 @@ class Controller:
         workers, loads = await self._broker.workers(), await self._broker.loads()
         target, scarce = self._target_utilisation, self._broker.memory_pressure
         of_models: dict[str, Load] = {}
-        for (
-            queue,
-            load,
-        ) in loads.items():  # Versions of a model mostly cost alike; that which has run most is known best.
+        rates: dict[str, float] = {}
+        for queue, load in loads.items():
+            # Versions of a model mostly cost alike; that which has run most is known best.
             model, _ = model_and_version(queue)
+            rates[model] = rates.get(model, 0.0) + load.rate
             if model not in of_models or load.departures > of_models[model].departures:
                 of_models[model] = load
         served = of_models if self.models is None else of_models.keys() & set(self.models())
-        for model in sorted({*served, *(worker.model for worker in workers)}):
-            found = capacity(model, workers, of_models.get(model), target, scarce)
-            await self._fleet.publish(found)
-            self._tell(found)
+        found = [
+            capacity(model, workers, of_models.get(model), target, scarce)
+            for model in sorted({*served, *(worker.model for worker in workers)})
+        ]
+        if self.autoscaler is not None:
+            depths, members = await self._broker.depths(), await self._fleet.members()
+            asked = {model: replace(load, rate=rates[model]) for model, load in of_models.items()}
+            self.autoscaler.keep([one.model for one in found])
+            found = [
+                self.autoscaler.look(
+                    one,
+                    asked.get(one.model),
+                    sum(depth.depth for depth in depths if depth.model == one.model),
+                    workers,
+                    members,
+                )
+                for one in found
+            ]
+        for one in found:
+            await self._fleet.publish(one)
+            self._tell(one)
 
     def _tell(self, found: Capacity) -> None:
         """Log a capacity when it becomes known, and when it becomes an estimate or sure."""
@@ -119,6 +147,8 @@ class Controller:
             )
 
     def _become(self, leader: bool) -> None:
+        if not leader and self.autoscaler is not None:
+            self.autoscaler.forget()
         if leader is not self.leads:
             self.leads = leader
             self._say("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)

@@ -86,8 +86,9 @@ def dedup_keys_of(
         id: id of the request.
         asked: digest of what it asks.
         options: whether it is a task, has an idempotency key, or needs an answer of its own.
-        version: version of the model that is to answer. Identical requests share the answers of one version only. A
-            task or an idempotency key stands for its request whichever version answers.
+        version: version of the model that is to answer, or several with commas between them, of which any may. Identical
+            requests share the answers of these only. A task or an idempotency key stands for its request whichever
+            version answers.
     """
     dedup_keys = []
     if options.task:
@@ -100,11 +101,23 @@ def dedup_keys_of(
     return tuple(dedup_keys)
 
 
-def keeps(kind: DedupKind, reply: Reply) -> bool:
-    """Whether an outcome is kept for later requests under a dedup key of this kind."""
+def keeps(dedup_key: DedupKey, reply: Reply) -> bool:
+    """Whether an outcome is kept for later requests under a dedup key.
+
+    For identical requests only outputs of a version that they ask for are kept: a worker of another one may have helped out.
+    """
+    kind = dedup_key.kind
+    if kind is DedupKind.SAME:
+        ran = "" if reply.ran is None else reply.ran.version
+        return reply.output is not None and _answers(dedup_key.key.rpartition("@")[2], ran)
     if kind is DedupKind.TASK or reply.output is not None:
         return True
-    return kind is DedupKind.KEY and reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
+    return reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
+
+
+def _answers(versions: str, ran: str) -> bool:
+    """Whether a version is one of those that identical requests ask for. One that is not told is."""
+    return not ran or f",{ran}," in f",{versions},"
 
 
 def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
@@ -408,7 +421,7 @@ class Dedup:
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
         dedup_key = flight.dedup_key
-        useful = dedup_key.keep > 0.0 and keeps(dedup_key.kind, reply)
+        useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply)
         if useful and not self._kept.limits.keeps(reply):
             useful = dedup_key.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
             failure = failures.too_large(weight(reply.output))

@@ -78,9 +78,14 @@ def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
 
 
 def no_version_here(version: str) -> Failure:
-    """Refusal because the fallback, which answers while the broker is away, has no versions."""
+    """Refusal because the fallback, which answers while the broker is away, has another version, or none."""
     message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
+
+
+def no_fallback(model: str) -> str:
+    """Message of a refusal because the broker is away and the gateway's fallback does not answer for the model."""
+    return f"the queue is out of reach, and only other models than {excerpt(model)!r} are answered without it; try again later"
 
 
 def no_default(served: Iterable[str]) -> Failure:
@@ -118,7 +123,8 @@ def conflict() -> Failure:
 def over(found: Over) -> Failure:
     """Refusal because of a rate limit."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
-    message = f"over the limit of {limit.rate:g} requests a minute for {whose}, {limit.burst:g} at once"
+    what = f"requests a minute to the model {excerpt(limit.model)!r}" if limit.model else "requests a minute"
+    message = f"over the limit of {limit.rate:g} {what} for {whose}, {limit.burst:g} at once"
     wait = found.retry_after if math.isfinite(found.retry_after) else None
     return Failure(errors.RATE_LIMITED, message, wait, "rate")
 

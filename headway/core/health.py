@@ -7,14 +7,18 @@ still for that long counts again with its next heartbeat; nothing of what it run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from headway.model import WorkerInfo, WorkerStatus
+from headway.model import ProcessInfo, WorkerInfo, WorkerStatus
 
 HEARTBEAT_EVERY = 0.5
 """Seconds between heartbeats."""
 DEGRADED_AFTER = 1.5
 OFFLINE_AFTER = 10.0
+SILENT_AFTER = 3.0
+"""Seconds after which a process that says nothing no longer counts: three heartbeats of processes."""
 MEMORY_SCARCE = 0.9
 """Share of its memory in use above which a worker counts as lost capacity."""
 MEMORY_AMPLE = 0.85
@@ -39,6 +43,12 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
     if status is worker.status:
         return worker
     return msgspec.structs.replace(worker, status=status, reason="no heartbeat")
+
+
+def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
+    """Processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
+    newest = max((member.last_seen for member in members), default=0.0)
+    return [member for member in members if newest - member.last_seen < SILENT_AFTER]
 
 
 def scarce(used: float, before: bool) -> bool:

@@ -1,22 +1,24 @@
 """Sampling of traces: which requests have their spans recorded.
 
 The decision by a ratio goes by the last 8 bytes of the trace id, as in OpenTelemetry's samplers, so that systems with the same
-ratio decide alike about one trace. A request that begins a trace draws these bytes first, and is given the rest only if it is
-sampled: to be left out costs one random number.
+ratio decide alike about one trace. For requests that begin a trace the sampler draws how many are left out before the next one
+that is sampled (a geometric distribution: each request has the same chance, whatever became of those before it). To be left out
+costs a subtraction. A request that is sampled gets an id that ends below the bound.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from headway.model import TraceContext
 from headway.model.trace import RANDOM, SAMPLED
 
 _ALL = 1 << 64
+_MOST_LEFT_OUT = 1 << 62
+"""Most requests that are left out before the sampler draws anew."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sampler:
     """Sampler of traces.
 
@@ -24,16 +26,18 @@ class Sampler:
         ratio: share of the traces that are sampled, 0 to 1, where that is decided here.
         follows: whether the decision is taken over from the span that a request names as its parent.
         bits: returns so many random bits.
+
+    Attributes:
+        left_out: requests without a parent that are still left out before one is sampled. Whoever leaves one out without
+            asking `begin` subtracts 1.
     """
 
-    ratio: float
-    follows: bool
-    bits: Callable[[int], int]
-    bound: int = field(init=False, default=0)
-    """Number below which the last 8 bytes of a sampled trace's id are."""
+    __slots__ = ("_bits", "_bound", "_follows", "_ratio", "left_out")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", round(self.ratio * _ALL))
+    def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
+        self._ratio, self._follows, self._bits = ratio, follows, bits
+        self._bound = round(ratio * _ALL)
+        self.left_out = self._draw()
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
         """Context of the first span of a request; None when it is not sampled.
@@ -42,19 +46,32 @@ class Sampler:
             parent: span of the client's, if the request names one.
         """
         if parent is None:
-            low = self.bits(64)
-            return None if low >= self.bound else self.with_low(low)
-        if not (parent.sampled if self.follows else int.from_bytes(parent.trace_id[8:], "big") < self.bound):
+            if self.left_out:
+                self.left_out -= 1
+                return None
+            self.left_out = self._draw()
+            return self._first()
+        if not (parent.sampled if self._follows else int.from_bytes(parent.trace_id[8:], "big") < self._bound):
             return None
         return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
 
-    def with_low(self, low: int) -> TraceContext:
-        """Context of the first span of a trace whose id ends in these 8 bytes, which are below the bound."""
-        return TraceContext((self.bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
+    def _draw(self) -> int:
+        """Number of requests that are left out before the next one that is sampled."""
+        if not self._bound:
+            return _MOST_LEFT_OUT
+        if self._ratio >= 1:
+            return 0
+        share = (self._bits(53) + 1) / (1 << 53)  # Above 0, at most 1.
+        return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
+
+    def _first(self) -> TraceContext:
+        """Context of the first span of a trace whose id ends below the bound."""
+        low = self._bits(64) * self._bound >> 64
+        return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
 
     def apart(self) -> TraceContext:
         """Context of the first span of a trace that is sampled in any case."""
-        trace_id = (self.bits(128) or 1).to_bytes(16, "big")
+        trace_id = (self._bits(128) or 1).to_bytes(16, "big")
         return TraceContext(trace_id, self.span_id(), SAMPLED | RANDOM)
 
     def below(self, context: TraceContext) -> TraceContext:
@@ -63,4 +80,4 @@ class Sampler:
 
     def span_id(self) -> bytes:
         """Id of a new span."""
-        return (self.bits(64) or 1).to_bytes(8, "big")
+        return (self._bits(64) or 1).to_bytes(8, "big")

@@ -144,7 +144,8 @@ class BoardReporter:
         if self._standing.records and now - self._recorded_at >= PERIOD * 0.9:
             self._recorded_at = now
             fleet = await self._figures()
-        notice = Notice(self._process, departures, changes, untold, self._meter.read(), fleet)
+        scalings = self._counters.departures.take_scalings()
+        notice = Notice(self._process, departures, changes, untold, self._meter.read(), fleet, scalings=scalings)
         self._standing = await self._board.post(notice)
 
     async def _figures(self) -> FleetFigures:

@@ -54,6 +54,7 @@ class FleetModels:
                 served[model] = known if known and told_again else on_terms(self._settings, model, report.terms)
         if self._presumed and len(served) > 1 and self._presumed not in reports:
             del served[self._presumed]
+            self._warn_of_lost_fallback(reports)
         self._terms = reports
         if served.keys() != self._served.keys() or any(served[name] is not self._served[name] for name in served):
             self._tell(served)
@@ -65,6 +66,13 @@ class FleetModels:
             log.info("a model is served", model=model, max_batch_size=served[model].max_batch_size)
         for model in self._served.keys() - served.keys():
             log.info("a model is no longer served, as it has no worker", model=model)
+
+    def _warn_of_lost_fallback(self, reports: Iterable[str]) -> None:
+        """Log that the fallback answers for a model that is served no more, as nobody has named it."""
+        if self._settings.fallback and self._presumed in self._served:
+            hint = "Name the model that it is for, by --model or in a table [models.NAME] of the settings file."
+            log.warning("the fallback is for a model that nobody runs", model=self._presumed,
+                        models=",".join(sorted(reports)), hint=hint)  # fmt: skip
 
     def _warn_of_namesakes(self, workers: Iterable[WorkerInfo]) -> None:
         """Log that workers run different targets under one name and version: answers come from either."""

@@ -9,10 +9,12 @@ resubmitter        offers again what a broker may have lost
 outcome_reader     reads the outcomes of tasks from the broker
 limiter            refuses by rate
 capacity_watcher   reads the fleet's capacity
+direct_mode        what a fallback answers while the shared broker is away
 fallback           the gateway's own broker and worker, while the shared broker is away
 ledger_writer      records outcomes in the ledger
 access_log         logs requests, all or a share
 request_traces     spans of sampled requests
+refusal_traces     spans of requests that a port refuses
 screened           a gateway with an input policy
 input_gate         the input policy, carried out
 judge              a function of the input policy, in processes of its own

@@ -230,10 +230,12 @@ class BrokerSession:
         self._work.set()
 
     def give_up(self) -> None:
-        """Drop the outbox and the subscriptions, as another session has taken them over."""
-        self._outbox.clear()
-        self._large.waiting.clear()
-        self._subscribing.clear()
+        """Drop the entries and subscriptions that another session has taken over."""
+        mine = {one.entry.submission for one in self._pending.on(self)}
+        mine.update(one.subscription.submission for one in self._subscriptions.on(self))
+        self._outbox = [entry for entry in self._outbox if entry.submission in mine]
+        self._large.waiting = [entry for entry in self._large.waiting if entry.submission in mine]
+        self._subscribing = {name: one for name, one in self._subscribing.items() if name in mine}
 
     def withdraw(self, submission: Submission) -> None:
         """Withdraw a submission as soon as the broker can be told."""
@@ -334,7 +336,7 @@ class BrokerSession:
         """Offer entries again that still wait.
 
         An entry that is answered meanwhile may have been taken for new. It is withdrawn, unless later requests can use
-        its outcome.
+        its outcome. A task that is cancelled meanwhile is withdrawn, too, as the broker may have forgotten that by then.
 
         Arguments:
             entries: entries to offer.
@@ -346,11 +348,15 @@ class BrokerSession:
             return
         if admitted:  # They have been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
-        await self._offer(offered, admitted, again=late)
-        wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
-        for entry in offered:
-            if entry.submission not in wanted and not is_task(entry):
-                self.withdraw(entry.submission)
+        held = [self._pending.of(entry) for entry in offered]
+        try:
+            await self._offer(offered, admitted, again=late)
+        finally:  # A call without an answer may have been done.
+            wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
+            for entry, pending in zip(offered, held, strict=True):
+                left = pending is not None and pending.left
+                if entry.submission not in wanted and (left or not is_task(entry)):
+                    self.withdraw(entry.submission)
 
     async def _subscribe(self, subscriptions: Sequence[Subscription], again: bool = False) -> None:
         """Subscribe for those who still wait. `again`: the subscriptions stood once, and most likely still do."""

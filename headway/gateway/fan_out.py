@@ -9,6 +9,9 @@ The parts share the principal, the options and the deadline. They are let in tog
 first part for as many as they are, and no other is submitted when it is refused. They count towards a rate limit in one
 charge, which the first part carries. Many parts are submitted in slices, which wait for their turns with those of other requests,
 so that nobody else waits for all of them. What they wait is of their deadline.
+
+Under an idempotency key the other parts are submitted when the broker has the first, or has answered it. Of two requests that
+differ under one key, at any two gateways, the one whose first part comes first is so answered whole, and nothing of the other runs.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ LEAST_TIME = 0.001
 """Least seconds that a part gets, which has waited for its turn until its deadline."""
 FEW = 16
 """Most parts of a request that is submitted at once, without waiting for its turn."""
+
+
+OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
+"""Codes of failures that blame the request and not its first input, whose key and id it has."""
 
 
 class Submitter(Protocol):
@@ -94,7 +101,7 @@ class FanOut:
         parameters: bytes,
         ended: Callable[[Sequence[Reply]], None],
     ) -> None:
-        self._gateway, self._principal, self._model = gateway, principal, model
+        self._gateway, self._principal, self._model = gateway, principal.asking(model), model
         self._options = options
         self._id = id
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
@@ -104,6 +111,8 @@ class FanOut:
         self._several = SeveralInputs(id, inputs, parameters)
         self._refused = False
         """Whether a part was refused by the gateway itself, so that no other is submitted."""
+        self._awaits_first = bool(options.key) and len(inputs) > 1
+        """Whether the parts but the first wait until the broker has that one."""
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
@@ -144,11 +153,24 @@ class FanOut:
         self._missing -= 1
         if not self._missing:
             self._end([one for one in self._replies if one is not None])
+        elif not position:
+            self.take_admitted()
+
+    def take_admitted(self) -> None:
+        """Note that the broker has the first part, or has answered it."""
+        if not self._awaits_first:
+            return
+        self._awaits_first = False
+        if self._count <= FEW:
+            self._go_on()
+        else:
+            self._wait_turn()
 
     def _submit(self) -> None:
         """Submit the next parts, and see to it that the rest follow."""
         begin = len(self._parts)
-        for position in range(begin, min(begin + AT_ONCE, self._count)):
+        end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
+        for position in range(begin, end):
             if self._ended is None:
                 return
             part = _Part(self, position, new_id() if position else self._id)
@@ -167,7 +189,7 @@ class FanOut:
                 self._refused = True
                 return
             self._let_in = self._let_in - 1 if position else self._count - 1
-        if len(self._parts) < self._count:
+        if len(self._parts) < self._count and not self._awaits_first:
             self._wait_turn()
 
     def _wait_turn(self) -> None:
@@ -209,6 +231,8 @@ class FanOut:
             return failure
         if failure.reason == failures.POLICY:  # It names the input itself.
             return failure
+        if not position and failure.code in OF_ALL:
+            return failure
         if failure.code == errors.RATE_LIMITED:
             message = f"over the rate limit, as {count} inputs count as {count} requests"
         elif self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
@@ -242,7 +266,8 @@ class _Part:
         self._whole.take(self.position, reply)
 
     def admitted(self) -> None:
-        pass
+        if not self.position:
+            self._whole.take_admitted()
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:

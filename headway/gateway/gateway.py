@@ -34,6 +34,8 @@ from headway.gateway.broker_session import (
     SubscriptionRefused,
     Up,
 )
+from headway.gateway.direct_mode import DirectMode
+from headway.gateway.fallback import Fallback
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.model_rules import RuleTable
@@ -73,7 +75,7 @@ class Gateway:
         broker: broker that entries go to.
         counters: counters of outcomes.
         clock: monotonic seconds.
-        direct: broker that entries go to while `broker` is away; without it they are refused then.
+        direct: fallback that entries go to while `broker` is away; without it they are refused then.
         observers: observers of every request that has ended.
         rng: uniform in [0, 1), for pauses.
 
@@ -93,7 +95,7 @@ class Gateway:
         counters: Counters,
         clock: Callable[[], float],
         *,
-        direct: RequestQueue | None = None,
+        direct: Fallback | None = None,
         observers: Sequence[Observer] = (),
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -115,7 +117,8 @@ class Gateway:
         held = self.name, self._pending, self._subscriptions, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
         self._shared = BrokerSession(broker, *rest)
-        self._direct = BrokerSession(direct, *rest) if direct else None
+        self._direct_mode = DirectMode(BrokerSession(direct.broker, *rest), direct.versions) if direct else None
+        self._direct = self._direct_mode.session if self._direct_mode is not None else None
         self._session = self._shared
         """Session that new requests go over."""
         self.broker = broker
@@ -164,9 +167,9 @@ class Gateway:
             parameters: text of a JSON object, or empty.
             several: request with several inputs of which this is one.
         """
-        limits, alone = principal.limits, self._session is not self._shared
-        if limits and alone:
-            limits = self.limiter.parts(limits)
+        principal = principal.asking(model) if principal.of_models else principal
+        alone = self._session is not self._shared
+        limits = self.limiter.parts(principal.limits) if alone else principal.limits
         nonce = next(self._submissions)
         entry = self.rules[model].entry(
             principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
@@ -175,7 +178,7 @@ class Gateway:
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, options.task, several, self._session)
+            self._hold(sink, principal, entry, options.task or bool(several and options.key), several, self._session)
         return failure is None
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -273,9 +276,14 @@ class Gateway:
             if pending.unadmitted or pending.session is not self._shared:
                 for session in {pending.session or self._shared, self._shared}:
                     session.cancel_later(tenant, id)
+        known = self._shared.broker.epoch
         for one in (self._direct, self._shared):
             if one is not None and (pending is None or pending.session is one):
                 await one.broker.cancel_task(tenant, id)
+        if (
+            pending is None and known and self._shared.broker.epoch != known
+        ):  # The gateway that holds it offers it again.
+            raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
 
     def out_of_reach(self) -> Failure:
         """Failure that a client reads when `outcome` or `cancel` could not reach the broker."""
@@ -314,7 +322,7 @@ class Gateway:
             return wrong
         if principal.models and model not in principal.models:
             return failures.no_model_for(model, principal.models)
-        if options.version and (wrong := self._check_version(model, options.version)):
+        if (wrong := self._check_here(model, options)) is not None:
             return wrong
         if self.kinds.failed and session is self._shared and (wrong := self.kinds.not_loaded(entry)):
             return wrong
@@ -324,10 +332,15 @@ class Gateway:
             return session.no_room()
         return self.limiter.check(entry, session is self._direct, options.count)
 
-    def _check_version(self, model: str, version: str) -> Failure | None:
-        """Failure of a request that names a version; None where that may be asked now."""
-        refusal = self.rules[model].versions.refusal(model, version)
-        return refusal or (failures.no_version_here(version) if self._session is self._direct else None)
+    def _check_here(self, model: str, options: RequestOptions) -> Failure | None:
+        """Failure of a request for a model or version that the broker which new requests go to does not answer for.
+
+        A version is not looked at where the request was let in with another.
+        """
+        version = options.version
+        if self._direct_mode is not None and self._session is self._direct:
+            return self._direct_mode.refusal(model, version, self.out_of_reach())
+        return self.rules[model].versions.refusal(model, version) if version and options.count else None
 
     def _refuse(
         self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None
@@ -377,30 +390,13 @@ class Gateway:
         if session is not self._shared:
             return
         direct = self._direct
-        if direct is None:
+        if direct is None or self._direct_mode is None:
             session.room = 0
             log.warning("requests are refused until the broker is back", held=len(self._pending))
             return
         self._session, self.broker = direct, direct.broker
         log.warning("direct mode until the broker is back", held=len(self._pending))
-        for pending in self._pending.on(session):
-            if pending.entry.pinned:  # What answers there is no version of the fleet's.
-                self._answer(pending, failures.no_version_here(pending.entry.version), Ending.REFUSED)
-                session.withdraw(pending.entry.submission)
-        moved = self._pending.on(session)
-        for pending in moved:
-            pending.session = direct
-            # It may have been charged; a burst that was let in is not refused now. Nobody there claims for a version.
-            pending.entry = msgspec.structs.replace(pending.entry, limits=(), version="", pinned=False)
-            if not pending.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
-                session.withdraw(pending.entry.submission)
-        subscribed = self._subscriptions.on(session)
-        for subscriber in subscribed:
-            subscriber.session = direct
-            session.withdraw(subscriber.subscription.submission)
-        session.give_up()
-        direct.take_over([pending.entry for pending in moved])
-        direct.subscribe([one.subscription for one in subscribed])
+        self._direct_mode.take_over(session, self._pending, self._subscriptions)
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
         """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""

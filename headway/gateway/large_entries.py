@@ -1,17 +1,16 @@
-"""Large entries of a session, which go to the broker in calls of their own: nobody waits for the bytes of another's.
+"""Large entries of a session, which go to the broker in calls of their own.
 
-What comes under an idempotency key while a large entry under it is in the line goes behind that one. Else a later request
-under the key could take a part of it that the first has not reached yet, and each would be refused for the other.
+Nobody waits for the bytes of another's: small entries go by, and tenants take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from headway.errors import BrokerUnavailable
-from headway.gateway.several_inputs import PART
-from headway.model import DedupKind, Entry
+from headway.model import Entry
 
 AT_ONCE = 8
 """Most entries in one call."""
@@ -39,22 +38,18 @@ class LargeEntries:
         return any(entry.id == id and entry.tenant == tenant for entry in (*self._offering, *self.waiting))
 
     def split(self, entries: list[Entry], most: float) -> list[Entry]:
-        """Take the entries whose inputs are longer than `most`, and those that go behind them; returns the others."""
-        line = (*self._offering, *self.waiting, *(entry for entry in entries if len(entry.input) > most))
-        if not line:
-            return entries
-        keys = {key for entry in line if (key := _key_of(entry)) is not None}
-        taken = [len(entry.input) > most or _key_of(entry) in keys for entry in entries]
-        self.waiting += [entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken]
-        if self.waiting:
+        """Take the entries whose inputs are longer than `most`; returns the others."""
+        if large := [entry for entry in entries if len(entry.input) > most]:
+            self.waiting += large
             self._work.set()
-        return [entry for entry, is_taken in zip(entries, taken, strict=True) if not is_taken]
+            entries = [entry for entry in entries if len(entry.input) <= most]
+        return entries
 
     async def run(self) -> None:
         """Offer what waits, again and again."""
         while True:
             await self._work.wait()
-            self._offering, self.waiting = self.waiting[:AT_ONCE], self.waiting[AT_ONCE:]
+            self._offering, self.waiting = _next(self.waiting)
             if not self.waiting:
                 self._work.clear()
             try:
@@ -66,9 +61,14 @@ class LargeEntries:
             self._on_offered()
 
 
-def _key_of(entry: Entry) -> tuple[str, str] | None:
-    """Tenant and idempotency key of the request that an entry is, or is a part of; None where it has no key."""
-    for dedup_key in entry.dedup_keys:
-        if dedup_key.kind is DedupKind.KEY:
-            return entry.tenant, dedup_key.key.partition(PART)[0]
-    return None
+def _next(waiting: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Entries of the next call, and the rest. Tenants take turns, and the entries of each keep their order."""
+    if len(waiting) <= AT_ONCE:
+        return list(waiting), []
+    seen, places = Counter[str](), []
+    for position, entry in enumerate(waiting):
+        places.append((seen[entry.tenant], position))
+        seen[entry.tenant] += 1
+    chosen = [position for _, position in sorted(places)[:AT_ONCE]]
+    rest = {*range(len(waiting))}.difference(chosen)
+    return [waiting[position] for position in chosen], [waiting[position] for position in sorted(rest)]

@@ -133,9 +133,9 @@ class Limiter:
             count: entries that are let in with it, itself among them; 0 where it was let in with another.
         """
         throttle = self.throttles[entry.model]
-        if entry.tier < self._lowest:
+        if entry.tier < self._lowest or not self._lowest:  # One tier alone is counted, and never held up.
             throttle.higher += count
-        elif self._lowest and count and not alone and (wait := throttle.admit(self._clock(), count)) > 0.0:
+        elif count and not alone and (wait := throttle.admit(self._clock(), count)) > 0.0:
             burst = throttle.burst
             return failures.over_burst(count, burst, wait) if 1 <= burst < count else failures.over_capacity(wait)
         return None
@@ -165,7 +165,7 @@ class Limiter:
     def not_run(self, entry: Entry) -> None:
         """Note that an entry got another's answer, and so took nothing of the capacity."""
         throttle = self.throttles[entry.model]
-        if entry.tier < self._lowest:
+        if entry.tier < self._lowest or not self._lowest:
             throttle.higher -= 1
         else:
             throttle.give_back()

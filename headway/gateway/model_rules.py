@@ -108,12 +108,18 @@ class ModelRules:
                 asked = several.digest_of(model, options.version, input)
             dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
             known = asked if options.chosen and not options.task else b""
+        trace, traces = b"", self.traces
+        if traces is not None:
+            sampler = traces.sampler
+            if several is None and options.trace is options.replays is None and sampler.left_out:  # As with most.
+                sampler.left_out -= 1
+            else:
+                trace = traces.begin(options, several)
         return Entry(
             id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
             principal.user if origin is None else origin, self._weigh(input) if self._weighs else 1,
-            version, bool(version and options.version),
-            b"" if self.traces is None else self.traces.begin(options, several),
+            version, bool(version and options.version), trace,
         )  # fmt: skip
 
 

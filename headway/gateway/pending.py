@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from headway import errors
 from headway.core.dedup import is_task
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Entry, Principal, Reply
@@ -25,7 +26,10 @@ class ReplySink(Protocol):
         ...
 
     def admitted(self) -> None:
-        """Note that the broker has the task: its outcome will be kept, whoever waits for it."""
+        """Note that the broker has the request. Of a task, the outcome will be kept, whoever waits for it.
+
+        Called, at most once, for tasks and for parts of a request under an idempotency key, unless the answer comes first.
+        """
         ...
 
 
@@ -85,7 +89,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
         session: session over which it went; None for one that was turned away, or that waits for the input policy.
-        unadmitted: whether it is a task that the broker is not known to have.
+        unadmitted: whether its sink waits to hear that the broker has it, which is not known yet.
         reply: its outcome, once it has ended.
         several: request with several inputs of which this is one; None for a request by itself.
     """
@@ -104,6 +108,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     def ended(self) -> bool:
         """Whether it has its outcome."""
         return self.reply is not _UNANSWERED
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody wants its outcome any more: its client left, or deleted it."""
+        return self.reply.failure is not None and self.reply.failure.code == errors.CANCELLED
 
     @property
     def task(self) -> bool:

@@ -11,6 +11,7 @@ observer hears too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -20,7 +21,7 @@ from headway.gateway.pending import Ending, PendingRequest
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
 from headway.runtime.counters import Counters
-from headway.runtime.spans import Attributes, Span, SpanKind, SpanLink, SpanRecorder
+from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 LEFT = 499
 """Status of a request whose client left, as the access log has it."""
@@ -28,6 +29,9 @@ ACCEPTED = 202
 """Status of a request that has become a task."""
 SERVER_FAULT = 500
 """Least status of an error that is not the client's."""
+
+LONG_MODEL = 128
+"""Characters beyond which the name of a model that a failed request named is remembered by no form."""
 
 _GEN_AI: Mapping[str, str] = {
     "POST /v1/chat/completions": "chat",
@@ -83,12 +87,16 @@ class RequestTraces:
         tiers: names of the tiers.
         counters: counters whose histograms get exemplars.
         scheme: scheme of the public port.
+
+    Attributes:
+        sampler: decides which requests are sampled.
     """
 
     def __init__(self, recorder: SpanRecorder, tiers: Sequence[str], counters: Counters, scheme: str = "http") -> None:
         self._recorder, self._tiers, self._counters, self._scheme = recorder, tiers, counters, scheme
-        self._clock, self._sampler = recorder.clock, recorder.sampler
-        self._bits, self._bound = recorder.sampler.bits, recorder.sampler.bound
+        self._clock, self.sampler = recorder.clock, recorder.sampler
+        self._send_form = lru_cache(FORMS)(_send_form)
+        self._server_form = lru_cache(FORMS)(self._make_server_form)
         self._sent: dict[bytes, SentInput] = {}
         """Inputs that have not ended, by what their entries carry."""
 
@@ -100,32 +108,26 @@ class RequestTraces:
             several: request with several inputs of which this is one.
         """
         if several is None:
-            if options.trace is None:  # As with most; what is left out costs a random number.
-                low = self._bits(64)
-                if low >= self._bound:
-                    return b""
-                request: RequestTrace | None = self._request(self._sampler.with_low(low), options, 1)
-            else:
-                request = self._begin(options, 1)
+            request = self._begin(options, 1)
         else:
             if not several.entered:
                 several.entered, several.trace = True, self._begin(options, several.count)
             request = several.trace
         if request is None:
             return b""
-        below = self._sampler.below(request.context)
-        packed = pack_carried(CarriedTrace(below, self._recorder.wall()))
-        self._sent[packed] = SentInput(request, below, self._clock())
+        below = self.sampler.below(request.context)
+        now = self._clock()
+        packed = pack_carried(CarriedTrace(below, self._recorder.unix_zero(now) + int(now * 1e9)))
+        self._sent[packed] = SentInput(request, below, now)
         return packed
 
     def _begin(self, options: RequestOptions, count: int) -> RequestTrace | None:
         """Begin the trace of a request with so many inputs; None: it is not sampled."""
-        context = self._sampler.begin(options.trace)
-        return None if context is None else self._request(context, options, count)
-
-    def _request(self, context: TraceContext, options: RequestOptions, count: int) -> RequestTrace:
-        links = () if options.replays is None else (SpanLink(options.replays),)
-        return RequestTrace(context, options.trace, options.way, self._clock(), count, links)
+        if options.replays is not None:  # As what died was sampled.
+            links = (SpanLink(options.replays),)
+            return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
+        context = self.sampler.begin(options.trace)
+        return None if context is None else RequestTrace(context, options.trace, options.way, self._clock(), count)
 
     def admitted(self, entry: Entry) -> None:
         """Note that the broker has an entry."""
@@ -135,17 +137,19 @@ class RequestTraces:
     def detached(self, entry: Entry) -> None:
         """Note that the client of a task has its id, and waits no longer."""
         if (sent := self._sent.get(entry.trace)) is not None:
-            self._tell_request(sent.request, entry, entry.id, ACCEPTED, None, self._clock())
+            now = self._clock()
+            self._tell_request(sent.request, entry, entry.id, ACCEPTED, None, now, self._recorder.unix_zero(now))
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Record the spans of those of the requests that are sampled."""
         if not self._sent:
             return
+        zero = self._recorder.unix_zero(now)
         for request in requests:
             if request.entry.trace:
-                self._finish(request, ending, now)
+                self._finish(request, ending, now, zero)
 
-    def _finish(self, pending: PendingRequest, ending: Ending, now: float) -> None:
+    def _finish(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         entry, reply = pending.entry, pending.reply
         sent = self._sent.pop(entry.trace, None)
         if sent is None:
@@ -153,88 +157,93 @@ class RequestTraces:
         failure = reply.failure
         several, request = pending.several, sent.request
         if ending is not Ending.TURNED_AWAY:
-            self._tell_send(sent, pending, ending, now)
-            self._note_exemplars(pending, ending, now)
+            self._tell_send(sent, pending, ending, now, zero)
+            self._note_exemplars(pending, ending, now, zero)
         request.missing -= 1
         if failure is not None or not request.missing:
             left = ending is Ending.LEFT
             status = 200 if failure is None else LEFT if left else STATUS[failure.code]
-            self._tell_request(request, entry, entry.id if several is None else several.id, status, failure, now)
+            id = entry.id if several is None else several.id
+            self._tell_request(request, entry, id, status, failure, now, zero)
 
-    def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float) -> None:
+    def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         """Give the histograms that count this request its trace id."""
         entry, reply = pending.entry, pending.reply
         if ending not in (Ending.REPLIED, Ending.TIMED_OUT):
             return
         key = entry.model, self._tiers[entry.tier]
-        trace_id, at = trace_id_of(entry.trace), self._recorder.wall() / 1e9
+        trace_id, at = trace_id_of(entry.trace), zero / 1e9 + now
         self._counters.request_seconds[key].exemplify(now - pending.since, trace_id, at)
         if ending is Ending.REPLIED:
             self._counters.queue_seconds[key].exemplify(0.0 if reply.kept else reply.queued, trace_id, at)
 
-    def _tell_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float) -> None:
+    def _tell_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         entry, reply = pending.entry, pending.reply
-        attributes: Attributes = (
-            *_messaging(entry.model, "send"),
-            ("messaging.message.id", f"req_{entry.id}"),
-            *((("headway.shared", "kept" if reply.kept else "joined"),) if reply.shared is not None else ()),
-        )
+        own: Attributes = (("messaging.message.id", f"req_{entry.id}"),)
+        if reply.shared is not None:
+            own += (("headway.shared", "kept" if reply.kept else "joined"),)
         error = None
         if ending is Ending.REFUSED and reply.failure is not None:
             error = reply.failure.message
-            attributes += (("error.type", reply.failure.code),)
-        unix, parent = self._recorder.unix, sent.request.context.span_id
-        times = unix(sent.begun), unix(sent.admitted or now)
-        name = f"send {entry.model}"
-        self._recorder.add(Span(name, SpanKind.PRODUCER, sent.context, parent, *times, attributes, (), error))
+            own += (("error.type", reply.failure.code),)
+        begun, ended = zero + int(sent.begun * 1e9), zero + int((sent.admitted or now) * 1e9)
+        parent = sent.request.context.span_id
+        self._recorder.add(Span(self._send_form(entry.model), sent.context, parent, begun, ended, own, (), error))
 
     def _tell_request(
-        self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float
+        self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float, zero: int
     ) -> None:
         """Record the SERVER span of a request, once."""
         if request.told:
             return
         request.told = True
-        attributes: Attributes = (
-            *self._protocol(request.way, status),
-            ("headway.request_id", f"req_{id}"),
-            ("headway.model", entry.model),
-            ("headway.tier", self._tiers[entry.tier]),
-            ("headway.tenant", entry.tenant),
-        )
-        if request.way in _GEN_AI:
-            attributes += (("gen_ai.operation.name", _GEN_AI[request.way]), ("gen_ai.request.model", entry.model))
-        error = None
+        own: Attributes = (("headway.request_id", f"req_{id}"), ("headway.tenant", entry.tenant))
+        error, code, model = None, "", entry.model
         if failure is not None:
-            attributes += (("error.type", SHOWN.get(failure.code, failure.code)),)
+            code = SHOWN.get(failure.code, failure.code)
             error = failure.message if status >= SERVER_FAULT else None
+            if len(model) > LONG_MODEL:  # As a client may name one that is not served: no form remembers it.
+                own, model = (*own, ("headway.model", model)), ""
+        form = self._server_form(request.way, status, model, entry.tier, code)
         parent = request.parent.span_id if request.parent is not None else b""
-        unix = self._recorder.unix
-        name = request.way.removeprefix("grpc ") or "request"
-        times = unix(request.begun), unix(now)
-        self._recorder.add(
-            Span(name, SpanKind.SERVER, request.context, parent, *times, attributes, request.links, error, bool(parent))
-        )
+        begun, ended = zero + int(request.begun * 1e9), zero + int(now * 1e9)
+        self._recorder.add(Span(form, request.context, parent, begun, ended, own, request.links, error, bool(parent)))
 
-    def _protocol(self, way: str, status: int) -> Attributes:
-        """Attributes of the protocol by which a request came."""
-        kind, _, place = way.partition(" ")
-        if kind == "grpc":
-            service, _, method = place.partition("/")
-            return ("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)
-        if not place:  # A replay of a dead letter, or a program's call.
-            return ()
-        path = () if "{" in place else (("url.path", place),)
-        return (
-            ("http.request.method", kind), ("http.route", place), ("url.scheme", self._scheme), *path,
-            ("http.response.status_code", status),
-        )  # fmt: skip
+    def _make_server_form(self, way: str, status: int, model: str, tier: int, code: str) -> SpanForm:
+        """Form of the SERVER spans of a route with one outcome. `code`: code of the error; empty for none."""
+        attributes: Attributes = (*protocol_attributes(way, status, self._scheme), ("headway.tier", self._tiers[tier]))
+        if model:
+            attributes += (("headway.model", model),)
+        if way in _GEN_AI:
+            attributes += (("gen_ai.operation.name", _GEN_AI[way]), ("gen_ai.request.model", model))
+        if code:
+            attributes += (("error.type", code),)
+        return SpanForm(way.removeprefix("grpc ") or "request", SpanKind.SERVER, attributes)
 
 
-def _messaging(model: str, operation: str) -> Attributes:
+def protocol_attributes(way: str, status: int, scheme: str) -> Attributes:
+    """Attributes of the protocol by which a request came.
+
+    Arguments:
+        way: see RequestOptions.
+        status: status of its answer, as HTTP has it.
+        scheme: scheme of the public port.
+    """
+    kind, _, place = way.partition(" ")
+    if kind == "grpc":
+        service, _, method = place.partition("/")
+        return ("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)
+    if not place:  # A replay of a dead letter, or a program's call.
+        return ()
+    path = () if "{" in place else (("url.path", place),)
     return (
-        ("messaging.system", "headway"),
-        ("messaging.destination.name", model),
-        ("messaging.operation.name", operation),
-        ("messaging.operation.type", operation),
-    )
+        ("http.request.method", kind), ("http.route", place), ("url.scheme", scheme), *path,
+        ("http.response.status_code", status),
+    )  # fmt: skip
+
+
+def _send_form(model: str) -> SpanForm:
+    return SpanForm(f"send {model}", SpanKind.PRODUCER, (
+        ("messaging.system", "headway"), ("messaging.destination.name", model), ("messaging.operation.name", "send"),
+        ("messaging.operation.type", "send"),
+    ))  # fmt: skip

@@ -49,6 +49,7 @@ class ScreenedGateway(Gateway):
         if model not in self.kinds or (principal.models and model not in principal.models):
             # It is refused for that, and the policy is not shown.
             return super().submit(sink, principal, id, options, model, input, parameters, several)
+        principal = principal.asking(model)
         tier = max(principal.tier, options.tier)
         limits = self.counted(principal.limits)
         failure = self.limiter.excess(limits, self._session.broker) if limits else None

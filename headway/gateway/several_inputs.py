@@ -30,6 +30,7 @@ class SeveralInputs:
         inspected: whether the input policy has been through all of them.
         judgement: verdict that all of them wait for; None for none.
         entered: whether the first of them has been made an entry.
+        version: version of the model that was drawn for all of them; None as long as none was.
         trace: trace of the request; None unless it is sampled.
 
     A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
@@ -37,7 +38,7 @@ class SeveralInputs:
     """
 
     __slots__ = (
-        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace",
+        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
@@ -47,6 +48,7 @@ class SeveralInputs:
         self.judgement: Judgement | None = None
         self.entered = False
         self.trace: RequestTrace | None = None
+        self.version: str | None = None
         self._missing = len(inputs)
         self._asked: tuple[Value, bytes] | None = None
 

@@ -57,17 +57,21 @@ class VersionChoice:
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
         """Version in whose queue a request waits; empty: any.
 
-        A request that may be sent again to be answered once gets the same version each time; so do all inputs of one.
+        A request that may be sent again to be answered once gets the same version each time. All inputs of one get the
+        version that is drawn with the first, also if the weights change meanwhile.
         """
         versions = self._versions
         if versions is None:
             return ""
         if options.version:
             return options.version
+        if several is not None:
+            if several.version is None:
+                named = options.key.partition(PART)[0] or several.id
+                several.version = versions.only or versions.drawn(position_of(tenant, named))
+            return several.version
         if versions.only is not None:
             return versions.only
-        if several is not None:
-            return versions.drawn(position_of(tenant, options.key.partition(PART)[0] or several.id))
         if options.key or options.chosen or options.task:
             return versions.drawn(position_of(tenant, options.key or id))
         return versions.drawn(self._rng())

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ import structlog
 
 from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.relay import ClientConnection, Relay
@@ -50,7 +52,8 @@ _FIELDS = {
 }  # fmt: skip
 """Metadata that is read. It has the names and the meaning of the HTTP header fields."""
 
-_LISTS = frozenset((b"traceparent", b"tracestate"))
+_TRACE_FIELDS = frozenset(("traceparent", "tracestate"))
+_LISTS = frozenset(name.encode() for name in _TRACE_FIELDS)
 """Metadata of which several are joined by commas, as the header fields are; so a `traceparent` that comes twice is malformed."""
 
 
@@ -66,6 +69,7 @@ class PortContext:
         new_id: makes request ids.
         quotas: quotas of calls.
         relay: connections of the clients.
+        refusal_traces: traces of refused requests; None where none are recorded.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.
@@ -80,6 +84,7 @@ class PortContext:
     new_id: NewId
     quotas: CallQuotas
     relay: Relay
+    refusal_traces: RefusalTraces | None = None
     longest: float = field(init=False)
     message_timeout: float = field(init=False)
     reading: ReadDeadlines = field(init=False)
@@ -100,6 +105,7 @@ class Call:
     Arguments:
         port: context of the port.
         metadata: metadata that came with it.
+        way: see RequestOptions; empty where it asks for no inference.
     """
 
     request_streaming = True
@@ -107,10 +113,16 @@ class Call:
     request_deserializer = response_serializer = None
     unary_unary = unary_stream = stream_stream = None
 
-    __slots__ = ("connection", "counted", "kept", "metadata", "owner", "port", "principal", "shown", "tier")
+    __slots__ = (
+        "_way", "begun", "connection", "counted", "kept", "metadata", "owner", "port", "principal", "shown", "submitted", "tier",
+    )  # fmt: skip
 
-    def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, port: PortContext, metadata: Sequence[tuple[str, Any]], way: str = "") -> None:
         self.port = port
+        self._way = way
+        self.begun = monotonic()
+        self.submitted = False
+        """Whether the gateway has its request."""
         self.metadata = metadata
         self.connection: ClientConnection | None = None
         self.principal = NOBODY
@@ -220,7 +232,11 @@ class Call:
         await context.abort(status_of(error.code), details_of(error.message), trailers + more)
 
     def count_refusal(self, error: RequestError) -> None:
-        """Count an error, unless the gateway has."""
+        """Count an error, and record its span, unless the gateway has."""
+        traces = self.port.refusal_traces
+        if traces is not None and self._way and not self.submitted:
+            fields = read_fields([(name, value) for name, value in self.metadata if name in _TRACE_FIELDS])
+            traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
             self.port.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 

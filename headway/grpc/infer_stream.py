@@ -34,26 +34,24 @@ class InferStreamCall(StreamCall):
 
     Arguments:
         port: context of the port.
-        metadata: metadata that came with it, which hold for each request.
+        metadata: metadata that came with it, which hold for each request, but for an id.
         read: reads its messages.
         way: see RequestOptions.
     """
 
-    __slots__ = ("_read", "_way")
+    __slots__ = ("_read",)
 
     def __init__(self, port: PortContext, metadata: Any, read: ReadMessage, way: str = "") -> None:
-        super().__init__(port, metadata)
-        self._read, self._way = read, way
+        # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
+        super().__init__(port, [field for field in metadata if field[0] != "x-request-id"], way)
+        self._read = read
 
     async def talk(self, context: Any) -> None:
         """Answer requests until the client has no more, or is to open another connection."""
         fields = read_fields(self.metadata)
         self.identify(fields.get(b"authorization", b""))
-        for name in (b"idempotency-key", b"x-request-id"):
-            if name in fields:
-                raise BadRequest(
-                    f"the metadata {name.decode()} is for one request, and a stream has many; leave it out"
-                )
+        if b"idempotency-key" in fields:
+            raise BadRequest("the metadata idempotency-key is for one request, and a stream has many; leave it out")
         self.hold_room()
         items: Items = asyncio.Queue(MOST_ITEMS)
         begun: set[Item] = set()

@@ -41,13 +41,13 @@ class InferenceCall(Call):
         way: see RequestOptions.
     """
 
-    __slots__ = ("_read", "_replies", "_way")
+    __slots__ = ("_read", "_replies")
 
     def __init__(
         self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
     ) -> None:
-        super().__init__(port, metadata)
-        self._read, self._way = read, way
+        super().__init__(port, metadata, way)
+        self._read = read
         self._replies: Sequence[Reply] = ()
 
     async def answer(self, context: Any) -> bytes:
@@ -105,12 +105,13 @@ class InferenceCall(Call):
             self.tier = port.settings.tier_names[self.principal.tier]
             self.charge()
             raise
-        input = exchange.input
+        input, model = exchange.input, exchange.model or port.intake.kinds.default
+        self.principal = self.principal.asking(model)
+        self.submitted = True
         if isinstance(input, list):
-            replies = await self._outcomes(exchange, input, id)
+            replies = await self._outcomes(exchange, model, input, id)
         else:
-            sink = FutureSink()
-            model, options = exchange.model or port.intake.kinds.default, exchange.options
+            sink, options = FutureSink(), exchange.options
             port.intake.submit(sink, self.principal, id, options, model, input, exchange.parameters)
             try:
                 replies = (await sink.reply,)
@@ -132,9 +133,8 @@ class InferenceCall(Call):
             raise error_of(no_text()) from None
         return message, self.marks(replies)
 
-    async def _outcomes(self, exchange: Exchange, inputs: list[Value], id: str) -> Sequence[Reply]:
+    async def _outcomes(self, exchange: Exchange, model: str, inputs: list[Value], id: str) -> Sequence[Reply]:
         """Replies to all inputs of a request, or the failure of one."""
-        model = exchange.model or self.port.intake.kinds.default
         asked = self.port.intake, self.principal, id, exchange.options, model, inputs, exchange.parameters
         several: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 

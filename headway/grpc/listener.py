@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from headway.config import Settings
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc import messages
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import Call, PlainCall, PortContext, Respond
@@ -76,6 +77,7 @@ class GrpcListener:
         new_id: makes request ids.
         counters: counters of refusals.
         certificates: certificates of the port; None: it speaks HTTP/2 without TLS.
+        refusal_traces: traces of refused calls; None where none are recorded.
 
     Attributes:
         port: the port, once it is bound.
@@ -90,9 +92,11 @@ class GrpcListener:
         new_id: NewId,
         counters: Counters,
         certificates: Certificates | None = None,
+        refusal_traces: RefusalTraces | None = None,
         *,
         port: int | None = None,
     ) -> None:
+        self._refusal_traces = refusal_traces
         self._settings = settings
         self._intake, self._identity, self._readiness = intake, identity, readiness
         self._new_id, self._counters = new_id, counters
@@ -156,6 +160,7 @@ class GrpcListener:
             self._new_id,
             CallQuotas(self._settings),
             relay,
+            self._refusal_traces,
         )
         server = self._server = grpc.aio.server(options=_options(self._settings))
         server.add_generic_rpc_handlers((_Methods(_methods(port, health)),))

@@ -55,7 +55,7 @@ _HEADERS: dict[str, Any] = {
         "schema": {"type": "string", "pattern": "^[0-9]+$"},
     },
     "RateLimit-Policy": {
-        "description": "The caller's limits: q requests in w seconds. Only for callers who have limits.",
+        "description": "The caller's limits: q requests in w seconds; `model` is that for the model asked. Only for callers who have limits.",
         "schema": {"type": "string", "examples": ['"user";q=1000;w=60']},
     },
     "RateLimit": {

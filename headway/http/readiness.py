@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,6 +58,7 @@ class Readiness:
         starting: whether the process has not come up yet.
         told: is told of the workers at each look, so that a process that says that it is ready knows them.
         expected: healthy workers that the fleet should have; 0: nobody has said.
+        clock: monotonic seconds.
     """
 
     broker: Registry
@@ -70,21 +72,24 @@ class Readiness:
     starting: Callable[[], bool] = _never
     told: Callable[[Sequence[WorkerInfo]], None] | None = None
     expected: int = 0
+    clock: Callable[[], float] = monotonic
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
+    _seen_at: float | None = field(default=None, init=False)
+    """Instant of that; None: it has told nothing yet."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """Word of readiness, and the workers that it comes from. Waits for the broker, but not for long."""
         if self.starting():  # The broker may not have been found fit yet.
             return "starting", {"starting": True, "draining": False}
         try:
-            workers = self._last_seen = await soon(self.broker.workers())
-            if self.told is not None:
-                self.told(workers)
-            return self._look_at(workers)
+            workers = await soon(self.broker.workers())
         except BrokerUnavailable:
-            word, checks = self._look_at(await self._in_its_place())
-            return self._alone(word), {**checks, "broker": "out of reach"}
+            return await self.alone(), self._last_known() | await self._fallback() | {"broker": "out of reach"}
+        self._see(workers)
+        if self.told is not None:
+            self.told(workers)
+        return self._look_at(workers)
 
     async def alone(self) -> str:
         """Word of readiness while the broker is out of reach.
@@ -96,8 +101,25 @@ class Readiness:
 
     def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by the broker's present registry, and the workers that it comes from."""
-        self._last_seen = workers
+        self._see(workers)
         return self._judge(workers)
+
+    def _see(self, workers: Sequence[WorkerInfo]) -> None:
+        self._last_seen, self._seen_at = workers, self.clock()
+
+    def _last_known(self) -> dict[str, Any]:
+        """Checks by the registry as it was before the broker went out of reach."""
+        _, checks = self._look_at(self._last_seen)
+        if self._seen_at is None:
+            return checks | {"workers": "unknown"}
+        age = self.clock() - self._seen_at
+        return checks | {"workers": f"unknown; {checks['workers']} {age:.0f} s ago"}
+
+    async def _fallback(self) -> dict[str, Any]:
+        """Check of what answers in the place of the broker."""
+        if self.direct is None:
+            return {}
+        return {"fallback": _healthy(await self.direct.workers())}
 
     def _alone(self, word: str) -> str:
         if word in ("draining", "starting"):
@@ -131,8 +153,7 @@ class Readiness:
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
-        healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        checks: dict[str, Any] = {"workers": f"{healthy} of {len(counted)} healthy", "draining": self.leaving()}
+        checks: dict[str, Any] = {"workers": _healthy(counted), "draining": self.leaving()}
         if self.expected:
             checks["expected_workers"] = self.expected
         failed = {worker.model: worker.reason for worker in counted if worker.status is WorkerStatus.FAILED}
@@ -143,6 +164,10 @@ class Readiness:
             return False
         own = worker.worker_id in self.slots
         return own if self.needs_own else own or worker.status is not WorkerStatus.OFFLINE
+
+
+def _healthy(workers: Sequence[WorkerInfo]) -> str:
+    return f"{sum(worker.status is WorkerStatus.HEALTHY for worker in workers)} of {len(workers)} healthy"
 
 
 class Glance:

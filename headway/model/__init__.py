@@ -17,15 +17,15 @@ from headway.model.batch import (
     Slot,
 )
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission, Subscription
-from headway.model.fleet import Capacity, ProcessInfo, Role, TierDepth, WorkerInfo, WorkerStatus
-from headway.model.identity import ApiKey, Limit, Principal
+from headway.model.fleet import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
+from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import WARM_UP, Octets, Signature, Value, ValueKind, WeightLine
-from headway.model.versions import model_and_version, queue_name
+from headway.model.versions import in_zone, model_and_version, name_and_zone, queue_name
 
 __all__ = [
     "BatchFailure",
@@ -41,11 +41,13 @@ __all__ = [
     "ValueKind",
     "Lease",
     "Limit",
+    "ModelLimit",
     "ProcessInfo",
     "BatchRun",
     "LedgerRecord",
     "Reply",
     "Role",
+    "Scaling",
     "Completion",
     "DedupKey",
     "DedupKind",
@@ -66,6 +68,8 @@ __all__ = [
     "NoWork",
     "WorkerInfo",
     "WorkerStatus",
+    "in_zone",
     "model_and_version",
+    "name_and_zone",
     "queue_name",
 ]

@@ -6,6 +6,8 @@ that belong to no process alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 RUNNING = ""
@@ -62,6 +64,25 @@ class SlotChange(msgspec.Struct, frozen=True, array_like=True):
     ago: float = 0.0
 
 
+class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
+    """Decision of the autoscaler.
+
+    Attributes:
+        model: name of the model.
+        before, desired: workers that there should be until then and from then on.
+        direction: `up`, `down`, or `again` where as many are asked for once more.
+        reason: what decided it, in words.
+        ago: seconds from the decision to the notice that tells of it.
+    """
+
+    model: str
+    before: int
+    desired: int
+    direction: str
+    reason: str
+    ago: float = 0.0
+
+
 class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
     """Requests that one process has ended in some seconds.
 
@@ -115,6 +136,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
         flow: requests that it has ended; None where it takes none, or where there was nothing to count.
         fleet: figures of the fleet, of the one process that records them.
         at: broker instant of the notice; set by the board.
+        scalings: decisions of the autoscaler.
     """
 
     process: str
@@ -124,11 +146,12 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     flow: RequestFlow | None = None
     fleet: FleetFigures | None = None
     at: float = 0.0
+    scalings: tuple[ScalingChange, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether it tells nothing."""
-        return not (self.departures or self.changes or self.untold or self.flow or self.fleet)
+        return not (self.departures or self.changes or self.untold or self.flow or self.fleet or self.scalings)
 
 
 class Posted(msgspec.Struct, frozen=True):
@@ -141,3 +164,41 @@ class Posted(msgspec.Struct, frozen=True):
 
     watched: bool
     records: bool
+
+
+class HistoryRow(msgspec.Struct):
+    """Counts of the whole fleet in one step of the board's history, and its figures then.
+
+    Attributes:
+        step: number of the step, which begins at broker instant `step * headway.core.departure_board.STEP`.
+        ended: requests in all.
+        answered: answers with an output.
+        refused: refusals.
+        failed: errors, refusals among them.
+        latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
+        fleet: figures of the fleet; None where nobody has recorded them.
+        scalings: decisions of the autoscaler.
+    """
+
+    step: int
+    ended: int = 0
+    answered: int = 0
+    refused: int = 0
+    failed: int = 0
+    latencies: dict[int, int] = {}
+    fleet: FleetFigures | None = None
+    scalings: list[ScalingChange] = []
+
+
+class News(msgspec.Struct, frozen=True):
+    """News of the board for one reader.
+
+    Attributes:
+        notices: notices, oldest first.
+        cursor: names the last one, to go on from there.
+        lost_at: broker instant at which the board began again after the broker had lost its data; 0: it did not.
+    """
+
+    notices: Sequence[Notice]
+    cursor: str
+    lost_at: float = 0.0

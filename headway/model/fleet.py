@@ -37,6 +37,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         lowest_per_second, higher_per_second: requests per second that come to a gateway for that model, of the lowest tier
         and of the others.
         arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
+        scalable: workers that it has and most that it can have, by model, where it makes them more or fewer by itself.
+        zone: zone that it is in; empty where none is set.
         shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
     """
@@ -56,6 +58,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     shared: dict[str, str] = {}
     last_seen: float = 0.0
     arrivals: dict[str, tuple[float, float]] = {}
+    scalable: dict[str, tuple[int, int]] = {}
+    zone: str = ""
 
 
 class WorkerStatus(enum.Enum):
@@ -99,6 +103,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         version: version whose queue it claims from; empty: the queue for any.
         loading: seconds for which its process has been starting; 0 while none starts.
         retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for.
+        zone: zone that it is in, set by the broker; empty where none is set.
     """
 
     worker_id: str
@@ -123,11 +128,42 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     loading: float = 0.0
     retry_in: float = 0.0
+    zone: str = ""
 
     @property
     def queue(self) -> str:
-        """Name of the queue that it claims from."""
+        """Name of the queue that it claims from, in its zone."""
         return queue_name(self.model, self.version)
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of workers that a model should have, and how far that is.
+
+    Attributes:
+        desired: workers that there should be.
+        current: workers that serve.
+        coming: workers that were asked for and are on their way.
+        late: workers that were asked for and did not come in time.
+        reason: what decided the number, in words.
+        policy, driver: policy that chooses it, and who sets it: values of the settings `scale_policy` and `autoscale`.
+        utilisation: offered load over the capacity of those that serve or come; None while it is not known.
+        rate: offered entries per second.
+        least, most: bounds of the number; most is 0 where there is none.
+        trouble: why the number could not be set, in words; empty while it can.
+    """
+
+    desired: int
+    current: int
+    coming: int = 0
+    late: int = 0
+    reason: str = ""
+    policy: str = ""
+    driver: str = ""
+    utilisation: float | None = None
+    rate: float = 0.0
+    least: int = 1
+    most: int = 0
+    trouble: str = ""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +178,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         scarce: whether the broker's memory is nearly full.
         estimated: whether `items_per_second` is not sure yet, as some slot has run few full batches.
         measured_at: broker instant; set by the broker.
+        scaling: workers that there should be; None as long as that is not known.
     """
 
     model: str
@@ -152,12 +189,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     scarce: bool = False
     estimated: bool = False
     measured_at: float = 0.0
+    scaling: Scaling | None = None
 
 
 class TierDepth(msgspec.Struct, frozen=True):
     """Depth of one tier of one queue of a model, and how long its oldest entry has waited, in seconds.
 
-    `version` is that of the queue; empty: the queue for any.
+    `version` is that of the queue; empty: the queue for any. `zone` is that of the queue; empty: of processes without one.
     """
 
     model: str
@@ -165,3 +203,4 @@ class TierDepth(msgspec.Struct, frozen=True):
     depth: int
     oldest_seconds: float
     version: str = ""
+    zone: str = ""

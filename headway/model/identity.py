@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -10,15 +12,31 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         id: name of the count, unique in the fleet: all gateways charge the same count.
-        name: what is limited, as clients are told: `key`, `user` or `tier`.
+        name: what is limited, as clients are told: `key`, `user`, `tier` or `model`.
         rate: requests per minute on average.
         burst: requests at once.
+        model: name of the model, where the limit is of requests for one only; else empty.
     """
 
     id: str
     name: str
     rate: float
     burst: float
+    model: str = ""
+
+
+class ModelLimit(msgspec.Struct, frozen=True, gc=False):
+    """Limit of a credential's requests for one model, besides what limits all of its requests.
+
+    Attributes:
+        model: name of the model.
+        rate: requests per minute, above 0.
+        burst: requests at once; None: ten seconds' worth of the rate.
+    """
+
+    model: str
+    rate: float
+    burst: float | None = None
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +49,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
         limits: rate limits that each of its requests counts towards.
         models: the only models that it may ask; empty for all.
         key: id of its API key; empty where there is none.
+        of_models: by each model that it has a limit for, the principal with that limit, too; empty for most.
     """
 
     user: str
@@ -39,6 +58,11 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     limits: tuple[Limit, ...] = ()
     models: frozenset[str] = frozenset()
     key: str = ""
+    of_models: Mapping[str, Principal] = {}
+
+    def asking(self, model: str) -> Principal:
+        """Principal of a request for `model`: with the limit that it has for that model besides its others."""
+        return self.of_models.get(model, self)
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -55,6 +79,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         created_at: Unix time in seconds.
         expires_at: Unix time in seconds from which it is not valid; None: never. A revoked key has expired.
         replaces: id of the key that it was made to replace; empty for none.
+        model_limits: its limits for single models, which count besides the others.
     """
 
     id: str
@@ -68,3 +93,4 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at: float
     expires_at: float | None = None
     replaces: str = ""
+    model_limits: tuple[ModelLimit, ...] = ()

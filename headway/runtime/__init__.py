@@ -10,5 +10,6 @@ spans          spans of traces, until they are sent
 log            log lines that never block
 file_watcher   changes of files
 memory_reuse   large blocks stay with the process
+sockets        connections to servers elsewhere, whose end can be waited for
 folder_lock    turns at files that processes share
 """

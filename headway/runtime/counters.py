@@ -113,6 +113,8 @@ class Counters:
         """Requests answered by the gateway's own fallback, by model."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         """Entries that were queued again, by cause."""
+        self.zone_help: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Batches that slots of this process took from the queue of another zone, by (model, that zone)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
         """GPU seconds whose outputs nobody got, by cause: `departed` clients, or the cause of a failed batch."""
         self.overhead_seconds = _seconds()
@@ -133,11 +135,15 @@ class Counters:
         """Models that made room on their GPU for another, by the reason for which that was loaded."""
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
+        self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Decisions of the autoscaler by (model, direction)."""
+        self.scaling_failures: defaultdict[str, int] = defaultdict(int)
+        """Calls that did not set the number of workers, by model."""
         self.certificate_ends: float | None = None
         """Unix seconds at which the certificate of the ports ends; None without one."""
         self.remote_certificate_ends: float | None = None
         """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
-        self.spans_dropped = {"queue": 0, "export": 0, "rejected": 0}
+        self.spans_dropped = {"queue": 0, "export": 0, "rejected": 0, "refused": 0}
         """Spans that were dropped, by reason: too many waited, they could not be sent, or the collector rejected them.
 
         Each number has one thread that changes it.

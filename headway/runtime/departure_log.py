@@ -8,7 +8,7 @@ from time import monotonic
 from msgspec.structs import replace
 
 from headway.model import Lease, Slot, WorkerStatus
-from headway.model.board import ARRIVED, BatchDeparture, SlotChange
+from headway.model.board import ARRIVED, BatchDeparture, ScalingChange, SlotChange
 
 MOST = 256
 """Most batches, and most changes, that are kept until they are told."""
@@ -27,6 +27,7 @@ class DepartureLog:
         self._told: dict[tuple[str, float], BatchDeparture] = {}
         self._statuses: dict[str, WorkerStatus] = {}
         self._changes: list[tuple[float, SlotChange]] = []
+        self._scalings: list[tuple[float, ScalingChange]] = []
         self._untold = 0
 
     def left(self, lease: Lease) -> None:
@@ -60,6 +61,17 @@ class DepartureLog:
             self._changes.append((self._clock(), change))
         else:
             self._untold += 1
+
+    def scaled(self, change: ScalingChange) -> None:
+        """Note a decision of the autoscaler."""
+        if len(self._scalings) < MOST:
+            self._scalings.append((self._clock(), change))
+
+    def take_scalings(self) -> tuple[ScalingChange, ...]:
+        """Decisions of the autoscaler since the last call."""
+        now, told = self._clock(), self._scalings
+        self._scalings = []
+        return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in told)
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
         """Batches and changes since the last call, and how many there were beyond those."""

@@ -7,6 +7,7 @@ another thread. Only what is sampled ever becomes a Span.
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,6 +33,28 @@ class SpanKind(enum.IntEnum):
     CONSUMER = 5
 
 
+FORMS = 1024
+"""Most forms of spans that one who records them remembers."""
+ZERO_LASTS = 1.0
+"""Seconds for which the difference between the clock and Unix time is taken to be the same, so that spans keep their order."""
+
+
+class SpanForm(msgspec.Struct, eq=False):
+    """Part of a span that many have in common; it is encoded once for all of them.
+
+    Attributes:
+        name: name of the spans, of which there are few.
+        kind: see SpanKind.
+        attributes: names and values that all of the spans have.
+        encoded: the above as whoever sends spans writes it; empty until that has been done.
+    """
+
+    name: str
+    kind: SpanKind
+    attributes: Attributes = ()
+    encoded: bytes = b""
+
+
 class SpanLink(msgspec.Struct, frozen=True, gc=False):
     """Link of a span to another one, mostly of another trace.
 
@@ -48,19 +71,17 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     """One span, ended.
 
     Attributes:
-        name: its name, of which there are few.
-        kind: see SpanKind.
+        form: part that it has in common with others.
         context: its own place in the trace.
         parent: id of the span above it; empty for the first of a trace.
         remote: whether that span is another process's.
         begun, ended: Unix times in nanoseconds.
-        attributes: names and values.
+        attributes: names and values of its own.
         links: links to other spans.
         error: what went wrong; None when nothing did.
     """
 
-    name: str
-    kind: SpanKind
+    form: SpanForm
     context: TraceContext
     parent: bytes
     begun: int
@@ -123,12 +144,15 @@ class SpanRecorder:
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self.sampler = sampler
-        self.clock, self.wall = clock, wall
+        self.clock, self._wall = clock, wall
+        self._zero, self._known_until = 0, -math.inf
         self.add = buffer.add
 
-    def unix(self, instant: float) -> int:
-        """Unix time in nanoseconds of an instant of the clock."""
-        return self.wall() - round((self.clock() - instant) * 1e9)
+    def unix_zero(self, now: float) -> int:
+        """Unix time in nanoseconds of the clock's 0, as it was told in the last second. `now`: instant of the clock."""
+        if now >= self._known_until:
+            self._zero, self._known_until = self._wall() - int(self.clock() * 1e9), now + ZERO_LASTS
+        return self._zero
 
 
 class RunTrace:
@@ -145,8 +169,12 @@ class RunTrace:
     """
 
     def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
-        self._recorder, self._model = recorder, model
+        self._recorder, self._model, self._zero = recorder, model, recorder.unix_zero(begun)
         self.context, self.begun, self.clock = context, begun, recorder.clock
+
+    def unix(self, instant: float) -> int:
+        """Unix time in nanoseconds of an instant of the clock."""
+        return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
         """Record the run of user code, as the process that ran it tells its instants, if that can be."""
@@ -173,9 +201,8 @@ class RunTrace:
         attributes: Attributes = (),
         error: str | None = None,
     ) -> None:
-        unix = self._recorder.unix
-        span = Span(name, kind, context, self.context.span_id, unix(begun), unix(ended), attributes, (), error)
-        self._recorder.add(span)
+        form, times = SpanForm(name, kind, attributes), (self.unix(begun), self.unix(ended))
+        self._recorder.add(Span(form, context, self.context.span_id, *times, (), (), error))
 
 
 RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)

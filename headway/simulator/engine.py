@@ -8,7 +8,7 @@ who comes, how long a batch runs, who dies.
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
+Each zone has a queue. A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
 home, and while it is idle looks at another now and then.
 """
 
@@ -22,15 +22,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 
-from headway.core import shards
+from headway.core import shards, zones
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
 from headway.core.fair_queue import QueuedEntry
+from headway.core.health import DEGRADED_AFTER
 from headway.core.slot_pace import SlotPace
 from headway.core.warm_up import WarmUpRun
 from headway.model import Cause, Entry
-from headway.simulator.fleet import Shard, Worker
+from headway.simulator.fleet import Shard, Worker, Zone
 from headway.simulator.gateways import Came, Gateway, choose_gateway
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
@@ -39,6 +40,12 @@ from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0
 """Most seconds between two reaps, as in brokers."""
+LEASE_SECONDS = 3.0
+"""Seconds after which what a host ran that has died is given to others."""
+NOTICED_AFTER = DEGRADED_AFTER + 1.0
+"""Seconds after which everybody has noticed that a host has died: its heartbeats are missed, and the workers are counted."""
+STRAYS_EVERY = 1.0
+"""Seconds between two looks of a worker, however busy, at the zones that are behind."""
 APART = 0.0001
 """Seconds between the requests of two clients that had their answers together: about what a gateway takes for one."""
 Choose = Callable[[Sequence[int], float], int]
@@ -64,14 +71,19 @@ class _Simulation:
         self._scenario = scenario
         self._choose = choose
         self._record = Record(scenario)
-        self._shards = [Shard(number, scenario) for number in range(scenario.shards)]
+        self._zones = [Zone(number, scenario) for number in range(scenario.zones)]
+        self._shards = [shard for zone in self._zones for shard in zone.shards]
         names = [f"gpu-{number}" for number in range(scenario.workers)]
-        self._workers = {name: self._worker(name, slow=name == names[0]) for name in names}
+        of_zone = -(-len(names) // scenario.zones)
+        self._workers = {
+            name: self._worker(name, self._zones[number // of_zone], slow=number == 0)
+            for number, name in enumerate(names)
+        }
         warm = self._warm_up(slow=False)
         for shard in self._shards:
             shard.queue.service.warm_up(warm)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
-        self._slots, self._active = 0, 1
+        self._slots = 0
         self._came: dict[QueuedEntry, float] = {}
         """Instants at which entries came that then gathered."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -81,20 +93,22 @@ class _Simulation:
         self._closed = False
         self._sending = 0
         """Gateways that are about to send."""
+        self._leases = 0
+        """Leases of workers that died unheard."""
         self._failures = self._rng("failures")
         self._retries = self._rng("retries").random
         self._noise = self._rng("noise")
         self._draw = callers(scenario, self._rng("callers"))
         self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
-        self._straight = scenario.gather == 0.0 and scenario.shards == 1
+        self._straight = scenario.gather == 0.0 and scenario.shards * scenario.zones == 1
         """Whether nothing tells gateways apart, so that requests are offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
-    def _worker(self, name: str, slow: bool) -> Worker:
+    def _worker(self, name: str, zone: Zone, slow: bool) -> Worker:
         pace = SlotPace(self._scenario.max_batch)
         pace.warmed(self._warm_up(slow))
-        return Worker(name, self._shards[0], slow, pace)
+        return Worker(name, zone.shards[0], slow, pace)
 
     def _warm_up(self, slow: bool) -> tuple[WarmUpRun, ...]:
         """Batches that the start of a worker has run."""
@@ -172,7 +186,7 @@ class _Simulation:
 
     def _close(self, now: float) -> None:
         """Note that the last request has come."""
-        loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
+        loads = [shard.queue.load(now) for zone in self._zones for shard in zone.shards[: zone.active]]
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
@@ -185,18 +199,24 @@ class _Simulation:
 
     def _deal(self, now: float) -> None:
         """Deal workers that have come or gone out to their home shards."""
-        alive = [worker.name for worker in self._workers.values() if worker.alive]
-        self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
-        at_home = dict[Shard, list[str]]((shard, []) for shard in self._shards)
+        for number, zone in enumerate(self._zones):
+            known = [one.name for one in self._workers.values() if one.known and one.home.zone == number]
+            self._deal_in(zone, known)
+        self._slots = sum(zone.slots for zone in self._zones)
+
+    def _deal_in(self, zone: Zone, alive: Sequence[str]) -> None:
+        """Deal the workers of a zone out."""
+        zone.slots, zone.active = len(alive), shards.active(len(zone.shards), len(alive))
+        at_home = dict[Shard, list[str]]((shard, []) for shard in zone.shards)
         for name in alive:
-            worker, home = self._workers[name], self._shards[shards.home(name, alive, self._active)]
+            worker, home = self._workers[name], zone.shards[shards.home(name, alive, zone.active)]
             if worker.home is not home and name in worker.home.idle:
                 del worker.home.idle[name]
                 home.idle[name] = None
             worker.home = home
             at_home[home].append(name)
-        for shard, names in at_home.items():
-            shard.queue.set_slots(shards.slots_at(shard.number, self._slots, self._active), names)
+        for position, (shard, names) in enumerate(at_home.items()):
+            shard.queue.set_slots(shards.slots_at(position, zone.slots, zone.active), names)
 
     def _come(self, gateway: Gateway, entry: Entry, now: float) -> None:
         sends_at = gateway.come(entry, now)
@@ -212,8 +232,8 @@ class _Simulation:
 
     def _send(self, gateway: Gateway, now: float) -> None:
         choose = self._choose
-        for number, entries in gateway.send(self._slots, self._active, now):
-            used = self._shards[: self._active]
+        for zone, number, entries in gateway.send(self._zones, now):
+            used = zone.shards[: zone.active]
             shard = used[number if choose is None else choose([each.queue.depth for each in used], now)]
             self._offer(shard, entries, now)
 
@@ -246,10 +266,36 @@ class _Simulation:
         self._looks_at = shard.looks_at if len(self._shards) == 1 else min(map(_LOOKS_AT, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
-        """Free a worker for its next batch."""
-        if not self._claim(worker, worker.home, now):
+        """Free a worker for its next batch. Each second one is of a zone that is behind."""
+        worker.helped = len(self._zones) > 1 and not worker.helped and self._help(worker, now)
+        if not worker.helped and not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._wake_idle(worker.home, now)
+
+    def _help(self, worker: Worker, now: float) -> bool:
+        """Claim for a worker from a zone that was behind when it last looked, if it still is."""
+        if now >= worker.looks_at:
+            worker.looks_at = now + STRAYS_EVERY
+            others = [shard for shard in self._shards if shard.zone != worker.home.zone]
+            worker.strays = [shard for shard in others if self._may_help(shard, worker.home, now)]
+        for shard in list(worker.strays):
+            if not self._may_help(shard, worker.home, now):
+                worker.strays.remove(shard)
+            elif self._claim(worker, shard, now):
+                return True
+        return False
+
+    def _may_help(self, shard: Shard, home: Shard, now: float) -> bool:
+        """Whether a worker that is at home in one shard may claim from another."""
+        if shard.zone == home.zone:
+            return shards.behind(shard.queue.depth, shard.queue.slots, self._scenario.max_batch)
+        return self._behind(shard, now) and not (shard.queue.slots and self._behind(home, now))
+
+    def _behind(self, shard: Shard, now: float) -> bool:
+        """Whether a zone is behind."""
+        queue = shard.queue
+        waited = max(seconds for count, seconds in queue.depths(now) if count) if queue.depth else 0.0
+        return zones.behind(queue.depth, queue.slots, waited, queue.load(now).batch_seconds(self._scenario.max_batch))
 
     def _go_idle(self, worker: Worker, now: float) -> None:
         worker.rest += 1
@@ -265,15 +311,17 @@ class _Simulation:
         others = len(self._shards) - 1
         worker.look = (worker.look + 1) % others
         shard = self._shards[(home.number + 1 + worker.look) % len(self._shards)]
-        behind = shards.behind(shard.queue.depth, shard.queue.slots, self._scenario.max_batch)
-        if behind and not shard.idle and self._claim(worker, shard, now):
+        if self._may_help(shard, home, now) and not shard.idle and self._claim(worker, shard, now):
             del home.idle[worker.name]
+            if shard.zone != home.zone and shard not in worker.strays:
+                worker.strays.append(shard)
         elif self._reap_at < math.inf:
             self._at(now + shards.LOOK_EVERY, partial(self._look, worker, rest))
 
     def _claim(self, worker: Worker, shard: Shard, now: float) -> bool:
         self._expire(shard, now)
-        departure = shard.queue.depart(worker.name, self._scenario.max_batch, shard.policy, now)
+        policy = shard.policy if shard.zone == worker.home.zone else zones.HELP
+        departure = shard.queue.depart(worker.name, self._scenario.max_batch, policy, now)
         if isinstance(departure, Hold):
             return False
         self._give_up(departure.late, now)
@@ -285,7 +333,8 @@ class _Simulation:
         if self._log_deviation:
             seconds *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
         fill = departure.size / self._scenario.max_batch
-        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill)
+        crosses = shard.zone != worker.home.zone
+        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill, crosses)
         life = worker.life
         ends = now + seconds + self._scenario.overhead
         self._at(ends, partial(self._answer, worker, life, seconds))
@@ -350,7 +399,7 @@ class _Simulation:
     def _reap(self, now: float) -> None:
         for shard in self._shards:
             self._expire(shard, now)
-        waiting = self._sending or any(shard.queue.depth for shard in self._shards)
+        waiting = self._sending or self._leases or any(shard.queue.depth for shard in self._shards)
         if self._closed and not waiting and all(w.departure is None for w in self._workers.values()):
             self._reap_at = math.inf
         else:
@@ -374,10 +423,10 @@ class _Simulation:
     def _kill(self, kill: Kill, now: float) -> None:
         alive = [worker for worker in self._workers.values() if worker.alive]
         for worker in alive[: kill.workers]:
-            self._die(worker, now)
+            self._die(worker, now, kill.silent)
 
-    def _die(self, worker: Worker, now: float) -> None:
-        worker.alive = False
+    def _die(self, worker: Worker, now: float, silent: bool = False) -> None:
+        worker.alive = worker.known = False
         worker.life += 1
         worker.died_at = now
         self._record.died_at.append(now)
@@ -385,14 +434,34 @@ class _Simulation:
         departure, worker.departure = worker.departure, None
         if departure is not None:
             self._record.ran(departure.left_at, now - departure.left_at)
-            self._fail(worker.shard, departure, now, Cause.CRASHED)
-        self._deal(now)
+            if silent:
+                self._leases += 1
+                self._at(max(departure.left_at + LEASE_SECONDS, now), partial(self._take_back, worker.shard, departure))
+            else:
+                self._fail(worker.shard, departure, now, Cause.CRASHED)
         self._at(now + self._scenario.restart, partial(self._revive, worker))
+        if silent:
+            worker.known = True
+            self._at(now + NOTICED_AFTER, partial(self._notice, worker, worker.life))
+        else:
+            self._notice(worker, worker.life, now)
+
+    def _take_back(self, shard: Shard, departure: Departure, now: float) -> None:
+        """Have the entries of a worker that died unheard run again."""
+        self._leases -= 1
+        self._fail(shard, departure, now, Cause.CRASHED)
+        self._wake_idle(shard, now)
+
+    def _notice(self, worker: Worker, life: int, now: float) -> None:
+        """Note that a worker has died."""
+        if worker.life == life and not worker.alive:
+            worker.known = False
+            self._deal(now)
         for shard in self._shards:
             self._wake_idle(shard, now)
 
     def _revive(self, worker: Worker, now: float) -> None:
-        worker.alive = True
+        worker.alive = worker.known = True
         self._record.was_down(worker.died_at, now)
         self._deal(now)
         self._plan_death(worker, now)

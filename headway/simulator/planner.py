@@ -1,7 +1,7 @@
 """Planner of GPUs for a load: the least number whose simulated percentiles meet the targets.
 
-The search begins at the least number that can carry the load at all, and goes up in growing steps and then by
-halves; what it finds is confirmed with several seeds. A request without an answer counts as later than any target.
+The search begins at the number that the formula of `core.scaling.sizing` gives, by which the autoscaler goes too, and goes up
+or down in growing steps and then by halves; what it finds is confirmed with several seeds. A request without an answer counts as later than any target.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
+from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.report import make_report, percentile
@@ -221,7 +222,14 @@ class _Planner:
     def _search(self, bound: int) -> int:
         """Least number of GPUs that meets the targets with one seed."""
         rate, most = self._goal.scenario.rate, self._goal.max_gpus
-        below, gpus, step = bound - 1, bound, 1
+        below, gpus, step = bound - 1, max(bound, min(self._foretold(), most)), 1
+        while gpus - below > 1 and self._meets(gpus, rate, 1):
+            lower = max(gpus - step, below + 1)
+            if not self._meets(lower, rate, 1):
+                below = lower
+                break
+            gpus, step = lower, step * 2
+        step = 1
         while not self._meets(gpus, rate, 1):
             if gpus >= most:
                 self._give_up(gpus, rate)
@@ -233,6 +241,15 @@ class _Planner:
             else:
                 below = middle
         return gpus
+
+    def _foretold(self) -> int:
+        """Number of GPUs by the formula; 0 where it knows too little, as of recorded batches or entries that are weighed."""
+        scenario, target = self._goal.scenario, self._goal.p95
+        if target is None or scenario.times is not None or scenario.weights:
+            return 0
+        alpha, beta, most = scenario.alpha + scenario.overhead, scenario.beta, scenario.max_batch
+        deviation = scenario.jitter * (scenario.alpha + beta * most / 2)
+        return fewest_slots(BatchCost(alpha, beta, most, deviation), scenario.rate, target) or 0
 
     def _give_up(self, gpus: int, rate: float) -> None:
         goal, outlook = self._goal, self._outlook(gpus, rate, 1)

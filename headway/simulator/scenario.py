@@ -28,6 +28,7 @@ _MAX_CLIENTS = 100_000
 _MAX_WORKERS = 10_000
 _MAX_GATEWAYS = 1_000
 _MAX_SHARDS = 256
+_MAX_ZONES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Death of workers: at instant `at`, `workers` of the workers die."""
+    """Death of workers: at instant `at`, `workers` of the workers die.
+
+    With `silent` their hosts die with them: nobody hears of it before their heartbeats fail to come, and what they ran is
+    given to others when its leases end.
+    """
 
     at: float
     workers: int
+    silent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,7 @@ class Scenario:
         gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
             latency. 0: each entry goes at once.
         shards: into how many the queue may be cut (`headway.core.shards`).
+        zones: parts of the fleet, alike in workers and gateways, each with a queue of its own (`headway.core.zones`).
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
@@ -126,6 +133,7 @@ class Scenario:
     gateways: int = 1
     gather: float = 0.0
     shards: int = 1
+    zones: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -151,6 +159,10 @@ class Scenario:
         _between("--gateways", self.gateways, 1, _MAX_GATEWAYS)
         _between("--gather-ms", self.gather * 1000, 0, 1_000, "ms")
         _between("--shards", self.shards, 1, _MAX_SHARDS)
+        _between("--zones", self.zones, 1, _MAX_ZONES)
+        if self.zones > min(self.workers, self.gateways):
+            reason = f"needs a GPU and a gateway in each zone; there are {self.workers} and {self.gateways}"
+            raise SettingError("--zones", self.zones, reason, "Ask for fewer, or for more --workers and --gateways.")
         if self.max_wait is not None:
             _between("--max-wait-ms", self.max_wait * 1000, 0, 60_000, "ms")
         if self.promise is not None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from headway.model import ApiKey
+from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark
 
-COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces"
+COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces, model_limits"
 """Columns that make up a key, in the order of `row_of` and `keys_of`."""
 NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))
 """Columns of numbers with fractions."""
@@ -32,9 +32,10 @@ SELECT revision, mark FROM (
 MARKS = 10_000
 """Changes whose marks are kept. A reader that is further behind reads all keys again."""
 SELECT = f"SELECT {COLUMNS} FROM headway_keys"  # noqa: S608
-_Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str]
-_WIDTH = 11
+_Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str, str]
+_WIDTH = 12
 _models = msgspec.json.Decoder(tuple[str, ...]).decode
+_model_limits = msgspec.json.Decoder(list[tuple[str, float, float | None]]).decode
 IN_ORDER = f"{SELECT} ORDER BY created_at, id"
 CHANGES = f"""
 SELECT {COLUMNS}, revision, coalesce(mark, '') AS mark
@@ -66,7 +67,7 @@ def row_of(key: ApiKey) -> tuple[object, ...]:
     models = msgspec.json.encode(key.models).decode()
     return (
         key.id, key.digest, key.user, key.tenant, key.tier, models, key.rate, key.burst, key.created_at, key.expires_at,
-        key.replaces,
+        key.replaces, msgspec.json.encode([msgspec.structs.astuple(one) for one in key.model_limits]).decode(),
     )  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def _key(
     created_at: float,
     expires_at: float | None,
     replaces: str,
+    model_limits: str,
 ) -> ApiKey:
     return ApiKey(
         id=id,
@@ -108,4 +110,5 @@ def _key(
         created_at=created_at,
         expires_at=expires_at,
         replaces=replaces,
+        model_limits=() if model_limits == "[]" else tuple(ModelLimit(*one) for one in _model_limits(model_limits)),
     )

@@ -24,7 +24,7 @@ class ProcessFigures:
         connections: open connections by port.
         pending: requests that it holds; None: it has no gateway.
         promise: seconds that are promised for P95; None: it has no gateway.
-        fallback: whether its gateway has a fallback.
+        fallbacks: models that its gateway has fallbacks for.
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
         slots: busy share of each of its slots, by model and worker; None: it has no batchers.
@@ -41,7 +41,7 @@ class ProcessFigures:
     connections: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
     promise: float | None = None
-    fallback: bool = False
+    fallbacks: Collection[str] = ()
     rules: Collection[str] = ()
     ledger_backlog: int | None = None
     slots: Mapping[tuple[str, str], float] | None = None

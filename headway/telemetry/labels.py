@@ -12,6 +12,7 @@ from itertools import product
 from headway import errors
 from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
+from headway.core.scaling.scaler import DIRECTIONS
 from headway.model import Cause, DedupKind
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import ProcessFigures
@@ -77,8 +78,8 @@ def rules(own: ProcessFigures) -> Iterable[tuple[str, str]]:
 
 
 def direct(own: ProcessFigures) -> Iterable[tuple[str]]:
-    """Model that the fallback answers for."""
-    return ((model,) for model in (own.models if own.fallback else ()))
+    """Model that a fallback answers for."""
+    return ((model,) for model in own.fallbacks)
 
 
 def runs(own: ProcessFigures) -> Iterator[tuple[str]]:
@@ -119,6 +120,16 @@ def payloads(own: ProcessFigures) -> Iterable[tuple[str, str]]:
 def handshakes(own: ProcessFigures) -> Iterable[tuple[str, str]]:
     """Port and reason of handshakes that fail."""
     return product(own.secure, REASONS)
+
+
+def scalings(own: ProcessFigures) -> Iterable[tuple[str, str]]:
+    """Model and direction of the autoscaler's decisions, which only a controller makes."""
+    return product(own.models if own.leader is not None else (), DIRECTIONS)
+
+
+def scaled(own: ProcessFigures) -> Iterable[tuple[str]]:
+    """Model whose number of workers the process may set."""
+    return ((model,) for model in (own.models if own.leader is not None else ()))
 
 
 def _served(own: ProcessFigures) -> Iterable[str]:

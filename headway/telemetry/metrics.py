@@ -21,6 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from headway.core.health import heard
 from headway.model import Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
 from headway.telemetry import labels
@@ -71,6 +72,7 @@ def families(state: State) -> Iterator[Metric]:
     yield from _of_process(state)
     yield from _of_requests(counters, own)
     yield from _of_batches(counters, own)
+    yield from _of_scaling(counters, own)
     yield from _of_certificates(counters, own)
     yield from _of_fleet(state.fleet, own)
 
@@ -92,13 +94,17 @@ def _of_process(state: State) -> Iterator[Metric]:
     )
     yield _counter("broker_call_failures", "Such calls without an answer.", (), {(): counters.broker_failures})
     yield _counter(
-        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export or rejected.",
+        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export, rejected or refused.",
         ("reason",), _keyed(counters.spans_dropped),
     )  # fmt: skip
     yield _gauge("open_connections", "Open connections by port.", ("port",), _keyed(own.connections))
     yield _counter(
         "retries", "Entries queued again after a failed run.", ("cause",),
         _zeroed(_keyed(counters.retries), labels.causes(), 0),
+    )  # fmt: skip
+    yield _counter(
+        "zone_help_batches", "Batches that workers of this process took from another zone, by that zone.",
+        ("model", "zone"), counters.zone_help,
     )  # fmt: skip
 
 
@@ -228,6 +234,17 @@ def _of_batches(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
     )  # fmt: skip
 
 
+def _of_scaling(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
+    yield _counter(
+        "scaling_decisions", "Decisions of the autoscaler, by direction: up, down or again.", ("model", "direction"),
+        _zeroed(_served(counters.scaling_decisions, own.models), labels.scalings(own), 0),
+    )  # fmt: skip
+    yield _counter(
+        "scaling_failures", "Calls that did not set the number of workers, as the platform refused or did not answer.",
+        ("model",), _zeroed(_served(_keyed(counters.scaling_failures), own.models), labels.scaled(own), 0),
+    )  # fmt: skip
+
+
 def _of_certificates(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
     yield _gauge(
         "tls_certificate_expiry_timestamp_seconds", "When the certificate of the ports ends, in Unix seconds.",
@@ -264,9 +281,9 @@ def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]
         "expected_workers", "Healthy workers that the fleet should have; 0: nobody has said.",
         (), {} if fleet is None else {(): fleet.expected},
     )  # fmt: skip
-    roles = Counter(member.role for member in known.members)
+    roles = Counter(member.role for member in heard(known.members))
     yield _gauge(
-        "processes", "Processes of the fleet by role.",  # Scrape configurations have a label `role` of their own.
+        "processes", "Processes of the fleet by role, heard of within 3 s.",  # Scrape configurations have a label `role` of their own.
         ("process_role",), {} if fleet is None else {(role.value,): roles[role] for role in Role},
     )  # fmt: skip
     capacities = {one.model: one for one in known.capacities if one.model in models}
@@ -283,6 +300,15 @@ def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]
         "capacity_estimated", "Whether that is an estimate yet, as few full batches were seen.", ("model",),
         _keyed(dict.fromkeys(models, 0) | {model: int(one.estimated) for model, one in capacities.items()}),
     )  # fmt: skip
+    yield _gauge(
+        "desired_workers", "Workers that a model should have, as the autoscaler has decided.", ("model",),
+        _keyed(_desired(known, models)),
+    )  # fmt: skip
+    scaled = {one.model: one.scaling for one in known.capacities if one.scaling is not None and one.model in models}
+    least = dict.fromkeys(models, 0) | {model: one.least for model, one in scaled.items()}
+    most = dict.fromkeys(models, 0) | {model: one.most for model, one in scaled.items()}
+    yield _gauge("min_workers", "Fewest workers that the autoscaler may want.", ("model",), _keyed(least))
+    yield _gauge("max_workers", "Most workers that it may want; 0: there is no bound.", ("model",), _keyed(most))
     dead = dict.fromkeys(models, 0) | {model: n for model, n in known.letters.items() if n or model in models}
     yield _gauge("dlq_depth", "Dead letters kept.", ("model",), _keyed(dead))
     ever = dict.fromkeys(dead, 0) | {model: n for model, n in known.letters_ever.items() if model in dead}
@@ -315,6 +341,13 @@ def _census(workers: Iterable[WorkerInfo], models: Iterable[str]) -> dict[tuple[
     there = (one for one in workers if one.status is not WorkerStatus.OFFLINE or one.reason)
     counted = Counter((worker.model, worker.status) for worker in there)
     return {(model, status.value): counted[model, status] for model in models for status in WorkerStatus}
+
+
+def _desired(fleet: FleetState, models: Iterable[str]) -> dict[str, int]:
+    """Workers that each model should have; where nothing is decided yet, as many as there are, and one at least."""
+    there = Counter(one.model for one in fleet.workers if one.status is not WorkerStatus.OFFLINE)
+    decided = {one.model: one.scaling.desired for one in fleet.capacities if one.scaling is not None}
+    return {model: decided.get(model, max(there[model], 1)) for model in models}
 
 
 def _keyed(values: Mapping[str, _T]) -> dict[tuple[str], _T]:

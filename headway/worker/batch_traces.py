@@ -14,16 +14,19 @@ batch may have sent it before.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 
 import structlog
 
 from headway.core.trace_context import read_carried
 from headway.errors import BackendError
 from headway.model import CarriedTrace, Entry, ItemResult, Lease, TraceContext
-from headway.runtime.spans import RUN, Attributes, RunTrace, Span, SpanKind, SpanLink, SpanRecorder
+from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 Member = tuple[int, Entry, CarriedTrace]
 """Sampled entry of a batch: its place, itself, and what it carries."""
+Facts = tuple[str, str, int, int, str, float]
+"""Facts of a batch that its spans tell: model, worker, size, attempt, departure, fill."""
 
 
 class BatchTraces:
@@ -35,6 +38,7 @@ class BatchTraces:
 
     def __init__(self, recorder: SpanRecorder) -> None:
         self._recorder = recorder
+        self._poll_form, self._process_form = lru_cache(FORMS)(_poll_form), lru_cache(FORMS)(_process_form)
 
     async def run(
         self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
@@ -50,16 +54,14 @@ class BatchTraces:
         if not members:
             return await run_batch()
         recorder = self._recorder
-        poll = recorder.sampler.apart()
-        begun = recorder.clock()
-        self._tell_poll(poll, lease, members, asked_at, begun)
+        facts, poll, begun = _facts(lease), recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
-        token = RUN.set(run)
+        self._tell_poll(run, poll, facts, members, asked_at)
+        token, bound = RUN.set(run), structlog.contextvars.bind_contextvars(trace_id=poll.trace_id.hex())
         items: Sequence[ItemResult] = ()
         error, kind = "cut short", "cancelled"
         try:
-            with structlog.contextvars.bound_contextvars(trace_id=poll.trace_id.hex()):
-                items = await run_batch()
+            items = await run_batch()
             error = kind = ""
         except BackendError as exc:
             error, kind = exc.shown or str(exc), exc.cause.value
@@ -69,61 +71,47 @@ class BatchTraces:
             raise
         finally:
             RUN.reset(token)
-            self._tell_run(run, poll, lease, members, items, error, kind)
+            structlog.contextvars.reset_contextvars(**bound)
+            self._tell_run(run, poll, facts, members, items, error, kind)
         return items
 
     def _tell_poll(
-        self, context: TraceContext, lease: Lease, members: Sequence[Member], asked_at: float, granted: float
+        self, run: RunTrace, poll: TraceContext, facts: Facts, members: Sequence[Member], asked_at: float
     ) -> None:
-        attributes: Attributes = (
-            *_messaging(lease, "poll", "receive"),
-            ("messaging.batch.message_count", len(lease.entries)),
-            *_of_batch(lease),
-        )
         links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
-        unix = self._recorder.unix
-        times = unix(min(asked_at, granted)), unix(granted)
-        name = f"poll {lease.slot.model}"
-        self._recorder.add(Span(name, SpanKind.CLIENT, context, b"", *times, attributes, links))
+        times = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
+        self._recorder.add(Span(self._poll_form(*facts), poll, b"", *times, (), links))
 
     def _tell_run(
         self,
         run: RunTrace,
         poll: TraceContext,
-        lease: Lease,
+        facts: Facts,
         members: Sequence[Member],
         items: Sequence[ItemResult],
         error: str,
         kind: str,
     ) -> None:
         """Record the run: once in the trace of the batch, and once in that of each sampled member."""
-        recorder = self._recorder
-        begun, ended = recorder.unix(run.begun), recorder.unix(recorder.clock())
-        name, size = f"process {lease.slot.model}", len(lease.entries)
-        common: Attributes = (
-            *_messaging(lease, "process", "process"),
-            ("messaging.batch.message_count", size),
-            *_of_batch(lease),
-        )
+        recorder, form = self._recorder, self._process_form(*facts)
+        begun, ended = run.unix(run.begun), run.unix(recorder.clock())
         failed = (("error.type", kind),) if error else ()
-        recorder.add(
-            Span(name, SpanKind.CONSUMER, run.context, poll.span_id, begun, ended, common + failed, (), error or None)
-        )
+        recorder.add(Span(form, run.context, poll.span_id, begun, ended, failed, (), error or None))
         links = (SpanLink(poll),)
         for place, entry, carried in members:
             waited = max(begun - carried.sent_at, 0) / 1e9
-            own: Attributes = (("messaging.message.id", f"req_{entry.id}"), ("headway.queue_seconds", waited))
-            wrong, why = error or None, failed
+            own: Attributes = (("messaging.message.id", f"req_{entry.id}"), ("headway.queue_seconds", waited), *failed)
+            wrong = error or None
             if items and items[place].output is None:
-                wrong, why = items[place].error or "no output", (("error.type", "item"),)
+                wrong, own = items[place].error or "no output", (*own, ("error.type", "item"))
             span = recorder.sampler.below(carried.context)
-            parent = carried.context.span_id
-            attributes = common + own + why
-            recorder.add(Span(name, SpanKind.CONSUMER, span, parent, begun, ended, attributes, links, wrong, True))
+            recorder.add(Span(form, span, carried.context.span_id, begun, ended, own, links, wrong, True))
 
 
-def _sampled(entries: Sequence[Entry]) -> list[Member]:
+def _sampled(entries: Sequence[Entry]) -> Sequence[Member]:
     """Members of a batch that are sampled."""
+    if not [entry for entry in entries if entry.trace]:  # As mostly.
+        return ()
     return [
         (place, entry, carried)
         for place, entry in enumerate(entries)
@@ -131,19 +119,29 @@ def _sampled(entries: Sequence[Entry]) -> list[Member]:
     ]
 
 
-def _messaging(lease: Lease, name: str, kind: str) -> Attributes:
+def _facts(lease: Lease) -> Facts:
+    slot = lease.slot
+    return slot.model, slot.worker, len(lease.entries), lease.attempt, lease.reason, round(lease.fill, 4)
+
+
+def _poll_form(model: str, *facts: int | float | str) -> SpanForm:
+    return SpanForm(f"poll {model}", SpanKind.CLIENT, _attributes("poll", "receive", model, *facts))
+
+
+def _process_form(model: str, *facts: int | float | str) -> SpanForm:
+    return SpanForm(f"process {model}", SpanKind.CONSUMER, _attributes("process", "process", model, *facts))
+
+
+def _attributes(name: str, kind: str, model: str, *facts: int | float | str) -> Attributes:
+    worker, size, attempt, departure, fill = facts
     return (
         ("messaging.system", "headway"),
-        ("messaging.destination.name", lease.slot.model),
+        ("messaging.destination.name", model),
         ("messaging.operation.name", name),
         ("messaging.operation.type", kind),
-    )
-
-
-def _of_batch(lease: Lease) -> Attributes:
-    return (
-        ("headway.worker", lease.slot.worker),
-        ("headway.attempt", lease.attempt),
-        ("headway.departure", lease.reason),
-        ("headway.batch.fill", round(lease.fill, 4)),
+        ("messaging.batch.message_count", size),
+        ("headway.worker", worker),
+        ("headway.attempt", attempt),
+        ("headway.departure", departure),
+        ("headway.batch.fill", fill),
     )

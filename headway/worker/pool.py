@@ -31,13 +31,14 @@ class WorkerPool:
         slots: set that the ids of the slots are kept in, beside those of other pools; None: a set of its own.
 
     Attributes:
+        most: most slots that there can ever be.
         batchers: batchers that serve, by the number of their slot.
         slots: ids of their slots; the same set for as long as the pool lives.
     """
 
     def __init__(self, make: Callable[[int], Batcher], size: int, most: int, slots: set[str] | None = None) -> None:
         self._make = make
-        self._most = most
+        self.most = most
         self.batchers = [make(number) for number in range(size)]
         self.slots = set[str]() if slots is None else slots
         self.slots.update(batcher.slot.worker for batcher in self.batchers)
@@ -46,6 +47,16 @@ class WorkerPool:
         self._supervisor: Supervisor | None = None
         self._resizing = asyncio.Lock()
         self._draining = False
+
+    @property
+    def size(self) -> int:
+        """Number of slots that serve or start."""
+        return len(self.batchers)
+
+    @property
+    def serving(self) -> bool:
+        """Whether it can be resized: it serves, and does not end."""
+        return self._supervisor is not None and not self._draining
 
     @property
     def items_per_second(self) -> float:
@@ -80,8 +91,8 @@ class WorkerPool:
         Raises:
             ValueError: there cannot be so many, or the pool does not serve yet.
         """
-        if not 0 <= size <= self._most:
-            raise ValueError(f"{size} slots: must lie between 0 and {self._most}")
+        if not 0 <= size <= self.most:
+            raise ValueError(f"{size} slots: must lie between 0 and {self.most}")
         if self._supervisor is None:
             raise ValueError("a pool that does not serve yet cannot be resized")
         async with self._resizing:

@@ -17,13 +17,13 @@ from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.sockets import Sockets
 from headway.backends.http.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.remote_certificates import RemoteCertificates
+from headway.runtime.sockets import Sockets
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority
 from tests.backends.entries import batch

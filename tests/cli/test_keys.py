@@ -19,7 +19,7 @@ from headway.cli import main
 from headway.errors import SettingError
 from headway.identity.api_keys.credential import digest, parse
 from headway.identity.api_keys.file import KeysFile
-from headway.model import ApiKey
+from headway.model import ApiKey, ModelLimit
 from tests.cli.command import run
 
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
@@ -70,6 +70,52 @@ def test_a_key_is_shown_once_and_its_digest_is_kept(keys: Any) -> None:
     assert began - 1 <= key.created_at <= time.time() + 1
     assert key.expires_at == pytest.approx(key.created_at + 90 * 86_400)
     assert found[1].decode() not in Path("keys.toml").read_text()
+
+
+def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
+    keys("create", *WHO)
+    assert "MODEL LIMITS" not in keys("list").out
+    of_big = "--model-rate", "big=20/s", "--model-burst", "big=5"
+    assert keys("create", *WHO, *of_big, "--model-rate", "a=b=60").code == 0
+    _, key = kept()
+    assert key.model_limits == (ModelLimit("big", 1200.0, 5.0), ModelLimit("a=b", 60.0))
+    assert (key.rate, key.models) == (None, ())
+    listed = keys("list").out.splitlines()
+    assert listed[0].endswith("MODEL LIMITS")
+    assert listed[2].endswith("big=1200 (burst 5),a=b=60")
+    [_, shown] = json.loads(keys("list", "--json").out)["keys"]
+    assert shown["model_limits"] == {"big": {"rate": 1200.0, "burst": 5.0}, "a=b": {"rate": 60.0, "burst": None}}
+    keys("rotate", key.id)
+    assert kept()[2].model_limits == key.model_limits
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "says"),
+    [
+        (("--model-rate", "60"), "--model-rate = '60'", "names no model"),
+        (("--model-rate", "big="), "--model-rate = 'big='", "names no model, or nothing for it"),
+        (("--model-rate", "big=fast"), "--model-rate = 'big=fast'", "is no rate"),
+        (("--model-rate", "big=0"), "--model-rate.big.rate = 0", "must lie above 0"),
+        (
+            ("--model-rate", "big=1", "--model-rate", "big=2"),
+            "--model-rate = 'big=2'",
+            "is the second for the model big",
+        ),
+        (("--model-burst", "big=2"), "--model-burst = 'big=2'", "has no effect without a rate for that model"),
+        (("--model-rate", "big=1", "--model-burst", "big=0"), "--model-burst = 'big=0'", "no whole number above 0"),
+        (
+            ("--model-rate", "big=1", "--models", "small"),
+            "--model-rate = 'big'",
+            "is no model that this credential may ask",
+        ),
+    ],
+)
+def test_a_wrong_limit_for_a_model_says_why(keys: Any, flags: tuple[str, ...], setting: str, says: str) -> None:
+    done = keys("create", *WHO, *flags)
+    assert done.code == 3
+    assert setting in done.err
+    assert says in done.err
+    assert not Path("keys.toml").exists()
 
 
 def test_what_is_left_out_is_left_open(keys: Any) -> None:

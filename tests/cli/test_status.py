@@ -1,4 +1,4 @@
-"""`headway status` and `headway top`: the text that they make of an admin port's answers."""
+"""`headway status`: the text that it makes of an admin port's answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from headway.cli.admin import Admin
 from headway.cli.status import look, overview, serves
-from headway.cli.top import View
 from tests.cli.command import code_of
 
 HEALTH: dict[str, Any] = {
@@ -42,7 +41,7 @@ def member(id: str, role: str, **more: Any) -> dict[str, Any]:
 
 
 FLEET: dict[str, Any] = {
-    "id": "edge-1",
+    "workers": WORKERS, "dead_letters": 2, "age_seconds": 0.0, "away": "",
     "members": [
         member("edge-1", "gateway", pending=2, requests_per_second=11.0),
         member("edge-2", "gateway", pending=5, requests_per_second=8.5),
@@ -58,18 +57,20 @@ FLEET: dict[str, Any] = {
 
 
 class Port:
-    """An admin port that answers what it is given: status and body by path."""
+    """An admin port that answers what it is given: status and body by path; `fields` are those of each request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {
             "/internal/health": (200, HEALTH),
             "/internal/workers": (200, {"workers": WORKERS}),
-            "/internal/fleet": (200, FLEET),
+            "/internal/snapshot": (200, FLEET),
         }
+        self.fields: list[dict[str, str]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                outer.fields.append({name.lower(): value for name, value in self.headers.items()})
                 code, content = outer.answers[self.path]
                 self.send_response(code)
                 self.end_headers()
@@ -107,7 +108,7 @@ def test_a_port_that_is_no_admin_port_is_told_from_one(
 def test_why_a_worker_is_not_healthy_is_shown(port: Port) -> None:
     failed = {"worker_id": "c/gpu-0", "status": "failed", "reason": "it raised\x1b; it is tried again in 4 s"}
     healthy = {"reason": ""}
-    port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | healthy, WORKERS[1] | failed]}
+    port.answers["/internal/snapshot"] = 200, {**FLEET, "workers": [WORKERS[0] | healthy, WORKERS[1] | failed]}
     assert overview(look(Admin(port.url, ""))).splitlines()[-1] == (
         r"c/gpu-0 is failed: it raised\x1b; it is tried again in 4 s"
     )
@@ -117,7 +118,7 @@ def test_a_process_that_starts_has_no_fleet_and_no_broker_that_is_away(port: Por
     starting = {"worker_id": "a/gpu-0", "status": "starting", "reason": "has been loading for 12 s"}
     port.answers["/internal/health"] = 200, {**HEALTH, "status": "starting"}
     port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | starting]}
-    port.answers["/internal/fleet"] = 503, {"message": "this process is starting; ask again when /readyz says 200"}
+    port.answers["/internal/snapshot"] = 503, {"message": "this process is starting; ask again when /readyz says 200"}
     found = look(Admin(port.url, ""))
     shown = overview(found)
     assert "broker away" not in shown
@@ -151,7 +152,7 @@ def test_the_whole_fleet_is_shown(port: Port) -> None:
 
 def test_a_process_alone_shows_no_fleet(port: Port) -> None:
     port.answers["/internal/health"] = (200, {**HEALTH, "broker": ""})
-    port.answers["/internal/fleet"] = (200, {**FLEET, "members": [member("edge-1", "serve")]})
+    port.answers["/internal/snapshot"] = (200, {**FLEET, "members": [member("edge-1", "serve")]})
     shown = overview(look(Admin(port.url, "")))
     assert "PROCESS" not in shown
     assert not any(line.startswith("broker") for line in shown.splitlines())
@@ -165,7 +166,7 @@ def test_workers_that_are_expected_and_missing_are_told_of(port: Port) -> None:
 
 
 def test_what_stands_in_a_name_cannot_steer_the_terminal(port: Port) -> None:
-    port.answers["/internal/fleet"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
+    port.answers["/internal/snapshot"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
     port.answers["/internal/health"] = (200, {**HEALTH, "policy": "\x1b[31mred"})
     assert "\x1b" not in overview(look(Admin(port.url, "")))
 
@@ -174,49 +175,53 @@ def test_a_gateway_in_direct_mode_shows_what_it_knows(port: Port) -> None:
     own = ("role", "id", "broker", "policy", "version", "requests_per_second", "pending")
     away = {"status": "degraded", "message": "the broker does not answer", **{name: HEALTH[name] for name in own}}
     refusal = (503, {"error": "SERVICE_OVERLOADED", "message": "the broker does not answer"})
-    port.answers |= {"/internal/health": (200, away), "/internal/workers": refusal, "/internal/fleet": refusal}
+    port.answers |= {"/internal/health": (200, away), "/internal/snapshot": refusal}
     found = look(Admin(port.url, ""))
     assert serves(found)
-    assert overview(found).splitlines()[:2] == [
+    assert overview(found).splitlines() == [
         "status        degraded",
-        f"broker away   {port.url}: the broker does not answer (503)",
+        "broker away   the broker does not answer",
+        "fleet         not known",
+        "asked         gateway edge-1",
+        "broker        redis://…@broker:6379/0",
+        "load          12 requests/s, 3 held by this process",
+        "policy        paced",
+        "version       1.0",
     ]
 
 
-@pytest.mark.parametrize("command", [["status"], ["top", "--once"], ["top"]])
-def test_without_a_terminal_it_is_printed_once(
-    command: list[str], port: Port, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of([*command, "--admin", port.url]) == 0
+def test_without_the_broker_the_fleet_is_shown_as_it_was(port: Port) -> None:
+    own = ("role", "id", "broker", "policy", "version", "requests_per_second", "pending")
+    away = {"status": "unavailable", "message": "connection refused", **{name: HEALTH[name] for name in own}}
+    port.answers["/internal/health"] = (503, away)
+    port.answers["/internal/snapshot"] = (200, {**FLEET, "away": "connection refused", "age_seconds": 12.3})
+    found = look(Admin(port.url, ""))
+    shown = overview(found).splitlines()
+    assert not serves(found)
+    assert shown[:3] == [
+        "status        unavailable",
+        "broker away   connection refused",
+        "fleet         as it was 12 s ago",
+    ]
+    assert "load          12 requests/s, 3 held by this process" in shown
+    assert "dead letters  2" in shown
+    names = [line.split()[0] for line in shown if line]
+    assert {"edge-2", "host-a/gpu-0"} <= set(names)
+
+
+def test_it_ends_by_whether_the_process_serves(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["status", "--admin", port.url]) == 0
     assert capsys.readouterr().out == overview(look(Admin(port.url, ""))) + "\n"
     port.answers["/internal/health"] = (200, {**HEALTH, "status": "draining"})
-    assert code_of([*command, "--admin", port.url]) == 1
+    assert code_of(["status", "--admin", port.url]) == 1
     assert capsys.readouterr().out.startswith("status        draining\n")
 
 
-@pytest.mark.parametrize("command", [["status"], ["top", "--once"]])
-def test_a_process_without_its_broker_says_why(
-    command: list[str], port: Port, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_answers_503_and_no_health_says_why(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
     port.answers["/internal/health"] = (503, {"status": "unavailable", "message": "the broker does not answer"})
-    assert code_of([*command, "--admin", port.url]) == 1
+    assert code_of(["status", "--admin", port.url]) == 1
     shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err == f"headway: {port.url}: the broker does not answer (503)\n"
-
-
-def test_live_a_process_that_is_away_is_told_of_and_waited_for(port: Port) -> None:
-    view = View(Admin(port.url, ""))
-    port.answers["/internal/health"] = (503, {"message": "the broker does not answer"})
-    assert view.now(1.0) == f"{port.url}: the broker does not answer (503)"
-    port.answers |= {"/internal/health": (200, HEALTH), "/metrics": (200, "")}
-    assert view.now(2.0).startswith("status        ok\n")
-
-
-@pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])
-def test_an_interval_that_is_none_is_wrong_usage(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["top", "--interval", interval]) == 2
-    assert "--interval" in capsys.readouterr().err
+    assert (shown.out, shown.err) == ("", f"headway: {port.url}: the broker does not answer (503)\n")
 
 
 @pytest.mark.parametrize(
@@ -235,3 +240,24 @@ def test_what_waits_is_told_by_version_where_there_are_several(port: Port, depth
     ]
     port.answers["/internal/health"] = 200, {**HEALTH, "queues": queues}
     assert f"waiting       {shown}" in overview(look(Admin(port.url, "")))
+
+
+def test_zones_are_shown_where_there_are_any(port: Port) -> None:
+    port.answers["/internal/health"] = (
+        200,
+        {
+            **HEALTH,
+            "queues": [
+                {"model": "default", "version": "", "zone": zone, "tier": "paid", "depth": depth, "oldest_seconds": 0.1}
+                for zone, depth in (("", 0), ("a", 2), ("b", 3))
+            ],
+        },
+    )
+    there = {"workers": [{**WORKERS[0], "zone": "a"}, WORKERS[1]], "members": [member("edge-1", "gateway", zone="b")]}
+    port.answers["/internal/snapshot"] = 200, {**FLEET, **there}
+    told = overview(look(Admin(port.url, "")))
+    assert "waiting       2 paid of default in a, 3 paid of default in b, oldest" in told
+    lines = [line.split() for line in told.splitlines()]
+    assert ["edge-1", "gateway", "b"] in [line[:3] for line in lines]
+    assert ["host-b/gpu-0", "a"] in [line[:2] for line in lines]
+    assert ["host-a/gpu-0", "-"] in [line[:2] for line in lines]

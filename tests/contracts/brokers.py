@@ -200,6 +200,7 @@ class RedisHarness(Harness):
         limits: QueueLimits = LIMITS,
         queue_bytes: int = QUEUE_BYTES,
         apart_from: float = math.inf,
+        zones: tuple[str, str] = ("", ""),
     ) -> None:
         loop = ServedLoop(server.url)
         super().__init__(loop)
@@ -208,20 +209,28 @@ class RedisHarness(Harness):
         self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
+        budgets = self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
         self._brokers = [
-            RedisBroker(
-                link, queues, Counters(), rng.random, shards, self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
-            )
-            for link in self._links
+            RedisBroker(link, queues, Counters(), rng.random, shards, *budgets, zone)
+            for link, zone in zip(self._links, zones, strict=True)
         ]
         self.broker = self._brokers[0]
-        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].models, shards)
+        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].models, shards, zones[0])
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
         self.board, self.board_peer = (RedisBoard(link) for link in self._links)
         self.run(self._open())
 
     def peer(self) -> Broker:
         return self._brokers[1]
+
+    async def of_zone(self, zone: str) -> RedisBroker:
+        """One more process, in a zone."""
+        link = RedisConnection(self._server.url, timeout=math.inf, clock=self._loop.time)
+        self._links.append(link)
+        await link.open()
+        broker = RedisBroker(link, QUEUES, Counters(), random.Random(9).random, zone=zone)
+        self._brokers.append(broker)
+        return broker
 
     def endless(self) -> list[str]:
         return [key for key, left in self._server.ends().items() if left < 0]
@@ -254,7 +263,7 @@ class RedisHarness(Harness):
 
 HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(),
-    "valkey": lambda servers: RedisHarness(servers.of("valkey")),
+    "valkey": lambda servers: RedisHarness(servers.of("valkey"), zones=("a", "a")),
     "redis": lambda servers: RedisHarness(servers.of("redis"), apart_from=0),  # Each value is stored apart.
 }
 
@@ -372,17 +381,25 @@ async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[
 
 async def in_mailbox(harness: Harness, gateway: str = "g", after: int = 0) -> Sequence[Reply]:
     """All replies that are there for a gateway after a cursor, as they came."""
+    replies, _ = await read_mailbox(harness, harness.broker, gateway, after)
+    return replies
+
+
+async def read_mailbox(
+    harness: Harness, broker: Broker, gateway: str = "g", after: int = 0
+) -> tuple[Sequence[Reply], int]:
+    """All replies that a broker has for a gateway after a cursor, as they came, and the new cursor."""
     if harness.reads_apart:
         await harness.settle()  # What is still being read comes, too.
-    reader = asyncio.ensure_future(harness.broker.replies(gateway, after))
+    reader = asyncio.ensure_future(broker.replies(gateway, after))
     await harness.settle()
     if not reader.done():
         reader.cancel()
-        return []
-    replies, _ = await reader
+        return [], after
     if harness.reads_apart:  # Those whose outputs are apart come after the others.
-        replies, _ = await harness.broker.replies(gateway, after)
-    return replies
+        await reader
+        return await broker.replies(gateway, after)
+    return await reader
 
 
 def holds(claimed: Lease | NoWork) -> NoWork:

@@ -7,8 +7,17 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from headway.core.departure_board import RECORD_SECONDS, WATCH_SECONDS
-from headway.model.board import ARRIVED, BatchDeparture, FleetFigures, Notice, RequestFlow, SlotChange
+from headway.core.departure_board import HISTORY_SECONDS, RECORD_SECONDS, STEP, WATCH_SECONDS
+from headway.model.board import (
+    ARRIVED,
+    BatchDeparture,
+    FleetFigures,
+    HistoryRow,
+    Notice,
+    RequestFlow,
+    ScalingChange,
+    SlotChange,
+)
 from tests.contracts.brokers import Harness, story
 
 LEFT = BatchDeparture("host/gpu-0", "m", "1", 7.25, 3, 0.75, "headway", (1, 0, 2))
@@ -20,56 +29,109 @@ WHOLE = Notice("a", (CAME,), (SlotChange("host/gpu-0", "m", "starting", 1, 0.5),
 
 @story
 async def test_an_empty_board_has_nothing_and_does_not_wait(harness: Harness) -> None:
-    assert list(await harness.board.history()) == []
-    notices, cursor = await harness.board.read("")
-    assert (list(notices), bool(cursor)) == ([], True)
+    rows, news = await harness.board.history()
+    assert (list(rows), list(news.notices), bool(news.cursor), news.lost_at) == ([], [], True, 0.0)
 
 
 @story
 async def test_a_notice_is_read_whole_by_any_process_and_its_counts_are_kept(harness: Harness) -> None:
     await harness.board.post(WHOLE)
-    [read], _ = await harness.board_peer.read("")
+    [row], news = await harness.board_peer.history()
+    [read] = news.notices
     assert read.at == pytest.approx(harness.now(), abs=harness.grain)
     assert replace(read, at=0.0) == WHOLE
-    [kept] = await harness.board_peer.history()
-    assert replace(kept, at=0.0) == Notice("a", flow=FLOW, fleet=FIGURES)
+    assert row == HistoryRow(int(read.at // STEP), 4, 2, 1, 1, {3: 2}, FIGURES)
+
+
+@story
+async def test_the_counts_of_all_processes_are_added_up_step_by_step(harness: Harness) -> None:
+    await harness.advance(STEP - harness.now() % STEP)
+    for _ in range(2):
+        for process in ("a", "b"):
+            await harness.board.post(Notice(process, flow=FLOW))
+            await harness.board_peer.post(Notice(process, flow=FLOW, untold=1))
+        await harness.advance(STEP)
+    rows, _ = await harness.board.history()
+    assert [(row.ended, row.answered, row.refused, row.failed, row.latencies) for row in rows] == [
+        (16, 8, 4, 4, {3: 8})
+    ] * 2
+    assert rows[1].step - rows[0].step == 1
+
+
+@story
+async def test_half_an_hour_is_kept_of_a_hundred_processes_in_bounded_room(harness: Harness) -> None:
+    every, flow = 60, RequestFlow(1.0, {"paid": 5}, ended={"m": 5}, latencies={"paid": dict.fromkeys(range(5), 1)})
+    for _ in range(HISTORY_SECONDS // every + 5):
+        for process in range(100):
+            await harness.board.post(Notice(f"process-{process}", flow=flow))
+        await harness.advance(every)
+    rows, _ = await harness.board_peer.history()
+    assert HISTORY_SECONDS - 2 * every <= (rows[-1].step - rows[0].step) * STEP <= HISTORY_SECONDS
+    assert {row.ended for row in rows} == {500}
+
+
+@story
+async def test_decisions_of_the_autoscaler_are_kept_for_as_long_as_the_counts(harness: Harness) -> None:
+    changes = tuple(
+        ScalingChange("m", number, number + 1, "up", "queue above 500 for 30 s", 0.5) for number in range(2)
+    )
+    await harness.board.post(Notice("a", scalings=changes))
+    await harness.board_peer.post(Notice("b", scalings=(ScalingChange("n", 2, 1, "down", "little to do"),)))
+    await harness.advance(HISTORY_SECONDS / 2)
+    rows, _ = await harness.board_peer.history()
+    kept = [change for row in rows for change in row.scalings]
+    assert sorted(kept, key=lambda change: (change.model, change.before)) == [
+        *changes, ScalingChange("n", 2, 1, "down", "little to do"),
+    ]  # fmt: skip
 
 
 @story
 async def test_notices_come_in_order_and_once(harness: Harness) -> None:
-    _, cursor = await harness.board_peer.read("")
+    _, begun = await harness.board_peer.history()
     for number in range(3):
         await harness.board.post(Notice("a", untold=number + 1))
     seen: list[int] = []
+    cursor = begun.cursor
     while len(seen) < 3:
-        notices, cursor = await harness.board_peer.read(cursor)
-        seen += [notice.untold for notice in notices]
+        news = await harness.board_peer.read(cursor)
+        cursor = news.cursor
+        seen += [notice.untold for notice in news.notices]
     assert seen == [1, 2, 3]
-    notices, _ = await harness.board_peer.read("")
-    assert [notice.untold for notice in notices] == [1, 2, 3], "whoever comes later gets the last minutes"
+    _, news = await harness.board_peer.history()
+    assert [notice.untold for notice in news.notices] == [1, 2, 3], "whoever comes later gets the last minutes"
+
+
+@story
+async def test_rows_count_what_is_posted_up_to_their_cursor(harness: Harness) -> None:
+    await harness.board.post(Notice("a", flow=FLOW))
+    rows, begun = await harness.board_peer.history()
+    await harness.board.post(Notice("a", flow=FLOW))
+    news = await harness.board_peer.read(begun.cursor)
+    assert (len(rows), rows[0].ended, [notice.flow for notice in news.notices]) == (1, 4, [FLOW])
 
 
 @story
 async def test_a_reader_waits_for_news(harness: Harness) -> None:
-    _, cursor = await harness.board_peer.read("")
-    reading = asyncio.ensure_future(harness.board_peer.read(cursor))
+    _, begun = await harness.board_peer.history()
+    reading = asyncio.ensure_future(harness.board_peer.read(begun.cursor))
     await harness.settle()
     assert not reading.done()
     await harness.board.post(Notice("a", (LEFT,)))
-    notices, _ = await reading
-    assert [notice.departures for notice in notices] == [(LEFT,)]
+    news = await reading
+    assert [notice.departures for notice in news.notices] == [(LEFT,)]
 
 
 @story
 async def test_what_tells_nothing_is_not_kept(harness: Harness) -> None:
     await harness.board.post(Notice("a"))
-    assert (list((await harness.board.read(""))[0]), list(await harness.board.history())) == ([], [])
+    rows, news = await harness.board.history()
+    assert (list(rows), list(news.notices)) == ([], [])
 
 
 @story
 async def test_a_process_hears_whether_somebody_looks(harness: Harness) -> None:
     assert not (await harness.board.post(Notice("a"))).watched
-    await harness.board_peer.read("")
+    await harness.board_peer.history()
     assert (await harness.board.post(Notice("a"))).watched
     await harness.advance(WATCH_SECONDS + harness.grain)
     assert not (await harness.board.post(Notice("a"))).watched

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.model import DedupKind, EntryState, Lease, Reply, Slot, Subscription, WorkerInfo, WorkerStatus
+from headway.model import (
+    DedupKind,
+    EntryState,
+    Lease,
+    ModelReport,
+    Reply,
+    Slot,
+    Subscription,
+    WorkerInfo,
+    WorkerStatus,
+)
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot, story
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, refused, same, sharing, task
 
@@ -175,3 +185,54 @@ async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(har
     [reply] = (await peer.replies("h", 0))[0]
     assert (reply.output, reply.kept) == (output("asked"), True)
     holds(await peer.claim(Slot("gpu-1", "m", MAX_BATCH), AT_ONCE))
+
+
+async def run_elsewhere(harness: Harness, waits_for: str, runs: str) -> None:
+    """Have a slot of one version run what waits for another, where nobody is at home."""
+    slot = Slot("helper", "m", MAX_BATCH, 0, ModelReport(runs), waits_for, helps=bool(waits_for))
+    lease = await harness.broker.claim(slot, AT_ONCE)
+    assert isinstance(lease, Lease)
+    await harness.answer(lease)
+
+
+@story
+async def test_what_another_version_has_run_is_told_under_its_key_and_never_to_identical_requests(
+    harness: Harness,
+) -> None:
+    await admit(harness, sharing("first", key(), task("first"), same("asked@3"), version="3"))
+    await admit(harness, sharing("meanwhile", same("asked@3"), version="3"))
+    await run_elsewhere(harness, "3", "4")
+    await admit(harness, sharing("again", key(), same("asked@3"), version="3"))
+    await admit(harness, sharing("identical", same("asked@3"), version="3"))
+    await run_first(harness, "3", "identical")
+    await admit(harness, sharing("later", same("asked@3"), version="3"))
+    replies = await heard(harness)
+    assert {id: came_by(reply) for id, reply in replies.items()} == {
+        "first": (None, False),
+        "meanwhile": (DedupKind.SAME, False),
+        "again": (DedupKind.KEY, True),
+        "identical": (None, False),
+        "later": (DedupKind.SAME, True),
+    }
+    ran = {id: reply.ran.version for id, reply in replies.items() if reply.ran is not None}
+    assert ran == {"first": "4", "meanwhile": "4", "again": "4", "identical": "", "later": ""}
+    assert isinstance(await harness.broker.outcome("t", "first"), Reply)
+
+
+@story
+async def test_an_answer_of_any_version_is_kept_for_those_who_take_one_of_it(harness: Harness) -> None:
+    for number, (label, runs, kept) in enumerate([("3", "3", True), ("3", "4", False), ("3,4", "4", True)]):
+        await admit(harness, sharing(f"first {number}", same(f"{number}@{label}")))
+        await run_elsewhere(harness, "", runs)
+        await admit(harness, sharing(f"later {number}", same(f"{number}@{label}")))
+        assert isinstance(await harness.broker.state("t", f"later {number}"), EntryState) is not kept
+
+
+@story
+async def test_who_joins_by_a_key_keeps_no_answer_of_another_version_for_identical_requests(harness: Harness) -> None:
+    await admit(harness, sharing("first", key(), same("asked@4")))
+    await admit(harness, sharing("second", key(), same("asked@3")))
+    await run_elsewhere(harness, "", "4")
+    await admit(harness, sharing("third", same("asked@4")), sharing("fourth", same("asked@3")))
+    await run_first(harness, "", "fourth")
+    assert came_by((await heard(harness))["third"]) == (DedupKind.SAME, True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -33,13 +33,17 @@ from headway.model import (
     EntryState,
     Failure,
     ItemResult,
+    Lease,
     Limit,
     NoWork,
     Reply,
     Submission,
     TierDepth,
+    WorkerInfo,
+    WorkerStatus,
 )
-from tests.contracts.broker_model import LIMIT_BURST, LIMIT_RATE, BrokerModel, Held, key
+from headway.ports import Broker
+from tests.contracts.broker_model import LIMIT_BURST, LIMIT_RATE, MODEL_BURST, MODEL_RATE, BrokerModel, Held, key
 from tests.contracts.brokers import (
     AT_ONCE,
     HARNESSES,
@@ -48,6 +52,7 @@ from tests.contracts.brokers import (
     MAX_WEIGHT,
     MOST_ATTEMPTS,
     NAMED_QUEUES,
+    QUEUES,
     WHEN_FULL,
     Harness,
     ask,
@@ -70,6 +75,8 @@ EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
 
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     made: Callable[[], Harness]
+    last: Sequence[str] = ("last",)
+    """Workers that run what is left."""
 
     def __init__(self) -> None:
         BrokerModel.__init__(self)
@@ -77,16 +84,37 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.harness = self.made()
         self.broker = self.harness.broker
         for broker in (self.broker, self.harness.peer()):  # As each does that hears of a worker of the version.
-            broker.know({"m@3": LIMITS})
+            broker.know(QUEUES | {"m@3": LIMITS})
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.numbers = itertools.count()
+
+    def zone_of(self, lease: Lease) -> str:
+        """Zone in whose queue a batch waited."""
+        return ""
+
+    def host(self, worker: str) -> Broker:
+        """Process of a worker."""
+        return self.broker
+
+    def door(self, gateway: str, peer: bool = False) -> Broker:
+        """Process of a gateway; of several that will do, the peer if that is wanted."""
+        return self.harness.peer() if peer else self.broker
+
+    def offer(self, entries: Sequence[Entry], peer: bool = False) -> Iterable[tuple[Entry, Failure | None]]:
+        """Offer entries of any gateways. Returns each with its verdict."""
+        return zip(entries, self.do(self.door("", peer).enqueue(entries)), strict=True)
+
+    def ask(self, *what: Any, **how: Any) -> Entry:
+        """Make an entry."""
+        return ask(*what, **how)
 
     def do(self, act: Coroutine[Any, Any, T]) -> T:
         return self.harness.run(act)
 
     @rule(healthy=st.sets(st.sampled_from(WORKERS)))
     def beat(self, healthy: set[str]) -> None:
-        self.do(self.harness.healthy(*sorted(healthy)))
+        for worker in sorted(healthy):
+            self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY)))
         self.culprits.workers_changed()
 
     @rule(
@@ -114,8 +142,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     ) -> None:
         how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway, "weight": weight}
         ids = [f"id-{next(self.numbers)}" for _ in range(count)]
-        entries = [ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]  # type: ignore[arg-type]
-        for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
+        entries = [self.ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]
+        for entry, verdict in zip(entries, self.do(self.door(gateway).enqueue(entries)), strict=True):
             self.note(entry, verdict)
 
     @rule(
@@ -132,11 +160,10 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         it.
         """
         entries = [
-            ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, model=model, gateway=gateway)
+            self.ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, model=model, gateway=gateway)
             for text, tenant, caller, model, gateway in asked
         ]
-        broker = self.harness.peer() if peer else self.broker
-        for entry, verdict in zip(entries, self.do(broker.enqueue(entries)), strict=True):
+        for entry, verdict in self.offer(entries, peer):
             self.note(entry, verdict)
 
     @rule(
@@ -144,19 +171,22 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         caller=st.sampled_from(CALLERS),
         model=st.sampled_from(NAMED_QUEUES),
         gateway=st.sampled_from(GATEWAYS),
-        texts=st.lists(st.sampled_from((*TEXTS, "", "")), min_size=1, max_size=int(LIMIT_BURST) - 1),
+        texts=st.lists(st.sampled_from((*TEXTS, "", "")), min_size=1, max_size=int(MODEL_BURST) - 1),
         peer=st.booleans(),
     )
     def ask_several(self, tenant: str, caller: str, model: str, gateway: str, texts: list[str], peer: bool) -> None:
-        """Ask with several inputs: the first pays for all, and if one is refused, the others are withdrawn."""
-        limit = Limit(f"user:{tenant}", "user", LIMIT_RATE, LIMIT_BURST)
+        """Ask with several inputs: the first pays for all, of its user and of its user for the model, and if one is
+        refused, the others are withdrawn.
+        """
+        of_all = Limit(f"user:{tenant}", "user", LIMIT_RATE, LIMIT_BURST)
+        of_model = Limit(f"user:{tenant}:{model}", "model", MODEL_RATE, MODEL_BURST, model)
         how = {"tenant": tenant, "caller": caller, "model": model, "gateway": gateway}
         parts: list[Entry] = []
         for text in ("", *texts):
             id = f"id-{next(self.numbers)}"
-            limits = () if parts else (counting_as(limit, len(texts) + 1),)
-            parts.append(ask(text or f"input of {id}", id=id, limits=limits, **how))  # type: ignore[arg-type]
-        verdicts = self.do((self.harness.peer() if peer else self.broker).enqueue(parts))
+            limits = () if parts else tuple(counting_as(limit, len(texts) + 1) for limit in (of_all, of_model))
+            parts.append(self.ask(text or f"input of {id}", id=id, limits=limits, **how))
+        verdicts = self.do(self.door(gateway, peer).enqueue(parts))
         if not self.offered_several(parts, verdicts, self.harness.now()):
             self.let_go(self.several.pop(), gateway, peer)
 
@@ -184,7 +214,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     )
     def fail_for_good(self, text: str, tenant: str, caller: str, limit: int, cause: Cause) -> None:
         """An input fails as often as it runs; what it does not ride with is answered."""
-        entry = ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, gateway=GATEWAYS[0])
+        entry = self.ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, gateway=GATEWAYS[0])
         [verdict] = self.do(self.broker.enqueue([entry]))
         self.note(entry, verdict)
         for _ in range(2 * MOST_ATTEMPTS):
@@ -198,7 +228,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
                 if entry in held.lease.entries:
                     self.end_in_failure(held, cause)
                 else:
-                    self.do(self.harness.answer(held.lease))
+                    self.answer(held)
 
     def note(self, entry: Entry, verdict: Failure | None) -> None:
         self.offered(entry, verdict, self.harness.now())
@@ -209,9 +239,11 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Law 6: a conflict while the id is live, and a request like any other afterwards, read or not."""
         tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
         model = self.let_in[tenant, id, nonce].entry.queue
-        entry = ask(f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0)
+        entry = self.ask(
+            f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0
+        )
         live = self.do(self.broker.state(tenant, id)) is not None
-        [verdict] = self.do((self.harness.peer() if peer else self.broker).enqueue([entry]))
+        [verdict] = self.do(self.door(gateway, peer).enqueue([entry]))
         if live:
             assert verdict is not None
             assert verdict.code == errors.IDEMPOTENCY_CONFLICT
@@ -229,7 +261,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         ]
         if again:
             chosen = data.draw(st.lists(st.sampled_from(again), max_size=3))
-            assert all(verdict is None for verdict in self.do(self.broker.enqueue(chosen)))
+            assert all(verdict is None for _, verdict in self.offer(chosen))
 
     @rule(
         worker=st.sampled_from(WORKERS),
@@ -238,12 +270,18 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         patient=st.booleans(),
     )
     def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
-        claimed = self.do(self.broker.claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
+        claimed = self.do(self.host(worker).claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
         now = self.harness.now()
         if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
             return
-        self.claimed(claimed, model, limit, now, self.harness.lease_seconds)
+        self.claimed(claimed, model, limit, now, self.harness.lease_seconds, self.zone_of(claimed))
+
+    def answer(self, held: Held) -> None:
+        """Complete a lease with the right outputs."""
+        lease = held.lease
+        items = [ItemResult(output(rider.input)) for rider in lease.entries]
+        assert not self.do(self.host(lease.slot.worker).complete(lease, items)).fenced
 
     def pick(self, data: st.DataObject) -> Held:
         return self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1), label="lease"))
@@ -252,7 +290,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.settled(held, valid, self.harness.now())
 
     def end_in_failure(self, held: Held, cause: Cause) -> None:
-        valid = self.do(self.broker.release(held.lease, failed(cause, held.lease.slot.worker)))
+        valid = self.do(self.host(held.lease.slot.worker).release(held.lease, failed(cause, held.lease.slot.worker)))
         self.settle(held, valid)
         self.failed_together(held)
         if valid and cause in BLAMED:
@@ -274,7 +312,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             for place, rider in enumerate(held.lease.entries)
         ]
         cancelled = sum(self.let_in[key(rider)].cancelled for rider in held.lease.entries)
-        settled = self.do(self.broker.complete(held.lease, items))
+        settled = self.do(self.host(held.lease.slot.worker).complete(held.lease, items))
         self.settle(held, not settled.fenced)
         if not settled.fenced:
             self.failed |= {key(rider) for place, rider in enumerate(held.lease.entries) if place in wrong}
@@ -300,7 +338,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         """Law 4: charges nothing."""
         held = self.pick(data)
-        valid = self.do(self.broker.release(held.lease))
+        valid = self.do(self.host(held.lease.slot.worker).release(held.lease))
         self.settle(held, valid)
         if valid:
             self.given_back(held)
@@ -309,7 +347,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(data=st.data())
     def extend(self, data: st.DataObject) -> None:
         held = self.pick(data)
-        if self.do(self.broker.extend(held.lease)):
+        if self.do(self.host(held.lease.slot.worker).extend(held.lease)):
             held.expires_at = self.harness.now() + self.harness.lease_seconds
             self.leases.append(held)
         else:
@@ -320,13 +358,14 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def use_a_dead_fence(self, data: st.DataObject, how: str) -> None:
         """Law 3: changes nothing."""
         lease = data.draw(st.sampled_from(self.dead)).lease
+        host = self.host(lease.slot.worker)
         if how == "complete":
             items = [ItemResult("out of time")] * len(lease.entries)
-            assert self.do(self.broker.complete(lease, items)).fenced
+            assert self.do(host.complete(lease, items)).fenced
         elif how == "extend":
-            assert not self.do(self.broker.extend(lease))
+            assert not self.do(host.extend(lease))
         else:
-            assert not self.do(self.broker.release(lease, failed() if how == "fail" else None))
+            assert not self.do(host.release(lease, failed() if how == "fail" else None))
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
@@ -340,8 +379,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         known = [one for one in chosen if one in self.let_in]
         mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
         standing = [self.do(self.broker.state(*one[:2])) for one in mine]
-        broker = self.harness.peer() if peer else self.broker
-        self.do(broker.withdraw(list(chosen), gateway))
+        self.do(self.door(gateway, peer).withdraw(list(chosen), gateway))
         for one, stage in zip(mine, standing, strict=True):
             if stage is not None:
                 self.let_in[one].cancelled = True
@@ -363,7 +401,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.cursors[gateway] = cursor
 
     async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
-        reader = asyncio.ensure_future(self.broker.replies(gateway, after))
+        reader = asyncio.ensure_future(self.door(gateway).replies(gateway, after))
         await self.harness.settle()
         if not reader.done():
             reader.cancel()
@@ -414,7 +452,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Run what is left, let all leases end, run what that leaves, and read every reply."""
         for _ in range(100):
             self.advance(0.6)
-            ran = [self.run_one(model) for model in NAMED_QUEUES]
+            self.stay_alive()
+            ran = [self.run_one(model, worker) for model in NAMED_QUEUES for worker in self.last]
             if not any(ran):
                 if not self.leases and not any(one.depth for one in self.do(self.broker.depths())):
                     break
@@ -425,15 +464,20 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.read(gateway, acknowledge=True)
         self.everything_has_ended()
         assert not any(one.depth for one in self.do(self.broker.depths()))
-        assert all(self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None) for model in NAMED_QUEUES)
+        for worker in self.last:
+            for model in NAMED_QUEUES:
+                assert self.do(self.host(worker).claim(slot(worker, model), AT_ONCE)) == NoWork(None)
 
-    def run_one(self, model: str) -> bool:
+    def stay_alive(self) -> None:
+        """Have the last workers be known, where that matters."""
+
+    def run_one(self, model: str, worker: str) -> bool:
         """Run a batch as it should be run, if there is one."""
         before = len(self.leases)
-        self.claim("last", model, MAX_BATCH, patient=False)
+        self.claim(worker, model, MAX_BATCH, patient=False)
         if len(self.leases) == before:
             return False
-        self.do(self.harness.answer(self.leases.pop().lease))
+        self.answer(self.leases.pop())
         return True
 
 

@@ -28,6 +28,8 @@ KEY = Limit("key:k", "key", 600.0, 5.0)
 """One each 0.1 s, and five at once."""
 TIER = Limit("tier:1", "tier", 60.0, 2.0)
 """One each second, and two at once."""
+MODEL = Limit("key:k:m", "model", 60.0, 2.0, "m")
+"""Of the same key for one model: one each second, and two at once."""
 EXACT = 1e-3
 """Seconds by which a broker may round."""
 
@@ -124,6 +126,20 @@ async def test_of_several_limits_the_one_that_takes_longest_is_told(harness: Har
         assert "tier" in verdict.message
         assert over(verdict) == pytest.approx(1.0, abs=EXACT)
         await harness.advance(10.0)
+
+
+@story
+async def test_a_limit_for_a_model_takes_nothing_of_other_models_and_callers(harness: Harness) -> None:
+    brokers = harness.broker, harness.peer()
+    for turn in range(4):
+        verdicts = await brokers[turn % 2].enqueue([counted(KEY, MODEL) for _ in range(20)])
+        assert [verdict is None for verdict in verdicts] == [turn == 0] * 2 + [False] * 18
+        assert "to the model 'm'" in verdicts[-1].message  # type: ignore[union-attr]
+    assert harness.broker.rate_limit_debt(KEY) == pytest.approx(0.2, abs=EXACT)
+    assert list(await brokers[1].enqueue([counted(model="other") for _ in range(3)])) == [None] * 3
+    over((await brokers[0].enqueue([counted(model="other")]))[0])
+    other = Limit("key:l", "key", 600.0, 5.0), Limit("key:l:m", "model", 60.0, 2.0, "m")
+    assert list(await brokers[0].enqueue([counted(*other, tenant="u") for _ in range(2)])) == [None] * 2
 
 
 @story

@@ -15,6 +15,7 @@ from tests.contracts.brokers import (
     failed,
     ids,
     output,
+    read_mailbox,
     slot,
     story,
 )
@@ -192,7 +193,7 @@ async def test_only_who_has_the_outcome_in_common_is_told(harness: Harness) -> N
     await run_alone(harness, "first")
     assert list(await harness.peer().enqueue([sharing("third", key(), gateway="g2")])) == [None]
     assert set(await drained(harness, "g1")) == {"first"}
-    there, _ = await harness.peer().replies("g2", 0)
+    there, _ = await read_mailbox(harness, harness.peer(), "g2")
     assert [(reply.id, reply.kept) for reply in there] == [("second", False), ("third", True)]
 
 
@@ -207,7 +208,7 @@ async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(harne
     await ask_all("at once")
     await run_alone(harness, "at once 0")
     await nothing_runs(harness)
-    replies, cursor = await harness.broker.replies("g", 0)
+    replies, cursor = await read_mailbox(harness, harness.broker)
     assert len({reply.id for reply in replies}) == len(replies) == 1000
     assert sum(came_by(reply) == (DedupKind.SAME, False) for reply in replies) == 999
     await ask_all("later")
@@ -225,7 +226,7 @@ async def test_a_follower_offered_again_has_joined_once(harness: Harness) -> Non
     assert list(await harness.peer().enqueue([follower])) == [None]
     await run_alone(harness, "first")
     await admit(harness, follower)  # Answered, but nobody has read it.
-    replies, cursor = await harness.broker.replies("g", 0)
+    replies, cursor = await read_mailbox(harness, harness.broker)
     assert sorted(ids(replies)) == ["first", "second"]
     assert await drained(harness, "g", cursor) == {}
 
@@ -238,7 +239,7 @@ async def test_a_leader_offered_again_does_not_join_itself(harness: Harness) -> 
     await admit(harness, original)
     await harness.answer(lease)
     await admit(harness, original)
-    replies, cursor = await harness.broker.replies("g", 0)
+    replies, cursor = await read_mailbox(harness, harness.broker)
     assert ids(replies) == ["first"]
     assert await drained(harness, "g", cursor) == {}
     await nothing_runs(harness)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from headway.identity.api_keys.file import KeysFile
-from headway.model import ApiKey
+from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyMark, KeyStore
 from headway.storage.postgres import keys as postgres_keys
 from headway.storage.sqlite import keys as sqlite_keys
@@ -105,6 +105,7 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
         created_at=AT + 1.123457,
         expires_at=AT + 86_400.125,
         replaces=plain.id,
+        model_limits=(ModelLimit("a", 1 / 3), ModelLimit("ß/b", 60.0, 2.0)),
     )
 
     async def story(store: KeyStore) -> None:

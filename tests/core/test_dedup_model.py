@@ -165,7 +165,7 @@ class SharingLaws(RuleBasedStateMachine):
                     more = self.ended(follower, output, failure, late)
                     heard += more[0]
                     anew += more[1]
-            if share.keep > 0.0 and keeps(share.kind, Reply("", "", output, failure)):
+            if share.keep > 0.0 and keeps(share, Reply("", "", output, failure)):
                 self.kept[key] = Kept(share.digest, output, failure, self.now + share.keep)
         asker.over, asker.follows = True, None
         return heard, anew

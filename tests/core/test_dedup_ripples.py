@@ -159,7 +159,17 @@ BROKEN = Reply("1", "t", None, Failure(errors.BACKEND_ERROR, "it raised"))
     [(DedupKind.TASK, (FINE, REJECTED, BROKEN)), (DedupKind.KEY, (FINE, REJECTED)), (DedupKind.SAME, (FINE,))],
 )
 def test_which_outcomes_are_of_use_later(kind: DedupKind, kept: tuple[Reply, ...]) -> None:
-    assert tuple(reply for reply in (FINE, REJECTED, BROKEN) if keeps(kind, reply)) == kept
+    assert tuple(reply for reply in (FINE, REJECTED, BROKEN) if keeps(DedupKey(kind, "k"), reply)) == kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "kept"),
+    [("3", "3", True), ("3", "4", False), ("3,4", "4", True), ("34", "4", False), ("3", "", True), ("", "4", False)],
+)
+def test_identical_requests_are_answered_by_a_version_that_they_ask_for(asked: str, ran: str, kept: bool) -> None:
+    reply = Reply("1", "t", "fine", ran=BatchRun("gpu-0", 1, 0.1, NOW, ran))
+    assert keeps(DedupKey(DedupKind.SAME, f"digest@{asked}"), reply) is kept
+    assert keeps(DedupKey(DedupKind.KEY, f"digest@{asked}"), reply)
 
 
 class TestATask:

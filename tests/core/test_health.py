@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.health import believed, judged, scarce
-from headway.model import WorkerInfo, WorkerStatus
+from headway.core.health import believed, heard, judged, scarce
+from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 
 HEALTHY, DEGRADED, OFFLINE, STARTING = (
     WorkerStatus.HEALTHY,
@@ -45,3 +45,12 @@ def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:
         before = scarce(used, before)
         told.append(before)
     assert told == [False, False, True, True, True, True, True, False, False, False, True]
+
+
+def test_a_process_that_is_silent_for_three_heartbeats_no_longer_counts() -> None:
+    members = [
+        ProcessInfo(id=id, role=Role.WORKER, host="h", pid=1, admin="", version="1", last_seen=seen)
+        for id, seen in (("a", 100.0), ("b", 97.1), ("gone", 97.0))
+    ]
+    assert [member.id for member in heard(members)] == ["a", "b"]
+    assert heard([]) == []

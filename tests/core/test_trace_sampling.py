@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -20,6 +21,21 @@ def test_a_request_without_a_parent_is_sampled_by_the_ratio(follows: bool) -> No
     assert 900 < len(found) < 1100
     assert all(int.from_bytes(one.trace_id[8:], "big") < 1 << 62 and any(one.trace_id[:8]) for one in found)
     assert len({one.trace_id for one in found}) == len({one.span_id for one in found}) == len(found)
+
+
+def test_each_request_has_the_same_chance_whatever_became_of_those_before_it() -> None:
+    sampler = Sampler(0.25, True, random.Random(3).getrandbits)
+    taken = [sampler.begin(None) is not None for _ in range(20_000)]
+    after = [now for before, now in pairwise(taken) if before]
+    others = [now for before, now in pairwise(taken) if not before]
+    assert sum(after) / len(after) == pytest.approx(0.25, abs=0.02)
+    assert sum(others) / len(others) == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(("ratio", "least"), [(1.0, 0), (0.0, 1 << 60), (1e-18, 1 << 40), (5e-324, 1 << 60)])
+def test_a_share_at_its_ends_leaves_out_none_or_nearly_all(ratio: float, least: int) -> None:
+    assert Sampler(ratio, True, BITS).left_out >= least
+    assert ratio < 1 or Sampler(ratio, True, BITS).left_out == 0
 
 
 def test_one_that_follows_does_as_its_parent_did() -> None:

@@ -31,7 +31,7 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
     "--disable-extensions", "--disable-breakpad", "--remote-debugging-port=0", "--window-size=1280,900",
-    "--force-color-profile=srgb", "--hide-scrollbars",
+    "--force-color-profile=srgb", "--hide-scrollbars", "--host-resolver-rules=MAP evil.test 127.0.0.1",
 )  # fmt: skip
 
 _UNTIL = """

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, over a fleet of real processes: one fleet and one browser for all tests here."""
+"""The dashboard in a real browser, over a fleet of real processes."""
 
 from __future__ import annotations
 
@@ -6,122 +6,23 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
 
 import aiohttp
 import pytest
 
-from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.dead_letters import RedisDeadLetters
-from headway.model import DeadLetter
+from headway.brokers.redis.board import RedisBoard
+from headway.model.board import Notice, ScalingChange
+from tests.cli.terminal import Terminal
 from tests.clients.environments import FOLDER, REQUIRED
-from tests.contracts.brokers import ask
-from tests.dashboard.chromium import Chromium, Page, browser
-from tests.e2e.fleet import Fleet, fleet
-from tests.e2e.server import Server
-from tests.servers.redis import RedisServer
+from tests.dashboard.chromium import Page
+from tests.dashboard.stage import EVIL, LIVE, TOKEN, Stage, enter, quiet, tab_to, under_load
+
+__all__ = ["quiet"]
 
 pytestmark = pytest.mark.processes
 
-TARGET = "tests.targets.journal:Slow"
-TOKEN = "s3cret-of-operators"
-EVIL = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
-LIVE = "document.querySelector('#state-text').textContent === 'Live'"
 DARK = "#171d27"
-T = TypeVar("T")
-
-
-class Stage:
-    """The fleet, the browser, and the loop in which a test speaks to both."""
-
-    def __init__(
-        self, runner: asyncio.Runner, it: Fleet, guarded: Server, chromium: Chromium, link: RedisConnection
-    ) -> None:
-        self.runner, self.fleet, self.guarded, self.chromium, self.link = runner, it, guarded, chromium, link
-        self.pages: list[Page] = []
-
-    def run(self, act: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(act)
-
-    async def open(self, server: Server) -> Page:
-        page = await self.chromium.open(f"http://127.0.0.1:{server.admin_port}/dashboard")
-        self.pages.append(page)
-        return page
-
-    @property
-    def gateway(self) -> Server:
-        return self.fleet.gateways[0]
-
-    async def load(self) -> None:
-        """Ask for ever, in two tiers; some inputs are refused by the model."""
-        url, tiers = f"http://127.0.0.1:{self.gateway.port}/v1/inference", ("paid", "free")
-        async with aiohttp.ClientSession() as client:
-
-            async def one(number: int) -> None:
-                count = number
-                while True:
-                    text = "exception" if count % 40 == 5 else f"text {count}"
-                    headers = {"X-Request-Tier": tiers[count % 2]}
-                    async with client.post(url, json={"input": text}, headers=headers) as answer:
-                        await answer.read()
-                    count += 8
-
-            await asyncio.gather(*(one(number) for number in range(8)))
-
-    async def letter(self, id: str) -> None:
-        """Put a dead letter there whose every name is a script."""
-        letters = RedisDeadLetters(self.link, ["default"])
-        entry = ask(f"text of {id} {EVIL}", id=id, tenant=f"tenant {EVIL}", model="default")
-        await letters.add(
-            DeadLetter(entry=entry, error=f"error {EVIL}", cause="item", attempts=1, worker=EVIL, died_at=4e9)
-        )
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    with asyncio.Runner() as runner, ExitStack() as stack:
-        held = AsyncExitStack()
-        chromium = runner.run(held.enter_async_context(browser(folder)))
-        stack.callback(lambda: runner.run(held.aclose()))
-        redis = stack.enter_context(RedisServer("valkey", folder / "redis"))
-        it = stack.enter_context(
-            fleet(folder, redis, gateways=1, workers=2, controllers=1, target=TARGET, lawful=False, gateway_flags=())
-        )
-        it.expected |= {"batch failed", "worker process ended", "a browser could not sign in: wrong service token"}
-        guarded = it.launch("controller", "--admin-token", TOKEN)
-        guarded.ready()
-        link = RedisConnection(redis.url, process="test")
-        runner.run(link.open())
-        try:
-            yield Stage(runner, it, guarded, chromium, link)
-        finally:
-            runner.run(link.close())
-
-
-@pytest.fixture(autouse=True)
-def quiet(stage: Stage) -> Iterator[None]:
-    """No page complains, and none asks another host."""
-    yield
-    pages, stage.pages = stage.pages, []
-    for page in pages:
-        stage.run(page.send("Page.close"))
-    for page in pages:
-        hosts = {url.split("/")[2] for url in page.requests if url.startswith("http")}
-        assert hosts <= {f"127.0.0.1:{server.admin_port}" for server in (*stage.fleet.everybody(), stage.guarded)}
-        assert not page.complaints, page.complaints
-
-
-async def under_load(stage: Stage, act: Coroutine[Any, Any, T]) -> T:
-    loading = asyncio.ensure_future(stage.load())
-    try:
-        return await act
-    finally:
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
 
 
 MOVES = {
@@ -133,6 +34,7 @@ MOVES = {
     "workers": "document.querySelectorAll('#workers tbody .dot.good').length === 2",
     "processes": "document.querySelectorAll('#processes tbody tr').length === 5",
     "busy": "[...document.querySelectorAll('#workers tbody tr')].every((row) => parseInt(row.cells[3].textContent) > 0)",
+    "scaling": "document.querySelectorAll('#scaling tbody tr').length === 1",
     "letters": "Number(document.querySelector('#letters-count').textContent) > 0",
 }
 PAINTED = """[...document.querySelectorAll('canvas')].every((canvas) => {
@@ -154,6 +56,9 @@ def test_every_panel_moves_under_load_at_any_process(stage: Stage, role: str) ->
         for worker in workers:
             await page.until(f"document.querySelector('#batches tbody').textContent.includes({json.dumps(worker)})")
         await page.until(f"document.querySelectorAll('.lane canvas').length === 2 && {PAINTED}")
+        page.complaints = [
+            one for one in page.complaints if "getImageData" not in one
+        ]  # It is this test that reads them.
         assert "free" in await page.text("#batches")
 
     stage.run(under_load(stage, act()))
@@ -213,21 +118,6 @@ def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_alone(st
         )
 
     stage.run(act())
-
-
-async def tab_to(page: Page, name: str) -> None:
-    """Press Tab until an element of this label or text has the focus, which has to be seen."""
-    label = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent)"
-    for _ in range(200):
-        if (await page.run(f"{label}")).startswith(name):
-            assert await page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-            return
-        await page.press("Tab", 9)
-    raise AssertionError(f"no Tab leads to {name}")
-
-
-async def enter(page: Page) -> None:
-    await page.press("Enter", 13, "\r")
 
 
 def test_signing_in_and_out_by_keyboard_and_the_cookie_after_it(stage: Stage) -> None:
@@ -316,3 +206,77 @@ async def check(page: Page, script: Path) -> None:
     found = await page.run("axe.run(document, { resultTypes: ['violations'] }).then((told) => told.violations)")
     told = [(one["id"], one["impact"], [node["html"][:200] for node in one["nodes"]]) for one in found]
     assert not told, told
+
+
+def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(stage: Stage) -> None:
+    async def act() -> None:
+        page = await stage.open(stage.gateway)
+        await page.until("document.querySelector('#scaling tbody tr').cells[0].textContent === 'default'")
+        await page.until(
+            "document.querySelector('#decisions').textContent.includes('No decision in the last 30 minutes.')"
+        )
+        change = ScalingChange("default", 2, 4, "up", f"queue above 500 for 30 s {EVIL}")
+        await RedisBoard(stage.link).post(Notice("of a test", scalings=(change,)))
+        told = f"default: 2 → 4, queue above 500 for 30 s {EVIL}"
+        await page.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
+        later = await stage.open(stage.fleet.workers[0])
+        await later.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
+        assert "taken" not in await page.run("document.title")
+
+    stage.run(act())
+
+
+def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", TOKEN)
+
+    async def act() -> None:
+        admin = f"http://127.0.0.1:{stage.guarded.admin_port}"
+        with Terminal("top", "--admin", admin, "--interval", "0.2", size=(110, 60)) as terminal:
+            names = [stage.fleet.slot(worker) for worker in stage.fleet.workers]
+            seen = (
+                "workers       2 of 2 healthy",
+                "errors        rejected_by_model",
+                "controller",
+                "gateway",
+                "% full: ",
+            )
+            shown = await asyncio.to_thread(terminal.until, *seen, *(f"{name} |" for name in names))
+            assert "dead letters" in shown
+            terminal.press("q")
+            assert await asyncio.to_thread(terminal.code) == 0
+
+    stage.run(under_load(stage, act()))
+
+
+def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its_data_afterwards(stage: Stage) -> None:
+    redis = stage.redis
+    stage.fleet.expected |= {"the broker is out of reach", "what the broker knew is lost"}
+
+    async def act() -> None:
+        before = await stage.open(stage.gateway)
+        await before.until(LIVE)
+        await before.until("document.querySelectorAll('#workers tbody tr').length === 2")
+        await asyncio.to_thread(redis.pause)
+        try:
+            later = await stage.open(stage.fleet.workers[0])  # It has looked at the fleet by itself.
+            for page in (before, later):
+                await page.until("document.querySelector('#state-text').textContent.includes('out of reach')")
+                await page.until(
+                    "/^What is shown of the fleet is [0-9.]+ s old/.test(document.querySelector('#age-note').textContent)"
+                )
+                await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+                await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
+        finally:
+            await asyncio.to_thread(redis.resume)
+        for page in (before, later):  # A list of dead letters that was asked for just then.
+            page.complaints = [one for one in page.complaints if "internal/dlq" not in one]
+            await page.until(f"{LIVE} && document.querySelector('#age-note').hidden")
+        await asyncio.to_thread(redis.command, "FLUSHALL")
+        await before.until(
+            "document.querySelector('#lost-note').textContent.startsWith('The broker lost its data at ')"
+        )
+        fresh = await stage.open(stage.fleet.controllers[0])
+        await fresh.until("document.querySelector('#events').textContent.startsWith('None since ')")
+        await fresh.until("!document.querySelector('#lost-note').hidden")
+
+    stage.run(act())

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from headway.admin.dashboard.history import STEP, WINDOW, FleetHistory, percentiles
+from headway.admin.dashboard.history import WINDOW, FleetHistory, percentiles
 from headway.admin.dashboard.hub import MOST_VIEWERS, REMEMBERED, TICK
 from headway.admin.dashboard.viewers import BUFFER, DROP_GRACE, Viewer
-from headway.core.departure_board import HISTORY_SECONDS
-from headway.errors import BrokerUnavailable
+from headway.core.departure_board import HISTORY_SECONDS, STEP
 from headway.http.problem import encode_problem
+from headway.http.server.unread_answers import STREAM_BYTES, STREAM_SILENCE, bound
 from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
 from tests import virtual_time
+from tests.http.away import Away
 from tests.http.test_admin import Port, Touchy, played
 from tests.http.test_admin_guard import HERE, TOKEN, cookie_in, sign_in
 from tests.services.stand import Stand
@@ -236,23 +238,31 @@ def test_there_are_only_so_many_streams() -> None:
     played(scene)
 
 
-class Away:
-    """A board, and all else of a broker, that is out of reach until it is back."""
+def test_while_the_broker_is_away_a_page_is_shown_what_was_known_with_its_age() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        away = Away(stand)
+        away.back.set()
+        port = Port(stand, broker=away)
+        stays = Tab(port)
+        await stand.ask("text")
+        while not (await stays.until("tick", sum(name == "tick" for name, _, _ in stays.events) + 1))["recent"][
+            "ended"
+        ]:
+            pass
+        away.back.clear()
+        await asyncio.sleep(30.0)
+        [tick] = [data for name, _, data in stays.events if name == "tick"][-1:]
+        later = Tab(port)
+        for told in (tick, await later.until("start")):
+            assert told["away"] == "connection refused"
+            assert 28.0 < told["snapshot"]["age_seconds"] < 31.0
+            assert told["snapshot"]["workers"]
+            assert told["now"] == pytest.approx(told["snapshot"]["now"], abs=0.01), "time goes on"
+            assert told["recent"]["ended"] == {"m": 1 / WINDOW}, "the rates are those of then"
+        for tab in (stays, later):
+            await tab.leave()
 
-    def __init__(self, stand: Stand) -> None:
-        self._stand = stand
-        self.back = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def ask(*arguments: Any) -> Any:
-            if not self.back.is_set():
-                raise BrokerUnavailable("connection refused")
-            for part in (self._stand.broker, self._stand.fleet, self._stand.dead):
-                if hasattr(part, name):
-                    return await getattr(part, name)(*arguments)
-            raise AttributeError(name)
-
-        return ask
+    played(scene, backend=Touchy())
 
 
 def test_without_the_broker_the_stream_says_so_until_it_is_back() -> None:
@@ -305,6 +315,7 @@ def test_history_adds_up_over_processes_and_is_bounded() -> None:
     assert row[8:] == [(1, 2), 0.3, 90.0, 70.0, 2]
     assert history.changed() == []
     recent = history.recent(101.0)
+    assert recent["processes"] == {"a": 6 / WINDOW, "b": 6 / WINDOW}
     assert (recent["refused"], recent["retries"], recent["ended"]) == (
         {"shed": 4 / WINDOW}, {"crashed": 2 / WINDOW}, {"m": 12 / WINDOW},
     )  # fmt: skip
@@ -313,3 +324,24 @@ def test_history_adds_up_over_processes_and_is_bounded() -> None:
     for second in range(HISTORY_SECONDS + 100):
         history.add(Notice("a", flow=flow, at=200.0 + second))
     assert len(history.rows()) <= HISTORY_SECONDS // STEP + 1
+
+
+def test_the_kernel_keeps_little_of_a_stream_and_notices_a_network_that_is_gone() -> None:
+    async def main() -> None:
+        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            held.append(writer)
+
+        held: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(hold, "127.0.0.1", 0)
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            bound(writer.transport)
+            connected = writer.get_extra_info("socket")
+            kept = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            assert kept <= 2 * STREAM_BYTES, "Linux doubles what it is told"
+            silence = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert silence == STREAM_SILENCE * 1000
+            for one in (writer, *held):
+                one.close()
+
+    asyncio.run(main())

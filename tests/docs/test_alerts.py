@@ -14,6 +14,7 @@ from tests.docs.pages import ROOT
 from tests.servers.prometheus import program
 
 FOLDER = ROOT / "deploy" / "prometheus"
+DOCS = "{{ with $externalLabels.docs_of_headway }}{{ . }}{{ else }}docs{{ end }}"
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 ALERTS = (FOLDER / "alerts.yml").read_text(encoding="utf-8")
 EXPRESSIONS = dict(re.findall(r"^      - alert: (\w+)\n        expr: (.+)$", ALERTS, re.MULTILINE))
@@ -30,7 +31,7 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
         assert re.search(r"labels: {severity: (page|ticket)}\n", rule), name
         for annotation in ("summary", "description"):
             assert re.search(rf"^          {annotation}: \"[^\"]+\"$", rule, re.MULTILINE), name
-        assert f"runbook_url: docs/runbook.md#{name.lower()}\n" in rule, name
+        assert f'runbook_url: "{DOCS}/runbook.md#{name.lower()}"\n' in rule, name
 
 
 def test_the_runbook_has_an_entry_for_every_alert_and_no_other() -> None:

@@ -62,8 +62,8 @@ HELD_UP = frozenset(
 memory.
 """
 
-_PUBLIC = re.compile(r"public +http://127\.0\.0\.1:(\d+)")
-_ADMIN = re.compile(r"admin +http://127\.0\.0\.1:(\d+)")
+_PUBLIC = re.compile(r"public +https?://127\.0\.0\.1:(\d+)")
+_ADMIN = re.compile(r"admin +https?://127\.0\.0\.1:(\d+)")
 _GRPC = re.compile(r"grpc +127\.0\.0\.1:(\d+)")
 _LAST = re.compile(r"^(Try it:|Ready\.)$", re.MULTILINE)
 

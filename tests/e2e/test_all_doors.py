@@ -25,8 +25,8 @@ from tests.e2e.server import TIERS, Server, launched
 from tests.identity.writing import entry, key_of
 from tests.promises import client
 from tests.promises.calls import Stream, answered, channel
-from tests.promises.checker import mark_of, text_of
 from tests.promises.journal import runs_in
+from tests.promises.operation import mark_of, text_of
 from tests.promises.ways_in import NATIVE, VECTOR, WAYS_IN, WayIn
 from tests.servers.ports import Port
 from tests.servers.redis import RedisServer

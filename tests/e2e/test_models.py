@@ -8,9 +8,14 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
+
+from headway.grpc import messages
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server
 from tests.identity.writing import entry, key_of
+from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
 
 TARGETS = """
@@ -27,6 +32,9 @@ class Marked:
         time.sleep(0.1)
         return [self.mark + text for text in inputs]
 """
+SLOW = 0.001
+"""Requests a minute of a limit of which nothing comes back within a test."""
+CAPPED_FOR_UPPER = f"model_limits = {{upper = {{rate = {SLOW}, burst = 6}}}}"
 SETTINGS = """
 request_timeout_ms = 30000
 queue_timeout_ms = 30000
@@ -69,8 +77,11 @@ def test_several_models_at_every_door_under_keys_for_some(tmp_path: Path) -> Non
     (tmp_path / "keys.toml").write_text(
         entry("all", "all", "acme", "paid", "rate = 0")
         + entry("one", "one", "acme", "paid", 'rate = 0\nmodels = ["marked"]')
+        + entry("capped", "capped", "capped", "paid", f"rate = {SLOW}\nburst = 12\n{CAPPED_FOR_UPPER}")
     )
-    server = Server(tmp_path, target="upper", flags=["marked", "--keys", "keys.toml"])
+    with contextlib.closing(Port()) as port:
+        flags = ["marked", "--keys", "keys.toml", "--grpc-port", str(port.number)]
+        server = Server(tmp_path, target="upper", flags=flags)
     try:
         server.ready()
         everything, one = Client(server, "all"), Client(server, "one")
@@ -100,10 +111,42 @@ def test_several_models_at_every_door_under_keys_for_some(tmp_path: Path) -> Non
         metrics = server.metrics()
         assert metrics.value("requests_total", model="upper", outcome="ok") == 1
         assert metrics.value("requests_total", model="marked", outcome="ok") == 4
+        limited_for_a_model(Client(server, "capped"), server.grpc_port)
         server.signal()
         server.check_end()
     finally:
         server.kill()
+
+
+def limited_for_a_model(client: Client, grpc_port: int) -> None:
+    """A key of 12 requests, of which 6 may be for the model upper, by whichever door."""
+    predict = {"model_id": "upper", "input_data": "a"}
+    _, _, fields = client.ask("POST", "/v1/predict", predict)
+    assert fields["ratelimit-policy"] == '"key";q=1;w=60000, "model";q=1;w=60000'
+    assert fields["ratelimit"].startswith('"model";r=5;t=')
+    status, _, fields = client.ask("POST", "/v1/completions", {"model": "upper", "prompt": ["a", "b"]})
+    assert (status, fields["ratelimit"][:11], fields["x-ratelimit-remaining-requests"]) == (200, '"model";r=3', "3")
+    assert client.ask("POST", "/v1/predict", predict, Prefer="respond-async")[0] == 202
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        call = channel.unary_unary(f"/{messages.HEADWAY}/Predict")
+        bearer = (("authorization", f"Bearer {key_of('capped')}"),)
+        for model, left in (("upper", 'model";r=1'), ("upper", 'model";r=0'), ("marked", 'key";r=5')):
+            asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=b"a").SerializeToString()
+            _, done = call.with_call(asked, metadata=bearer)
+            assert dict(done.trailing_metadata())["ratelimit"].startswith(f'"{left}')
+        asked = messages.message("headway.v1.PredictRequest")(model_id="upper", input_data=b"a").SerializeToString()
+        with pytest.raises(grpc.RpcError, match="to the model 'upper'"):
+            call(asked, metadata=bearer)
+    for _ in range(20):  # What is refused takes nothing of what the key may ask of others.
+        status, told, fields = client.ask("POST", "/v1/predict", predict)
+        assert (status, told["error"], fields["ratelimit"][:11]) == (429, "RATE_LIMITED", '"model";r=0')
+        assert "to the model 'upper' for this credential, 6 at once" in told["message"]
+    several = client.post("/v1/completions", {"model": "upper", "prompt": ["a"] * 7})
+    assert "only 6 fit into the rate limit at once" in several["error"]["message"]
+    status, _, fields = client.ask("POST", "/v1/completions", {"model": "marked", "prompt": list("abcd")})
+    assert (status, fields["ratelimit"][:9]) == (200, '"key";r=1')
+    assert client.native("a", "marked")["output"] == "+a"
+    assert "for this key, 12 at once" in client.native("a", "marked")["message"]
 
 
 def test_a_letter_of_one_model_is_replayed_to_that_model(tmp_path: Path) -> None:
@@ -160,5 +203,73 @@ def test_a_gateway_serves_the_models_that_workers_of_the_fleet_bring_and_no_othe
             worker.check_end()
         assert client.native("a", "upper")["output"] == "A"
         gateway.expected = {"workers run different targets under one model and version"}
+        gateway.signal()
+        gateway.check_end()
+
+
+SPARES = """
+def first(inputs: list[str]) -> list[str]:
+    return ["first spare: " + text for text in inputs]
+
+def second(inputs: list[str]) -> list[str]:
+    return ["second spare: " + text for text in inputs]
+"""
+FALLBACKS = """
+[models.upper]
+fallback = "spares.py:first"
+fallback_version = "spare"
+[models.marked]
+fallback = "spares.py:second"
+[models.alone]
+"""
+
+
+def test_without_redis_each_model_is_answered_by_its_own_fallback_and_the_rest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(TARGETS)
+    (tmp_path / "spares.py").write_text(SPARES)
+    (tmp_path / "gateway.toml").write_text(FALLBACKS)
+    with RedisServer("valkey", tmp_path / "redis", durable=True) as redis, contextlib.ExitStack() as stack:
+
+        def up(role: str, target: str, *flags: str) -> Server:
+            server = Server(tmp_path, target, ["--broker", redis.url, *flags], role=role)
+            stack.callback(server.kill)
+            server.ready()
+            return server
+
+        up("worker", "upper=both.py:slow", "marked=both.py:Marked", "alone=both.py:slow")
+        gateway = up("gateway", "", "--config", "gateway.toml", "--broker-timeout-ms", "300")
+        gateway.expected = {"the broker is out of reach", "direct mode until the broker is back"}
+        assert "fallback none: while the broker is away requests for other models get 503" in gateway.banner()
+        client = Client(gateway, "none")
+
+        def answered(model: str, **members: str) -> tuple[Any, ...]:
+            told = client.post("/v1/inference", {"input": "a", "model": model, **members})
+            return (
+                (told["output"], told["metadata"]["model_version"])
+                if "output" in told
+                else (told["status"], told["error"])
+            )
+
+        wait_until(
+            lambda: [answered(model) for model in ("upper", "marked", "alone")] == [("A", "1"), ("-a", "1"), ("A", "1")]
+        )
+        redis.kill()
+        gateway.logged("direct mode until the broker is back")
+        wait_until(lambda: answered("upper") == ("first spare: a", "spare"))
+        wait_until(lambda: answered("marked") == ("second spare: a", "1"))
+        assert answered("upper", version="spare") == ("first spare: a", "spare")
+        assert answered("upper", version="1") == (503, "NO_WORKERS")
+        assert answered("alone") == (503, "SERVICE_OVERLOADED")
+        refused = client.post("/v1/inference", {"input": "a", "model": "alone"})
+        assert "only other models than 'alone' are answered without it" in refused["message"]
+        metrics = gateway.metrics()
+        assert metrics.value("direct_total", model="upper") >= 2
+        assert metrics.value("direct_total", model="marked") >= 1
+        redis.start()
+        gateway.logged("the broker is back", who="gateway")
+        wait_until(
+            lambda: [answered(model) for model in ("upper", "marked", "alone")] == [("A", "1"), ("-a", "1"), ("A", "1")]
+        )
+        assert answered("upper", version="spare") == (404, "NOT_FOUND")
         gateway.signal()
         gateway.check_end()

@@ -71,6 +71,7 @@ def test_the_sums_of_a_fleet_are_the_truth_and_every_panel_and_rule_answers(tmp_
 
         it.kill(leader)
         becomes(prometheus, "sum(headway_leader)", 1)
+        becomes(prometheus, "sum(headway_processes)", 5)
         becomes(prometheus, 'sum(headway_workers{status="healthy"})', 2)
 
 
@@ -104,3 +105,15 @@ def test_the_dashboard_is_one_for_any_grafana() -> None:
     rates = [expression for _, expression in panels() if "rate(" in expression]
     assert all("[30s]" in expression for expression in rates)
     assert all("[30s]" in expression or "increase(" in expression for _, expression in panels() if "[" in expression)
+
+
+def test_no_two_panels_of_the_dashboard_lie_over_each_other() -> None:
+    board = json.loads((DEPLOY / "grafana" / "headway.json").read_text(encoding="utf-8"))
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -38,7 +38,7 @@ RATE, POISON, LARGE = 120.0, 0.01, 0.05
 TARGET = "tests.targets.marked:Marked"
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
-"""Requests a second and burst of the last tenant."""
+"""Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
 SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--result-ttl-s", "3600"
 PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--task-timeout-ms", "30000"
 UNHAPPY = AWAY | {
@@ -70,7 +70,9 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A working directory with the tenants' keys."""
-    limit = f"rate = {CAPPED[0] * 60}\nburst = {CAPPED[1]}\n"
+    rate, burst = CAPPED[0] * 60, CAPPED[1]
+    model = f"{{default = {{rate = {rate}, burst = {burst}}}}}"
+    limit = f"rate = {2 * rate}\nburst = {2 * burst}\nmodel_limits = {model}\n"
     keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
     (tmp_path / "keys.toml").write_text("".join(keys))
     return tmp_path

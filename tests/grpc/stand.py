@@ -26,6 +26,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
@@ -35,7 +36,7 @@ from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
-from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work
+from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work, recording
 
 PREDICT = "/headway.v1.Inference/Predict"
 INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
@@ -164,12 +165,15 @@ async def _serve(
     make: Callable[..., Gateway] = Gateway
     if settings.input_policy:
         make = partial(ScreenedGateway, gate=PolicyResource(settings, [settings.model], counters).gate)
-    real = make(settings, [settings.model], broker, counters, monotonic)
+    recorded, traces = recording(settings, counters)
+    real = make(settings, [settings.model], broker, counters, monotonic, observers=traces)
+    for one in traces:
+        real.rules.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
-    stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event())  # type: ignore[arg-type]
+    stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     listener = GrpcListener(
         settings,
         real if whole else gateway,
@@ -178,6 +182,7 @@ async def _serve(
         lambda: ID.format(next(numbers)),
         counters,
         certificates,
+        RefusalTraces(recorded.recorder, counters) if traces else None,
         port=0,
     )
     port = Port(listener, gateway, counters, settings, stand)

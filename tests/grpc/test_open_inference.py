@@ -319,6 +319,22 @@ def test_requests_of_a_stream_are_in_hand_at_the_same_time() -> None:
     served(main)
 
 
+def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests() -> None:
+    async def main(port: Port) -> None:
+        chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
+        call = port.client().stream(STREAM, (("x-request-id", chosen), ("x-request-tier", "free")))
+        for text in ("a", "b"):
+            await call.write(request(text).SerializeToString())
+            assert outputs(streamed(await call.read()).infer_response) == [text.upper().encode()]
+        first, second = port.gateway.asked
+        assert (first.tier, second.tier) == (2, 2)
+        assert len({first.id, second.id, chosen}) == 3
+        assert not first.options.chosen
+        call.cancel()
+
+    served(main)
+
+
 def test_a_stream_whose_client_leaves_abandons_its_requests() -> None:
     async def main(port: Port) -> None:
         port.gateway.hold = True
@@ -405,13 +421,15 @@ def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
 
     async def main() -> None:
         cut, refusals = asyncio.Event(), Counters().refusals
-        port = SimpleNamespace(message_timeout=0.0, settings=Settings(), counters=SimpleNamespace(refusals=refusals))
+        port = SimpleNamespace(
+            message_timeout=0.0, settings=Settings(), counters=SimpleNamespace(refusals=refusals), refusal_traces=None
+        )
         items: Items = asyncio.Queue()
         items.put_nowait(asyncio.ensure_future(done()))
         call = InferStreamCall(cast(Any, port), (), cast(Any, None))
         call.connection = cast(Any, SimpleNamespace(shutdown=cut.set))
         writing = asyncio.ensure_future(call._write(Stuck(), items))
-        await cut.wait()
+        await asyncio.wait((asyncio.ensure_future(cut.wait()), writing), return_when=asyncio.FIRST_COMPLETED)
         assert refusals == {("request_timeout", "none", ""): 1}
         assert not writing.done()
         writing.cancel()

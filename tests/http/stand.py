@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -32,6 +32,8 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
+from headway.gateway.refusal_traces import RefusalTraces
+from headway.gateway.request_traces import RequestTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.http import public
 from headway.http.inference import fast_path
@@ -61,6 +63,7 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.supervisor import Supervisor
+from tests.services.tracing import Recorded
 
 PATIENCE = 30.0
 """Seconds after which a test that hangs is given up."""
@@ -277,6 +280,7 @@ class Stand:
     Attributes:
         runs: inputs that reached the worker of a whole service.
         go: event without which its batches wait before they run.
+        recorded: spans that are recorded, if the settings ask for traces.
     """
 
     door: Listener
@@ -287,6 +291,7 @@ class Stand:
     broker: MemoryBroker
     runs: list[str]
     go: asyncio.Event
+    recorded: Recorded
     leaving: bool = False
     clients: list[Client] = field(default_factory=list)
 
@@ -376,6 +381,12 @@ def served(
         runner.run(_serve(main, keys, whole, certificates, settings))
 
 
+def recording(settings: Settings, counters: Counters) -> tuple[Recorded, Sequence[RequestTraces]]:
+    """Recorder of spans; and the observer of requests that uses it, if the settings ask for traces."""
+    recorded = Recorded(monotonic)
+    return recorded, [RequestTraces(recorded.recorder, settings.tier_names, counters)] if settings.trace else []
+
+
 async def _serve(
     main: Callable[[Stand], Coroutine[Any, Any, None]],
     keys: Keys | None,
@@ -392,7 +403,10 @@ async def _serve(
     broker = MemoryBroker(
         {settings.model: limits}, DeadLetterBox(), counters, lambda: INSTANT, lambda: 0.5, KEPT_LIMITS
     )
-    real = Gateway(settings, [settings.model], broker, counters, monotonic)
+    recorded, traces = recording(settings, counters)
+    real = Gateway(settings, [settings.model], broker, counters, monotonic, observers=traces)
+    for one in traces:
+        real.rules.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
@@ -405,8 +419,9 @@ async def _serve(
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
         counters,
         certificates,
+        RefusalTraces(recorded.recorder, counters) if traces else None,
     )
-    stand = Stand(door, gateway, counters, settings, real, broker, [], asyncio.Event())
+    stand = Stand(door, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)
     stand.go.set()
     supervisor = Supervisor()
     if whole:

@@ -59,6 +59,7 @@ class Port:
         token: str | None = None,
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
+        client: str = "127.0.0.1",
     ) -> Answer:
         path, _, query = target.partition("?")
         headers = [(b"host", host.encode())]
@@ -76,7 +77,7 @@ class Port:
             "root_path": "",
             "query_string": query.encode(),
             "headers": headers,
-            "client": ("127.0.0.1", 1),
+            "client": (client, 1),
             "server": ("127.0.0.1", 9000),
             "state": {"request_id": "req_door", "encode_error": encode_problem},
         }
@@ -200,6 +201,7 @@ def test_workers_are_listed() -> None:
             "pid": 4242,
             "memory": 0.0,
             "reason": "",
+            "zone": "",
         }
 
     played(scene)

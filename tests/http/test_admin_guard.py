@@ -18,6 +18,7 @@ from tests.services.stand import Stand
 
 TOKEN = "s3cret"
 BEARER = f"Bearer {TOKEN}"
+LONG = "0123456789abcdef" * 2
 SESSION = "/dashboard/session"
 HERE = {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:9000"}
 
@@ -156,6 +157,66 @@ def test_wrong_tokens_are_limited_and_the_right_one_waits_too() -> None:
         assert (await sign_in(port, "wrong")).status == 401, "the tries are there again"
 
     played(scene, admin_token=TOKEN)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer wrong", "bearer wrong{n}", "Basic d3Jvbmc6d3Jvbmc="])
+def test_wrong_authorization_headers_are_limited_and_others_are_not_kept_out(scheme: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        async def ask(token: str, client: str) -> Answer:
+            return await port.ask("GET", "/internal/dlq", token=token, client=client)
+
+        assert (await ask(BEARER, "10.0.0.1")).status == 200
+        statuses = [(await ask(scheme.format(n=n), "10.0.0.1")).status for n in range(3 * TRIES)]
+        assert (statuses.count(401), statuses.count(429)) == (TRIES, 2 * TRIES)
+        assert (await ask(BEARER, "10.0.0.1")).status == 200, "it was let in before from there"
+        assert (await ask(BEARER, "10.0.0.2")).status == 200, "it is another client"
+        for n in range(3 * TRIES):
+            await ask(f"Bearer wrong{n}", "10.0.0.3")
+        refused = await ask(BEARER, "10.0.0.3")
+        assert (refused.status, 0 < int(refused.headers["retry-after"]) <= PAUSE) == (429, True), "it can be guessed"
+        assert (await sign_in(port)).status == 204, "browsers have tries of their own"
+        await asyncio.sleep(PAUSE + 0.1)
+        assert (await ask(BEARER, "10.0.0.3")).status == 200
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_nobody_keeps_a_token_out_that_cannot_be_guessed() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        for n in range(100):
+            await port.ask("GET", "/internal/dlq", token=f"Bearer {n}", client=f"10.0.0.{n}")
+            await port.ask("GET", "/internal/dlq", token=f"Bearer {n}")
+            await sign_in(port, f"{n}")
+        refused = await port.ask("GET", "/internal/dlq", token="Bearer wrong", client="10.0.1.1")
+        assert refused.status == 429, "all addresses together are limited, too"
+        assert (await port.ask("GET", "/internal/dlq", token=f"Bearer {LONG}")).status == 200
+        assert (await sign_in(port, LONG)).status == 204
+
+    played(scene, admin_token=f"{LONG},old-{LONG}")
+
+
+def test_a_browser_with_a_session_behind_a_proxy_that_adds_a_header_is_not_counted() -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        cookie = cookie_in(await sign_in(port))
+        for _ in range(3 * TRIES):
+            answer = await port.ask(
+                "GET", "/internal/dlq", token="Basic cHJveHk6cHJveHk=", fields={**HERE, "cookie": cookie}
+            )
+            assert answer.status == 200
+        assert (await port.ask("GET", "/internal/dlq", token="Bearer wrong")).status == 401
+        for nothing in (None, "", "Bearer", "wrong"):
+            for _ in range(3 * TRIES):
+                assert (await port.ask("GET", "/internal/dlq", token=nothing)).status == 401
+        assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200
+
+    played(scene, admin_token=TOKEN)
+
+
+def test_addresses_from_which_the_token_came_are_remembered_up_to_a_bound() -> None:
+    tries = Tries(lambda: 0.0)
+    for n in range(5000):
+        assert tries.check(f"10.0.{n >> 8}.{n & 255}", right=True, guessable=True) == 0.0
+    assert len(tries._known) <= 256
 
 
 def test_tries_whose_bodies_come_late_and_together_are_limited_like_others() -> None:

@@ -13,6 +13,7 @@ from headway.errors import TITLE, BrokerUnavailable
 from headway.http.readiness import AGE, ANSWER_WITHIN
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
+from tests.http.away import Away
 from tests.http.test_admin import Port, Touchy, played
 from tests.services.stand import Stand
 
@@ -56,6 +57,7 @@ def test_the_fleet_is_shown() -> None:
         assert {**worker, "age_seconds": 0} == {
             "id": "host", "role": "worker", "host": "far", "pid": 7, "admin": "", "version": "2",
             "pending": 0, "requests_per_second": 0.0, "leads": False, "age_seconds": 0,
+            "zone": "",
         }  # fmt: skip
         assert (own["role"], own["leads"]) == ("serve", True)
         [capacity] = shown["capacities"]
@@ -251,7 +253,13 @@ def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None
         health = await port.get("/internal/health")
         assert (health.status, health.json["status"], health.json["role"]) == (503, "unavailable", role.value)
         assert reason in health.json["message"]
-        for path in ("/internal/workers", "/internal/fleet", "/internal/dlq", "/internal/dlq/req_x"):
+        for path in (
+            "/internal/workers",
+            "/internal/fleet",
+            "/internal/snapshot",
+            "/internal/dlq",
+            "/internal/dlq/req_x",
+        ):
             begun = loop.time()
             answer = await port.get(path)
             assert loop.time() - begun <= ANSWER_WITHIN + 0.01
@@ -264,6 +272,24 @@ def test_without_the_broker_every_route_answers(role: Role, hangs: bool) -> None
         assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
         stand.membership.leaving = True
         assert (await port.get("/readyz")).json["status"] == "draining"
+
+    played(scene)
+
+
+def test_while_the_broker_is_away_the_fleet_is_told_as_it_was() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        broker = Away(stand)
+        broker.back.set()
+        port = Port(stand, broker=broker)
+        fresh = (await port.get("/internal/snapshot")).json
+        assert (fresh["age_seconds"], fresh["away"]) == (0.0, "")
+        broker.back.clear()
+        await asyncio.sleep(7.0)
+        stale = await port.get("/internal/snapshot")
+        assert (stale.status, stale.json["age_seconds"], stale.json["away"]) == (200, 7.0, "connection refused")
+        assert stale.json["workers"] == fresh["workers"]
+        assert stale.json["now"] == pytest.approx(fresh["now"] + 7.0)
+        assert (await port.get("/internal/health")).json["message"] == "connection refused"
 
     played(scene)
 

@@ -282,6 +282,33 @@ def test_claims_are_mapped_as_configured() -> None:
         assert "models" in world.why_not(token(**{**said, "models": models}))
 
 
+def test_a_claim_of_model_limits_bounds_the_user_for_these_models() -> None:
+    world = World(issuer(model_limits_claim="limits"), keys=jwks(jwk("ES256")))
+    principal = world.principal(token(limits={"big": {"rate": 60, "burst": 2}, "mid": {"rate": 6, "note": "x"}}))
+    assert principal is not None
+    assert [(limit.name, limit.rate) for limit in principal.limits] == [("user", 1000.0)]
+    assert principal.asking("other") is principal
+    of_all, of_big = principal.asking("big").limits
+    assert (of_all, of_big.rate, of_big.burst, of_big.model) == (principal.limits[0], 60.0, 2.0, "big")
+    assert principal.asking("mid").limits[1].id != of_big.id
+    empty = world.principal(token(limits={}))
+    assert empty is not None
+    assert not empty.of_models
+    limit = {"rate": 1}
+    wrong: tuple[Any, ...] = (
+        None,
+        [],
+        3,
+        {"big": 60},
+        {"big": {"burst": 1}},
+        {"big": {"rate": 0}},
+        {"big": {"rate": True}},
+        {"": limit},
+    )
+    for limits in wrong:
+        assert "model limits" in world.why_not(token(limits=limits))
+
+
 def test_a_fixed_tenant_is_not_asked_for() -> None:
     world = World(issuer(tenant="acme"), keys=jwks(jwk("ES256")))
     for claimed in ("globex", None):

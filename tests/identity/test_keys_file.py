@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.file import KeysFile
-from headway.model import ApiKey
+from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyMark
 from headway.runtime import folder_lock
 from tests.contracts.test_key_stores import told
@@ -48,14 +48,15 @@ def key(name: str, **changed: Any) -> ApiKey:
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
-    more = 'models = ["a", "b"]\nrate = 60\nburst = 5\ncreated_at = 2026-11-01T12:00:00Z\nexpires_at = 1800000000'
+    more = 'model_limits = {a = {rate = 6}, "b" = {rate = 1.5, burst = 3}}\nmodels = ["a", "b"]\nrate = 60\nburst = 5\ncreated_at = 2026-11-01T12:00:00Z\nexpires_at = 1800000000'
     store = written(tmp_path, "# by hand\n" + entry("second", more=more) + entry("first", "bob"))
     run(store.open())
     first, second = run(store.keys())
     assert first == key("first", user="bob", created_at=0.0)
     assert second == key(
-        "second", models=("a", "b"), rate=60.0, burst=5.0, created_at=1793534400.0, expires_at=1800000000.0
-    )
+        "second", models=("a", "b"), rate=60.0, burst=5.0, created_at=1793534400.0, expires_at=1800000000.0,
+        model_limits=(ModelLimit("a", 6.0), ModelLimit("b", 1.5, 3.0)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,12 @@ def test_a_file_written_by_hand(tmp_path: Path) -> None:
         (entry("a", more="expires_at = -1"), "keys[1].expires_at", "Unix time"),
         (entry("a", more="created_at = nan"), "keys[1].created_at", "Unix time"),
         (entry("a", more='models = [""]'), "keys[1].models", "names of models"),
+        (entry("a", more='models = ["a"]\n[keys.model_limits.b]\nrate = 1'), "keys[1].model_limits", "may ask"),
+        (entry("a", more="model_limits = {b = {rate = 0}}"), "keys[1].model_limits.b.rate", "above 0"),
+        (entry("a", more="model_limits = {b = {rate = 1, burst = 0.5}}"), "keys[1].model_limits.b.burst", "between"),
+        (entry("a", more="model_limits = {b = {burst = 1}}"), "keys[1]", "rate"),
+        (entry("a", more="model_limits = {b = 60}"), "keys[1]", "object"),
+        (entry("a", more='model_limits = {"" = {rate = 1}}'), "keys[1].model_limits", "name of a model"),
         (entry("a") + entry("a", "eve"), "keys[2].id", "keys[1]"),
         (entry("a").replace(id_of("a"), "short"), "keys[1].id", "12 letters and digits"),
         (entry("a", user=""), "keys[1].user", "printable"),
@@ -166,6 +173,13 @@ instants = st.integers(0, 4_000_000_000_000).map(lambda number: number / 1000)
         created_at=instants,
         expires_at=st.none() | instants,
         replaces=st.sampled_from(("", "0123456789ab")),
+        model_limits=st.dictionaries(
+            texts, st.tuples(st.floats(1e-9, 1e9), st.none() | st.floats(1, 1e9)), max_size=3
+        ).map(lambda limits: tuple(ModelLimit(model, *limit) for model, limit in limits.items())),
+    ).map(
+        lambda key: msgspec.structs.replace(
+            key, models=key.models and (*key.models, *(one.model for one in key.model_limits))
+        )
     )
 )
 def test_what_is_written_is_read_the_same(made: ApiKey, tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tests.promises.operation import History, Kind, Operation, Violation
-
-ASKS = (Kind.ASK, Kind.TASK)
+from tests.promises.operation import ASKS, History, Operation, Violation
 
 
 def charges(history: History) -> Iterator[Violation]:

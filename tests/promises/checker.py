@@ -13,10 +13,22 @@ from collections.abc import Iterator, Sequence
 
 from tests.promises.charges import charges
 from tests.promises.faults import REDO_SECONDS
+from tests.promises.groups import Groups
 from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
-from tests.promises.operation import BAD, History, Kind, Operation, Run, Violation
+from tests.promises.operation import (
+    ASKS,
+    BAD,
+    History,
+    Kind,
+    Operation,
+    Run,
+    Violation,
+    mark_of,
+    text_of,
+)
 from tests.promises.search import Search, TooComplex
+from tests.promises.versions import versions
 
 GRACE = 10.0
 """Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
@@ -24,7 +36,6 @@ DISPATCH = 1.0
 """Seconds that may pass on a busy machine from the claim of a batch until the model function has it."""
 SHOWN = 12
 """Operations of an object's history that are told with a violation."""
-ASKS = (Kind.ASK, Kind.TASK)
 ALLOWED = "not allowed by its history"
 
 
@@ -32,7 +43,7 @@ def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
     return [
         *_answers(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
-        *charges(history),
+        *charges(history), *versions(history),
     ]  # fmt: skip
 
 
@@ -79,16 +90,6 @@ def _may_rerun(history: History, since: float, until: float) -> bool:
         fault.cost.reruns and fault.began <= until and (fault.ended or until) + REDO_SECONDS >= since
         for fault in history.faults
     )
-
-
-def text_of(output: str) -> str:
-    """Input of the model function, as an output tells it."""
-    return output.rpartition("|")[0]
-
-
-def mark_of(output: str) -> str:
-    """Run of an output, and its place in that run."""
-    return output.rpartition("|")[2]
 
 
 # Ids and keys.
@@ -152,7 +153,7 @@ def _promise(blamed: Operation, under: Sequence[Operation]) -> str:
         return "a task that lives is unknown (404)"
     if not any(one.kind in ASKS for one in before) and blamed.kind not in ASKS:
         return "a task of nobody, or of another tenant"
-    told = {one.outcome for one in before if one.outcome and one.text in ("", blamed.text)}
+    told = {one.outcome for one in before if one.outcome and one.what in ("", blamed.what)}
     if blamed.outcome and told and blamed.outcome not in told:
         return "two outcomes"
     if any(one.kind is Kind.FORGET and one.status == 204 for one in before) and blamed.kind is Kind.POLL:
@@ -183,7 +184,7 @@ class _Runs:
             for mark, text in run.marks().items():
                 self._marks[mark] = run, text
                 self._of[text].append(run)
-        self._groups = _Groups(history)
+        self._groups = Groups(history, shares=history.shares)
         self._owners: dict[str, tuple[Operation, int]] = {}
         """First operation that was told an output, and the place there, by mark."""
         self._forgets = [one for one in history.operations if one.kind is Kind.FORGET and one.lost != "torn"]
@@ -289,51 +290,6 @@ class _Runs:
     def _excused(self, since: float, until: float) -> bool:
         """Whether something may have made an input run again."""
         return _may_rerun(self._history, since, until)
-
-
-class _Groups:
-    """Groups of requests that one run may answer: one id, one key, or identical requests where these are shared."""
-
-    def __init__(self, history: History) -> None:
-        self._parents: dict[object, object] = {}
-        self._first: dict[object, float] = {}
-        for one in history.operations:
-            if one.kind not in ASKS:
-                continue
-            for place, text in enumerate(one.texts):
-                names = [_name(one, place)]
-                names += [("id", one.tenant, one.id)] if one.id and not place else []
-                names += [("key", one.tenant, one.key, place)] if one.key else []
-                names += [("same", one.tenant, text)] if history.shares and not one.fresh else []
-                for name in names:
-                    self._join(names[0], name, one.called)
-
-    def together(self, one: tuple[Operation, int], other: tuple[Operation, int]) -> bool:
-        return self._root(_name(*one)) == self._root(_name(*other))
-
-    def knows(self, one: Operation) -> bool:
-        """Whether it is about something that somebody of its tenant asked."""
-        return _name(one) in self._parents
-
-    def first_call(self, one: Operation, place: int = 0) -> float:
-        """Instant of the first request that may share this answer of `one`."""
-        return self._first[self._root(_name(one, place))]
-
-    def _join(self, one: object, other: object, called: float) -> None:
-        mine, yours = self._root(one), self._root(other)
-        self._parents[yours] = mine
-        self._first[mine] = min(called, self._first.get(mine, called), self._first.get(yours, called))
-
-    def _root(self, name: object) -> object:
-        parent = self._parents.setdefault(name, name)
-        while parent != name:
-            self._parents[name] = self._parents[parent]
-            name, parent = parent, self._parents[parent]
-        return name
-
-
-def _name(one: Operation, place: int = 0) -> object:
-    return ("one", one.number, place) if one.kind in ASKS else ("id", one.tenant, one.id)
 
 
 # Ends.

@@ -34,14 +34,15 @@ class Door:
     Attributes:
         name: of its process.
         grpc: its port for gRPC; 0: it has none.
+        admin: its admin port; 0: it is not asked.
         standing: see Standing; whoever kills it or tells it to end says so here first.
         shut: instant from which it was not open any more.
         channel: connection for gRPC calls of all who do not close theirs; None: not made yet.
         streams: streams on that connection, by their metadata.
     """
 
-    def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0) -> None:
-        self.name, self.host, self.port, self.grpc = name, host, port, grpc
+    def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0, admin: int = 0) -> None:
+        self.name, self.host, self.port, self.grpc, self.admin = name, host, port, grpc, admin
         self._standing = Standing.OPEN
         self.shut = math.inf
         self.free: list[Connection] = []

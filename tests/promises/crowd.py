@@ -20,14 +20,16 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from headway.core.failures import CULPRIT
 from tests.promises.calls import NOBODY, Answered, Stream, begin, channel
 from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
+from tests.promises.known import Known, use
+from tests.promises.look_up import look_up
 from tests.promises.operation import BAD, History, Kind, Operation
+from tests.promises.texts import SEVERAL, Texts
 from tests.promises.ways_in import SEVERAL as LIST
 from tests.promises.ways_in import VECTOR, WAYS_IN, WayIn, place_of_message, text_of_numbers
 
@@ -40,32 +42,20 @@ LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.E
 DEPARTURES = ("close", "reset", "half")
 WAYS = {way.name: way for way in WAYS_IN}
 """Ways in by name."""
-SEVERAL, MOST = 0.25, 6
-"""Share of the synchronous requests of new texts that have several, and most of them."""
 RECENT = 60
 """Most ids and keys of each tenant that may be used again."""
-MOST_USES = 7
-"""Times that an id or a key is used, so that its history can be judged."""
 KEYED_POISON = 8.0
 """Texts under keys are so many times as often poisonous: their verdicts are asked for again."""
 COMMON_SECONDS = 2.0
 """Time for which identical texts are asked, until others are."""
 UNSENT_SECONDS = 0.25
 """Seconds before a gateway is told to end at which a call may not have been sent yet."""
-LARGE_BYTES = 66_000, 100_000
-"""Bytes of a large text: more than what is stored apart from its entry, and a list of them still is a body."""
+NAMED, LOOKED_UP = 0.25, 0.1
+"""Share of the requests that name a version, where there are some, and of the answers whose status is looked up."""
+ABSENT = "9"
+"""Version that nobody runs."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
 """Longest time that the service gives a task, and another request."""
-
-
-@dataclass(slots=True)
-class Known:
-    """An id or a key that may be used again."""
-
-    name: str
-    words: tuple[str, ...]
-    key: str = ""
-    uses: int = 1
 
 
 class Crowd:
@@ -78,6 +68,7 @@ class Crowd:
         seed: of the dice.
         poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
         large: share of the texts that are large, and their outputs with them.
+        versions: versions of the model that some requests name.
 
     Attributes:
         history: so far.
@@ -94,6 +85,7 @@ class Crowd:
         *,
         poison: float = 0.0,
         large: float = 0.0,
+        versions: Sequence[str] = (),
     ) -> None:
         self.history = History()
         self.doors = doors
@@ -101,9 +93,10 @@ class Crowd:
         self._tenants = tenants
         self._rate = rate
         self._poison = poison
-        self._large = large
+        self._versions = versions
         self._seed = seed
         self._rng = random.Random(f"crowd {seed}")
+        self._texts = Texts(self._rng, f"{seed:x}", lambda: len(self.history.operations), poison, large)
         self._ids: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._keys: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -161,7 +154,7 @@ class Crowd:
         ids, keys = self._ids[tenant], self._keys[tenant]
         match what:
             case "poll" | "wait" | "forget" if ids:
-                known = _use(rng.choice(ids), ids)
+                known = use(rng.choice(ids), ids)
                 kind = Kind.FORGET if what == "forget" else Kind.POLL
                 wait = rng.choice((0.05, 0.3, 5.0)) if what == "wait" else 0.0
                 await self._perform(self._note(kind, tenant, id=known.name), self._departure(), wait)
@@ -174,37 +167,42 @@ class Crowd:
             case "knock":
                 await self._knock()
             case "reuse" if ids:
-                known = _use(rng.choice(ids), ids)
+                known = use(rng.choice(ids), ids)
                 same = rng.random() < 0.5
-                words, key = (known.words, known.key) if same else (self._words(), "")
-                await self._submit(tenant, words, key, known.name)
+                words, key = (known.words, known.key) if same else (self._texts.some(), "")
+                await self._submit(tenant, words, key, known.name, wanted=known.wanted)
             case "again" if keys:
-                known = _use(rng.choice(keys), keys)
-                await self._submit(tenant, known.words if rng.random() < 0.85 else self._words(), known.name)
+                known = use(rng.choice(keys), keys)
+                words = known.words if rng.random() < 0.85 else self._texts.some()
+                wanted = known.wanted if rng.random() < 0.9 else self._version()
+                await self._submit(tenant, words, known.name, wanted=wanted)
             case "keyed" | "again":
-                words = self._words(slow=0.2, poison=KEYED_POISON * self._poison)
-                keys.append(Known(f"key-{self._seed:x}-{len(self.history.operations)}", words))
-                await self._submit(tenant, words, keys[-1].name)
+                words = self._texts.some(slow=0.2, poison=KEYED_POISON * self._poison)
+                name, wanted = f"key-{self._seed:x}-{len(self.history.operations)}", self._version()
+                keys.append(Known(name, words, wanted=wanted))
+                await self._submit(tenant, words, name, wanted=wanted)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
                 number = rng.randrange(4 if self._poison else 3)
                 text = f"{'common' if number < 3 else BAD[1]} {self._seed:x}-{epoch}-{number}"
-                await self._submit(tenant, (text, *(self._words() if rng.random() < SEVERAL else ())))
+                await self._submit(tenant, (text, *(self._texts.some() if rng.random() < SEVERAL else ())))
             case "task":
-                await self._submit(tenant, (self._text(),), kind=Kind.TASK)
+                await self._submit(tenant, (self._texts.one(),), kind=Kind.TASK)
             case _:
-                await self._submit(tenant, self._words(), kind=Kind.ASK)
+                await self._submit(tenant, self._texts.some(), kind=Kind.ASK)
 
     async def _submit(
-        self, tenant: str, words: tuple[str, ...], key: str = "", id: str = "", kind: Kind | None = None
-    ) -> None:
+        self, tenant: str, words: tuple[str, ...], key: str = "", id: str = "", kind: Kind | None = None,
+        wanted: str | None = None,
+    ) -> None:  # fmt: skip
         rng = self._rng
+        wanted = self._version() if wanted is None else wanted
         kind = Kind.ASK if len(words) > 1 else kind or rng.choice((Kind.ASK, Kind.TASK))
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
         plain = not (key or chosen) and timeout == most
-        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain)]
+        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain) and (way.named or not wanted)]
         [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
         texts = tuple(map(way.input_of, words))
         asked = self._note(
@@ -219,12 +217,15 @@ class Crowd:
             key=key,
             fresh=rng.random() < 0.2,
             timeout=timeout,
+            wanted=wanted,
         )
         if chosen and not id:
-            self._ids[tenant].append(Known(chosen, words, key))
+            self._ids[tenant].append(Known(chosen, words, key, wanted))
         await self._perform(asked, self._departure(), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
         if kind is Kind.TASK and asked.status == 202 and not chosen:
-            self._ids[tenant].append(Known(asked.id, words, key))
+            self._ids[tenant].append(Known(asked.id, words, key, wanted))
+        if self._versions and asked.output is not None and not chosen:
+            await self._look_up(asked)
 
     def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind, plain: bool) -> bool:
         """Whether a request can come by this way. A plain one wants nothing that the others of a stream do not want."""
@@ -238,25 +239,18 @@ class Crowd:
             return False
         return not way.numbers or all(text.startswith((VECTOR, *BAD)) for text in words)
 
-    def _words(self, slow: float = 0.04, poison: float | None = None) -> tuple[str, ...]:
-        """Texts of one request."""
-        rng = self._rng
-        count = rng.randint(2, MOST) if rng.random() < SEVERAL else 1
-        begin = VECTOR if rng.random() < 0.1 else "caller"
-        poison = (self._poison if poison is None else poison) / count
-        words = [self._text(slow / count, poison, place, begin) for place in range(count)]
-        return tuple(words[:-1] + words[:1] if count > 2 and rng.random() < 0.1 else words)
+    def _version(self) -> str:
+        """Version that a request names; mostly none."""
+        named = self._versions and self._rng.random() < NAMED
+        return self._rng.choice((*self._versions, *self._versions, ABSENT)) if named else ""
 
-    def _text(self, slow: float = 0.04, poison: float | None = None, place: int = 0, begin: str = "caller") -> str:
-        poison = self._poison if poison is None else poison
-        luck, number = self._rng.random(), f"{self._seed:x}-{len(self.history.operations)}-{place}"
-        tail = "s'il vous plait"
-        if self._large and begin == "caller" and self._rng.random() < self._large:
-            tail += " x" * (self._rng.randint(*LARGE_BYTES) // 2)
-        if luck < poison:
-            return f"{BAD[1]} {number} {tail}"
-        slow = slow if begin == "caller" else 0.0
-        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else begin} {number} {tail}"
+    async def _look_up(self, asked: Operation) -> None:
+        """Look up, now and then, what the gateway that has answered tells of the version."""
+        door = next((door for door in self.doors if door.name == asked.gateway and door.is_open()), None)
+        if door is not None and door.admin and self._rng.random() < LOOKED_UP:
+            found = await look_up(door, asked.tenant, asked.id)
+            if found is not None:
+                self.history.tellings.append(found)
 
     def _departure(self) -> Departure:
         rng = self._rng
@@ -324,7 +318,7 @@ class Crowd:
         if door.channel is None:
             door.channel = channel(door.grpc)
         own = channel(door.grpc) if closes else door.channel
-        sent = way.write(operation.words)
+        sent = way.request(operation.words, operation.wanted)
         metadata = [
             (name.lower(), value) for name, _, value in (one.partition(": ") for one in self._fields(operation))
         ]
@@ -376,6 +370,7 @@ class Crowd:
         else:
             operation.returned, operation.status, operation.code = now, answer.status, answer.code
             operation.id = operation.id or answer.fields.get("x-request-id", "").removeprefix("req_")
+            operation.version = answer.told.version
             self._note_outputs(operation, answer.told.outputs, answer.blamed, answer.fields)
 
     async def _exchange(
@@ -419,7 +414,7 @@ class Crowd:
         if operation.kind in (Kind.ASK, Kind.TASK):
             operation.id = operation.id or head.fields["x-request-id"].removeprefix("req_")
         if operation.kind is Kind.ASK:
-            outputs, operation.code = WAYS[operation.way].read(head.status, head.fields, body)
+            outputs, operation.code, operation.version = WAYS[operation.way].read(head.status, head.fields, body)
             blamed = -1 if outputs else place_of_message(body.decode())
         else:
             told = json.loads(body) if body else {}
@@ -444,7 +439,7 @@ class Crowd:
             query = f"?wait={wait:.2f}" if wait else ""
             line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
         else:
-            path, own, body = WAYS[operation.way].write(operation.words)
+            path, own, body = WAYS[operation.way].request(operation.words, operation.wanted)
             line = f"POST {path} HTTP/1.1"
             fields += own
             fields.append(f"Content-Length: {len(body)}")
@@ -489,12 +484,4 @@ class Crowd:
 
 def _said(one: Operation) -> dict[str, Any]:
     """What an operation said, for another one that says the same."""
-    return {"text": one.text, "inputs": one.inputs, "words": one.words, "way": one.way}
-
-
-def _use(known: Known, among: deque[Known]) -> Known:
-    """Use an id or key once more; one that was used often is not any more."""
-    known.uses += 1
-    if known.uses >= MOST_USES:
-        among.remove(known)
-    return replace(known)
+    return {"text": one.text, "inputs": one.inputs, "words": one.words, "way": one.way, "wanted": one.wanted}

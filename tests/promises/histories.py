@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from tests.promises.faults import Fault
-from tests.promises.operation import History, Kind, Operation, Run
+from tests.promises.operation import History, Kind, Operation, Presence, Run, Weighing
 
 ACCEPTED: dict[str, Any] = {"status": 202}
 PENDING: dict[str, Any] = {"status": 200}
@@ -32,14 +32,23 @@ class Scribe:
     def __init__(self, *, shares: bool = False) -> None:
         self.history = History(shares=shares)
 
-    def run(self, *inputs: str, at: tuple[float, float | None]) -> list[str]:
+    def run(self, *inputs: str, at: tuple[float, float | None], version: str = "") -> list[str]:
         """A run; its outputs."""
-        run = Run(f"run{len(self.history.runs)}", inputs, *at)
+        run = Run(f"run{len(self.history.runs)}", inputs, *at, version)
         self.history.runs.append(run)
         return [f"{text.upper()}|{mark}" for mark, text in run.marks().items()]
 
-    def fault(self, what: str, at: tuple[float, float]) -> None:
-        self.history.faults.append(Fault(what, *at))
+    def fault(self, what: str, at: tuple[float, float], whom: str = "") -> None:
+        self.history.faults.append(Fault(what, *at, whom))
+
+    def weigh(self, at: float = -99.0, **weights: float) -> None:
+        """Weights from an instant on, by version; `v3` stands for 3."""
+        named = {version.removeprefix("v"): weight for version, weight in weights.items()}
+        self.history.weighings.append(Weighing(named, at))
+
+    def host(self, version: str, up: float = -99.0, gone: float | None = None) -> None:
+        """A worker host of a version, and as its name."""
+        self.history.processes.append(Presence(f"host of {version}", version, up, gone))
 
     def note(
         self,

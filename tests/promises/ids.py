@@ -56,7 +56,7 @@ class Id:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         asked = [one for one in operations if one.kind in (Kind.ASK, Kind.TASK)]
-        self._texts = sorted({one.text for one in asked if one.kind is Kind.TASK})
+        self._texts = sorted({one.what for one in asked if one.kind is Kind.TASK})
         self._doubtful = {one.number for one in operations if any(_held(other, one) for other in asked)}
         """Operations at a gateway that has another submission at hand and does not know yet what becomes of it: it is in the
         way of others until then, and pends if it is a task."""
@@ -120,6 +120,8 @@ class Id:
         status, open_ = asked.status, asked.ends is None
         if open_ or (400 <= status < 500 and status not in (404, 409, 422)):
             yield state, DONE  # It was refused, or never arrived.
+        if status == 404 and asked.wanted:
+            yield state, DONE  # Its version is not there.
         if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT" and asked.key:
             yield state, DONE  # The key's history tells whether that is right.
         if status == 409 and asked.number in self._doubtful:
@@ -128,13 +130,13 @@ class Id:
             if asked.turned_down:
                 yield state, DONE
             if status not in (409, 422) or asked.outcome:
-                yield Standing("live", asked.number, asked.text, asked.kind is Kind.TASK), SUBMITTED
+                yield Standing("live", asked.number, asked.what, asked.kind is Kind.TASK), SUBMITTED
             elif state.stage == "held" and status == 409:
                 yield state, DONE
         elif state.stage == "live" or not state.settled:
             if status == 409:
                 yield state, DONE
-        elif state.text != asked.text:
+        elif state.text != asked.what:
             if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT":
                 yield state, DONE
         elif asked.kind is Kind.TASK and status == 202:
@@ -153,7 +155,7 @@ class Id:
             elif not asked.outcome and asked.status != 404:
                 yield ABSENT, DONE
         elif asked.outcome:
-            if state.stage == "kept" and state.text == asked.text and state.outcome in ("", asked.outcome):
+            if state.stage == "kept" and state.text == asked.what and state.outcome in ("", asked.outcome):
                 yield state._replace(outcome=asked.outcome), DONE
         else:
             yield state, DONE  # It has ended, was deleted or was lost; whoever waited for it heard what it heard.

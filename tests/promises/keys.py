@@ -57,8 +57,8 @@ class Key:
             if asked.turned_down:
                 yield state, DONE
             if not misused:
-                yield Flight("flying", asked.text), JOINED
-        elif state.text == asked.text:
+                yield Flight("flying", asked.what), JOINED
+        elif state.text == asked.what:
             if not misused and not (asked.turned_down and state.stage == "kept"):
                 yield state, JOINED
         elif misused:
@@ -68,6 +68,6 @@ class Key:
         if asked.ends is None or not asked.outcome.startswith(KEPT):
             yield state, DONE
         elif state.stage == "absent":  # The flight that it joined came to nothing: it is offered anew.
-            yield Flight("flying", asked.text), JOINED
-        elif state.stage == "kept" and state.text == asked.text and state.outcome in ("", asked.outcome):
+            yield Flight("flying", asked.what), JOINED
+        elif state.stage == "kept" and state.text == asked.what and state.outcome in ("", asked.outcome):
             yield state._replace(outcome=asked.outcome), DONE

@@ -21,6 +21,10 @@ with them.
 """
 
 
+SHOWN = 200
+"""Characters of a text that are told."""
+
+
 class Kind(Enum):
     """Kinds of operations."""
 
@@ -30,6 +34,10 @@ class Kind(Enum):
     FORGET = "deletes"
     LOSS = "data may be lost"
     """No client's: while this lasts, the service may forget what it has acknowledged."""
+
+
+ASKS = (Kind.ASK, Kind.TASK)
+"""Kinds that ask the model for something."""
 
 
 @dataclass(slots=True)
@@ -56,6 +64,8 @@ class Operation:
         output: of the model, also that of a task; those of a request with several inputs, one after the other.
         outputs: of a request with several inputs, as they were answered.
         blamed: place of the input that the error names; -1: it names none.
+        wanted: version of the model that it names; empty: any.
+        version: version that its answer tells; empty where that tells none.
         turned_down: refused without a run, as the same input has failed alone.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
@@ -83,6 +93,13 @@ class Operation:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     blamed: int = -1
+    wanted: str = ""
+    version: str = ""
+
+    @property
+    def what(self) -> str:
+        """What it asks, by which it is told from others under its id or its key."""
+        return f"{self.text}@{self.wanted}" if self.wanted else self.text
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -113,7 +130,7 @@ class Operation:
         return f"!{self.code}" if told or ended else ""
 
     def __str__(self) -> str:
-        what = " ".join(word for word in (self.id, self.key and f"key {self.key}", repr(self.text)) if word)
+        what = " ".join(word for word in (self.id, self.key and f"key {self.key}", repr(self.what[:SHOWN])) if word)
         until = f"{self.returned:.3f}" if self.returned is not None else self.lost or "…"
         got = f"{self.status} {self.code or (self.output or '')[-60:]}".strip() if self.status else self.code
         got += ", known to fail" if self.turned_down else ""
@@ -122,18 +139,57 @@ class Operation:
         )
 
 
+def text_of(output: str) -> str:
+    """Input of the model function, as an output tells it."""
+    return output.rpartition("|")[0]
+
+
+def mark_of(output: str) -> str:
+    """Run of an output, and its place in that run."""
+    return output.rpartition("|")[2]
+
+
 @dataclass(slots=True)
 class Run:
-    """A batch that the model function began, and ended if it did."""
+    """A batch that the model function began, and ended if it did; `version` is that of the function."""
 
     name: str
     inputs: Sequence[str]
     began: float
     ended: float | None = None
+    version: str = ""
 
     def marks(self) -> Mapping[str, str]:
         """The mark of each output by which it is told from those of all other runs, to its input."""
         return {f"{self.name}.{place}": text for place, text in enumerate(self.inputs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Weights of the versions, of which gateways were told from an instant on."""
+
+    weights: Mapping[str, float]
+    began: float
+
+
+@dataclass(slots=True)
+class Presence:
+    """Time in which a process was up: a gateway, or a worker host of a version."""
+
+    name: str
+    version: str
+    up: float
+    gone: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Version of a request as a ledger or a status tells it; None: it knows nothing of the request."""
+
+    source: str
+    tenant: str
+    id: str
+    version: str | None
 
 
 @dataclass(slots=True)
@@ -147,6 +203,9 @@ class History:
         limits: requests a second and burst of the tenants that are limited.
         shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
         unasked: bytes that came when no answer was due, in words.
+        weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
+        processes: gateways and worker hosts, where versions are known.
+        tellings: what ledger and statuses tell of versions.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -155,6 +214,9 @@ class History:
     shares: bool = True
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     unasked: list[str] = field(default_factory=list)
+    weighings: list[Weighing] = field(default_factory=list)
+    processes: list[Presence] = field(default_factory=list)
+    tellings: list[Telling] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

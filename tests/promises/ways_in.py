@@ -40,6 +40,7 @@ _SAID = (
     (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
     (r"the input policy", "REJECTED_BY_POLICY"),
     (r"over the (rate )?limit", "RATE_LIMITED"),
+    (r"no (healthy )?worker", "NO_WORKERS"),
     (r"deadline", "DEADLINE_EXCEEDED"),
     (r"retry budget is spent", "BACKEND_ERROR"),
     (r"rejected|poisonous|failed on this input", "REJECTED_BY_MODEL"),
@@ -56,10 +57,11 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Answer as it was told: outputs, empty for an error, and the error's code, empty for none."""
+    """Answer as it was told: outputs, empty for an error, the error's code, empty for none, and the version that answered."""
 
     outputs: list[str]
     code: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class WayIn:
         tasks: whether a request may become a task.
         input_of: text to the input that the model gets.
         numbers: whether only texts with numbers for outputs are answered.
+        named: texts and a version to the request that names it; None where none can be named.
+        version: body of an answer to the version that it tells; empty where it tells none.
     """
 
     name: str
@@ -87,11 +91,18 @@ class WayIn:
     tasks: bool = False
     input_of: Callable[[str], str] = str
     numbers: bool = False
+    named: Callable[[Sequence[str], str], Sent] | None = None
+    version: Callable[[Mapping[str, str], bytes], str] = lambda fields, body: ""
+
+    def request(self, texts: Sequence[str], version: str) -> Sent:
+        """Write a request that names a version, or none if that is empty."""
+        return self.named(texts, version) if version and self.named is not None else self.write(texts)
 
     def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Told:
         """Read an answer, whose status is that of HTTP."""
         if status == 200:
-            return Told([text_of_numbers(one) for one in self.outputs(fields, body)])
+            outputs = [text_of_numbers(one) for one in self.outputs(fields, body)]
+            return Told(outputs, version=self.version(fields, body))
         return Told([], self.said(status, body))
 
 
@@ -166,24 +177,47 @@ def _of_one(name: str, path: str, member: str, **more: str) -> WayIn:
     return WayIn(
         name, "http", lambda texts: _post(path, {member: texts[0], **more}),
         lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
+        named=lambda texts, version: _post(path, {member: texts[0], "version": version, **more}),
     )  # fmt: skip
+
+
+def _version_of_metadata(fields: Mapping[str, str], body: bytes) -> str:
+    told = json.loads(body).get("metadata", {})  # The outcome of a task has none.
+    return str(told.get("model_version", ""))
+
+
+def _head_of(fields: Mapping[str, str], body: bytes) -> Any:
+    """JSON of an answer of the Open Inference Protocol, of which a binary part may follow."""
+    return json.loads(body[: int(fields.get(LENGTH.lower(), len(body)))])
+
+
+def _infer_path(version: str) -> str:
+    return f"/v2/models/{MODEL}/versions/{version}/infer" if version else f"/v2/models/{MODEL}/infer"
 
 
 def _tensor(texts: Sequence[str], **members: Any) -> dict[str, Any]:
     return {"name": "text", "datatype": "BYTES", "shape": [len(texts)], **members}
 
 
-def _write_binary(texts: Sequence[str]) -> Sent:
+def _write_binary(texts: Sequence[str], version: str = "") -> Sent:
     data = pack(text.encode() for text in texts)
     asked = {"inputs": [_tensor(texts, parameters={"binary_data_size": len(data)})]}
     head = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
-    return Sent(f"/v2/models/{MODEL}/infer", (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
+    return Sent(_infer_path(version), (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
+
+
+def _write_oip(texts: Sequence[str], version: str = "") -> Sent:
+    return _post(_infer_path(version), {"inputs": [_tensor(texts, data=list(texts))]})
+
+
+def _write_octets(texts: Sequence[str], version: str = "") -> Sent:
+    named = f"&version={version}" if version else ""
+    return Sent(f"/v1/predict?model_id={MODEL}{named}", (OCTETS,), texts[0].encode())
 
 
 def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
-    length = int(fields[LENGTH.lower()])
-    [output] = json.loads(body[:length])["outputs"]
-    return [one.decode() for one in unpack("OUTPUT", body[length:], output["shape"][0])]
+    [output] = _head_of(fields, body)["outputs"]
+    return [one.decode() for one in unpack("OUTPUT", body[int(fields[LENGTH.lower()]) :], output["shape"][0])]
 
 
 def _write_chat(texts: Sequence[str]) -> Sent:
@@ -201,16 +235,18 @@ def native_of(model: str) -> WayIn:
     return replace(way, write=lambda texts: way.write([named(text) for text in texts]), input_of=named)
 
 
-NATIVE = _of_one("native", "/v1/inference", "input")
-API = _of_one("api", "/api/inference", "input")
+NATIVE = replace(_of_one("native", "/v1/inference", "input"), version=_version_of_metadata)
+API = replace(_of_one("api", "/api/inference", "input"), named=None)
 PREDICT = _of_one("predict", "/v1/predict", "input_data", model_id=MODEL)
 OCTET_STREAM = WayIn(
-    "octet-stream", "http", lambda texts: Sent(f"/v1/predict?model_id={MODEL}", (OCTETS,), texts[0].encode()),
-    lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
+    "octet-stream", "http", _write_octets, lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
+    named=_write_octets,
 )  # fmt: skip
 SEVERAL = WayIn(
     "several inputs", "http", lambda texts: _post("/v1/inference", {"inputs": list(texts)}),
     lambda fields, body: json.loads(body)["outputs"], _native_error, most=64,
+    named=lambda texts, version: _post("/v1/inference", {"inputs": list(texts), "version": version}),
+    version=_version_of_metadata,
 )  # fmt: skip
 COMPLETIONS = WayIn(
     "completions", "http", lambda texts: _post("/v1/completions", {"model": MODEL, "prompt": list(texts)}),
@@ -226,11 +262,13 @@ EMBEDDINGS = WayIn(
     _openai_error, most=64, numbers=True,
 )  # fmt: skip
 OIP_JSON = WayIn(
-    "OIP, JSON", "http",
-    lambda texts: _post(f"/v2/models/{MODEL}/infer", {"inputs": [_tensor(texts, data=list(texts))]}),
-    lambda fields, body: json.loads(body)["outputs"][0]["data"], _oip_error, most=64,
+    "OIP, JSON", "http", _write_oip, lambda fields, body: json.loads(body)["outputs"][0]["data"], _oip_error, most=64,
+    named=_write_oip, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
 )  # fmt: skip
-OIP_BINARY = WayIn("OIP, binary", "http", _write_binary, _read_binary, _oip_error, most=64)
+OIP_BINARY = WayIn(
+    "OIP, binary", "http", _write_binary, _read_binary, _oip_error, most=64,
+    named=_write_binary, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
+)  # fmt: skip
 
 
 # gRPC.
@@ -240,10 +278,12 @@ def _write_predict(texts: Sequence[str]) -> Sent:
     return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(_PREDICT(input_data=texts[0].encode()).SerializeToString()))
 
 
-def _write_infer(method: str, raw: bool) -> Callable[[Sequence[str]], Sent]:
-    def write(texts: Sequence[str]) -> Sent:
+def _write_infer(method: str, raw: bool) -> Callable[..., Sent]:
+    def write(texts: Sequence[str], version: str = "") -> Sent:
         octets = [text.encode() for text in texts]
-        asked = _INFER(model_name=MODEL, id=texts[0], raw_input_contents=[pack(octets)] if raw else [])
+        asked = _INFER(
+            model_name=MODEL, model_version=version, id=texts[0], raw_input_contents=[pack(octets)] if raw else []
+        )
         tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
         if not raw:
             tensor.contents.bytes_contents.extend(octets)
@@ -273,7 +313,8 @@ def read_streamed(body: bytes) -> Streamed:
     fields = {name: one.string_param for name, one in made.parameters.items()}
     if answer.error_message:
         return Streamed(made.id, fields, Told([], fields["x-headway-error"]), answer.error_message)
-    return Streamed(made.id, fields, Told([text_of_numbers(one) for one in _inferred(made)]), "")
+    outputs = [text_of_numbers(one) for one in _inferred(made)]
+    return Streamed(made.id, fields, Told(outputs, version=made.model_version), "")
 
 
 CALL = WayIn(
@@ -282,10 +323,12 @@ CALL = WayIn(
 INFER = WayIn(
     "gRPC ModelInfer", "call", _write_infer("ModelInfer", raw=True),
     lambda fields, body: _inferred(_INFERRED.FromString(body)), _no_error, most=64,
+    named=_write_infer("ModelInfer", raw=True), version=lambda fields, body: _INFERRED.FromString(body).model_version,
 )  # fmt: skip
 STREAM = WayIn(
     "gRPC ModelStreamInfer", "stream", _write_infer("ModelStreamInfer", raw=False),
     lambda fields, body: read_streamed(body).told.outputs, _no_error, most=64,
+    named=_write_infer("ModelStreamInfer", raw=False),
 )  # fmt: skip
 
 WAYS_IN = (

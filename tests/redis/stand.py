@@ -50,14 +50,14 @@ class Stand(RedisHarness):
         """The server's clock, which a test may set anew."""
         return super().now() + self.clock_error
 
-    async def another(self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS) -> RedisBroker:
+    async def another(self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS, zone: str = "") -> RedisBroker:
         """One more process, which may know of fewer shards, or have budgets of its own."""
         link = RedisConnection(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
         models = dict.fromkeys(MODELS, LIMITS)
         rng, shards = random.Random(9).random, shards or self.shards
-        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept)
+        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept, zone=zone)
         self._brokers.append(broker)
         return broker
 
@@ -135,17 +135,19 @@ async def brokers(
     shards: int = 1,
     clock: Callable[[], float] | None = None,
     models: Mapping[str, QueueLimits] | None = None,
+    zones: Sequence[str] = ("", ""),
 ) -> AsyncIterator[list[RedisBroker]]:
     """Processes of one fleet over a server, which wait for it as long as it may take on a slow machine; see `hasty`."""
     rng = random.Random(7)
     async with AsyncExitStack() as stack:
         made = []
-        for _ in range(count):
+        for number in range(count):
             link = RedisConnection(url, timeout=PATIENCE, clock=clock)
             link._block = links.BLOCK
             stack.push_async_callback(link.close)
             await link.open()
-            made.append(RedisBroker(link, models or {"m": LIMITS}, Counters(), rng.random, shards))
+            queues, zone = models or {"m": LIMITS}, zones[number % len(zones)]
+            made.append(RedisBroker(link, queues, Counters(), rng.random, shards, zone=zone))
             stack.push_async_callback(made[-1].close)
         yield made
 

@@ -29,6 +29,7 @@ from headway.model import (
     WorkerStatus,
 )
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
+from tests.contracts.dedup_keys import key, sharing, task
 from tests.e2e.client import wait_until
 from tests.redis.stand import Steady, brokers, hasty, opened, real, refused, until
 from tests.servers.cluster import ClusterSetup
@@ -82,6 +83,32 @@ async def claimed(broker: RedisBroker, worker: str) -> Lease | NoWork:
 def nodes_of(cluster: ClusterSetup) -> list[RedisServer]:
     """The node of each shard."""
     return [cluster.of(f"headway:{{m:{shard}}}:") for shard in range(SHARDS)]
+
+
+@real
+async def test_keys_tasks_and_limits_are_those_of_all_zones_on_whatever_node_a_tenant_is(
+    cluster: ClusterSetup, clock: Steady
+) -> None:
+    async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock, zones=("a", "b")) as [here, there]:
+        for _ in range(2):
+            for broker, workers in ((here, WORKERS[:12]), (there, WORKERS[12:])):
+                for worker in workers:
+                    await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        tenants = [f"tenant {number}" for number in range(8)]
+        for gateway, broker in (("g", here), ("h", there)):
+            keyed = [sharing(f"{gateway} {tenant}", key(), tenant=tenant, gateway=gateway) for tenant in tenants]
+            assert await broker.enqueue(keyed) == [None] * len(tenants)
+        assert {(one.zone, one.depth) for one in await there.depths() if one.depth and one.zone != "a"} == set()
+        assert sum(one.depth for one in await there.depths()) == len(tenants)
+        limit = Limit("user:u", "user", 60.0, 4.0)
+        verdicts = [
+            (await broker.enqueue([ask(tenant="limited", limits=(limit,))]))[0]
+            for _ in range(4)
+            for broker in (here, there)
+        ]
+        assert [verdict is None for verdict in verdicts] == [True] * 4 + [False] * 4
+        await here.enqueue([ask(id="job", tenant=tenants[0], dedup_keys=(task("job"),))])
+        assert await there.outcome(tenants[0], "job") is EntryState.QUEUED
 
 
 @real

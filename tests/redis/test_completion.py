@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -29,12 +30,13 @@ def harness(own: Callable[[str], RedisServer]) -> Iterator[Stand]:
 
 def left(entries: list[Entry], sizes: list[int], most: int, letter: str = "x") -> list[bool]:
     """Whether each output is still there."""
-    return [item.output is not None for item in fitting(entries, [ItemResult(letter * size) for size in sizes], most)]
+    items = [ItemResult(letter * size) for size in sizes]
+    return [item.output is not None for item in fitting(entries, items, most=most)]
 
 
 def test_what_fits_stays_as_it_is() -> None:
     items = [ItemResult("x" * 50), ItemResult(None, "no"), ItemResult("é" * 25)]
-    assert fitting([ask() for _ in items], items, 100) is items
+    assert fitting([ask() for _ in items], items, most=100) is items
 
 
 def test_the_largest_outputs_of_a_tenant_are_left_out() -> None:
@@ -58,7 +60,7 @@ def test_the_largest_output_fits_alone_in_any_case() -> None:
 async def test_an_output_too_many_fails_and_the_rest_is_answered(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", lambda entries, items: fitting(entries, items, 70))
+    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=70))
     await admit(harness, asked_with("large", task("large")), ask(id="small"))
     lease = await harness.claim()
     assert isinstance(lease, Lease)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
+from unittest.mock import AsyncMock
 
 import pytest
 
 from headway import errors
-from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.completion import fitting
+from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
@@ -366,3 +369,29 @@ async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_out
         replies, cursor = await harness.broker.replies("g", cursor)
         told += [reply.id for reply in replies]
     assert told == ["next", "large"]
+
+
+@story
+async def test_outputs_apart_take_nothing_of_the_room_of_replies(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=7000))
+    await admit(harness, *(ask(id=f"apart {number}") for number in range(5)), ask(id="small"))
+    lease = await harness.claim()
+    outputs = [ItemResult(LARGE if entry.id != "small" else "x" * 10) for entry in lease.entries]
+    assert (await harness.broker.complete(lease, outputs)).answered == 6
+    assert [len(str(reply.output)) for reply in (await drained(harness)).values()].count(len(LARGE)) == 5
+
+
+@story
+async def test_of_outputs_that_the_server_cannot_store_replies_carry_what_fits(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=7000))
+    monkeypatch.setattr(harness._links[0], "store", AsyncMock(side_effect=OutOfMemory("no room")))
+    await admit(harness, *(ask(id=f"apart {number}") for number in range(3)))
+    lease = await harness.claim()
+    assert (await harness.broker.complete(lease, [ItemResult(LARGE)] * 3)).answered == 3
+    replies = list((await drained(harness)).values())
+    assert [reply.output for reply in replies].count(LARGE) == 1
+    assert {reply.failure.reason for reply in replies if reply.failure is not None} == {"item"}

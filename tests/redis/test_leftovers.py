@@ -18,7 +18,7 @@ from tests.servers.redis import KINDS, RedisServer
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
-LETTERS = {"z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
+LETTERS = {"ql", "z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
 
 
 @pytest.fixture(params=KINDS)
@@ -92,7 +92,7 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
     for letter in await harness.dead.list():
         assert await harness.dead.remove(letter.entry.id)
     assert harness.server.command("GET", harness.key("u")) == b"0"
-    assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "u", "i", "r:g"}
+    assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "u", "ql", "i", "r:g"}
 
 
 async def rest(harness: Stand, seconds: float) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import urllib.parse
 import urllib.request
@@ -29,6 +30,8 @@ global: {{scrape_interval: {interval}, scrape_timeout: {interval}, evaluation_in
 rule_files: {rules}
 scrape_configs:
   - job_name: headway
+    scheme: {scheme}
+    tls_config: {tls}
     static_configs: {targets}
 """
 
@@ -49,10 +52,16 @@ class Prometheus:
         scraped: the processes whose admin ports it scrapes, each under its role.
         rules: its rule files.
         interval: time between two scrapes, and between two evaluations of the rules.
+        certificate: files of the certificate that it shows, and of its key, where the ports speak TLS.
     """
 
     def __init__(
-        self, folder: Path, scraped: Sequence[Server], rules: Sequence[Path] = (), interval: str = "1s"
+        self,
+        folder: Path,
+        scraped: Sequence[Server],
+        rules: Sequence[Path] = (),
+        interval: str = "1s",
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self._program = program("prometheus")
         self._folder = folder
@@ -63,8 +72,27 @@ class Prometheus:
             {"targets": [f"{LOOPBACK}:{server.admin_port}"], "labels": {"role": server.role}} for server in scraped
         ]
         self._count = len(targets)
-        config = _CONFIG.format(interval=interval, rules=json.dumps(list(map(str, rules))), targets=json.dumps(targets))
-        (folder / "prometheus.yml").write_text(config, encoding="utf-8")
+        tls: dict[str, Any] = {"insecure_skip_verify": True}
+        if certificate is not None:
+            tls |= {"cert_file": str(certificate[0]), "key_file": str(certificate[1])}
+        self._settings = {
+            "interval": interval,
+            "scheme": "https" if certificate is not None else "http",
+            "tls": json.dumps(tls),
+            "rules": json.dumps(list(map(str, rules))),
+        }
+        self._targets = targets
+        self._configure(targets)
+
+    def scrape(self, nothing: bool = False) -> None:
+        """Scrape nothing from now on, or its targets again."""
+        self._configure([] if nothing else self._targets)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
+    def _configure(self, targets: list[dict[str, Any]]) -> None:
+        config = _CONFIG.format(targets=json.dumps(targets), **self._settings)
+        (self._folder / "prometheus.yml").write_text(config, encoding="utf-8")
 
     @property
     def url(self) -> str:

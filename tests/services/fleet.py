@@ -84,7 +84,10 @@ class Notes:
 
 
 class Fleet:
-    """`gateways` gateways and a batcher for each of `backends`; with `fallback`, each gateway has a direct mode."""
+    """`gateways` gateways and a batcher for each of `backends`; with `fallback`, each gateway has a direct mode.
+
+    Of several `models` the backends run one each, in turn; the fallback answers for the first, in version `of_version`.
+    """
 
     def __init__(
         self,
@@ -95,6 +98,8 @@ class Fleet:
         spares: Sequence[FakeBackend] = (),
         max_batch: int = 8,
         seed: int = 0,
+        models: Sequence[str] = ("m",),
+        of_version: str = "",
         **settings: object,
     ):
         self.clock = clock
@@ -104,27 +109,28 @@ class Fleet:
         self.counters = Counters()
         rng = random.Random(seed)
         limits = QueueLimits(tiers=3, max_batch=max_batch)
-        self.server = Server(clock, limits, self.counters)
+        self.server = Server(clock, limits, self.counters, models)
         self._rng = rng.random
         self._supervisor = Supervisor()
         self._supervisors = [Supervisor() for _ in range(gateways)]
         self.journals = [Notes() for _ in range(gateways)]
         self._tasks: list[asyncio.Task[None]] = []
         self.batchers = [
-            self._batcher(f"gpu-{number}", backend, Connection(self.server)) for number, backend in enumerate(backends)
+            self._batcher(f"gpu-{number}", backend, Connection(self.server), models[number % len(models)])
+            for number, backend in enumerate(backends)
         ]
         self.direct: Fallback | None = None
         if fallback is not None:
             own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, self._rng)
-            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]))
+            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]), {"m": of_version})
         self.gateways = [
             Gateway(
                 self.settings,
-                ["m"],
+                models,
                 Connection(self.server),
                 self.counters,
                 clock,
-                direct=self.direct.broker if self.direct else None,
+                direct=self.direct,
                 observers=[journal],
                 rng=self._rng,
             )
@@ -168,10 +174,13 @@ class Fleet:
         tier: int = 1,
         key: str = "",
         task: bool = False,
+        model: str = "m",
+        version: str = "",
     ) -> Asked:
         asked = Asked(text, self.clock)
         asked.id = id or new_id()
-        self.gateways[gateway].submit(asked, caller, asked.id, RequestOptions(timeout, tier, key, task), "m", text, b"")
+        options = RequestOptions(timeout, tier, key, task, version=version)
+        self.gateways[gateway].submit(asked, caller, asked.id, options, model, text, b"")
         return asked
 
     async def kill(self, gateway: int) -> None:
@@ -189,9 +198,9 @@ class Fleet:
         chosen = self.backends if backends is None else backends
         return sum(batch.count(text) for backend in chosen for batch in backend.batches)
 
-    def _batcher(self, name: str, backend: FakeBackend, broker: Broker) -> Batcher:
+    def _batcher(self, name: str, backend: FakeBackend, broker: Broker, model: str = "m") -> Batcher:
         return Batcher(
-            Slot(name, "m", self.settings.max_batch_size),
+            Slot(name, model, self.settings.max_batch_size),
             lambda: backend,
             broker,
             policies.build(self.settings.policy, None),

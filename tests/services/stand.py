@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from headway.admin import routes
 from headway.admin.process import ProcessView
+from headway.admin.snapshot_source import SnapshotSource
 from headway.app.lifecycle import Service
 from headway.app.roles import ROLES
 from headway.brokers.memory.board import MemoryBoard
@@ -128,6 +129,7 @@ class Stand:
             direct,
             needs_workers=has.needs_workers,
             needs_own=has.needs_own_workers,
+            clock=self._clock,
         )
         process = ProcessView(
             settings=self.settings,
@@ -144,7 +146,7 @@ class Stand:
             ledger=ledger,
             figures=self._figures,
         )
-        return routes.build(process, ready)
+        return routes.build(process, ready, SnapshotSource(process))
 
     def _figures(self) -> ProcessFigures:
         gateway = self.gateway

@@ -54,6 +54,16 @@ def test_models_come_and_go_with_their_workers() -> None:
     assert known.learn() == ["default"]
 
 
+def test_a_fallback_for_a_model_that_nobody_named_and_nobody_runs_is_warned_of() -> None:
+    for settings, warned in (({"model": "own"}, False), ({}, True)):
+        known = Known(broker="redis://127.0.0.1:1/0", fallback="spare.py:f", **settings)
+        with capture_logs() as logs:
+            for _ in range(2):
+                known.learn(worker("a"))
+        told = [(line["model"], line["models"]) for line in logs if line["log_level"] == "warning"]
+        assert told == [("default", "a")] * warned
+
+
 def test_nothing_is_told_while_nothing_changes() -> None:
     known = Known()
     for _ in range(3):

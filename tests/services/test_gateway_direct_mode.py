@@ -44,6 +44,34 @@ def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs_twice
     run(main)
 
 
+def test_what_the_fallback_does_not_answer_for_is_held_and_new_requests_for_it_are_refused() -> None:
+    async def main(clock: Clock) -> None:
+        backends, fallback = (FakeBackend(0.1), FakeBackend(0.1)), FakeBackend(0.1)
+        async with Fleet(clock, *backends, fallback=fallback, models=("m", "n"), of_version="3") as fleet:
+            assert await fleet.answered(fleet.ask("before"), fleet.ask("before", model="n")) == ["ok", "ok"]
+            await fleet.server.become("refuse")
+            fleet.server.cut()
+            held = fleet.ask("held")
+            waits = [fleet.ask(text, model="n") for text in ("waits", "waits, too")]
+            assert await fleet.answered(held) == ["ok"]
+            other = fleet.ask("refused", model="n")
+            of_version = fleet.ask("the fallback's version", version="3")
+            of_another = fleet.ask("another version", version="1")
+            assert await fleet.answered(other, of_version, of_another) == [
+                errors.SERVICE_OVERLOADED, "ok", errors.NO_WORKERS,
+            ]  # fmt: skip
+            assert other.reply.failure is not None
+            assert "only other models than 'n' are answered" in other.reply.failure.message
+            assert other.reply.failure.reason == "broker"
+            assert fleet.counters.direct == {"m": 2}
+            await fleet.server.become("fine")
+            assert await fleet.answered(*waits) == ["ok", "ok"]
+            assert [sorted(batch) for batch in backends[1].batches] == [["before"], ["waits", "waits, too"]]
+            assert fallback.batches == [["held"], ["the fallback's version"]]
+
+    run(main)
+
+
 def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode() -> None:
     async def main(clock: Clock) -> None:
         fallback = FakeBackend(1.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from headway import errors
 from headway.errors import BrokerUnavailable
 from headway.gateway.pending import FutureSink
-from headway.model import DedupKind, EntryState, Failure, Limit, Principal, Reply, RequestOptions, Value
+from headway.model import DedupKind, Entry, EntryState, Failure, Limit, Principal, Reply, RequestOptions, Value
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.virtual_time import run
@@ -223,6 +223,57 @@ def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_every
         assert [outcome for text, outcome in fleet.journals[0].outcomes if text == "a"] == [errors.CANCELLED]
 
     cancels()
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(at: int, key: str) -> None:
+    """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
+
+    @scene(max_batch=1)
+    async def cancels(fleet: Fleet, clock: Clock) -> None:
+        await busy(fleet)
+        asked = fleet.ask("a", task=True, key=key, timeout=30.0)
+        await asked.was_admitted.wait()
+        fleet.gateway.detach(TENANT, asked.id)
+        real, offered, arrives = fleet.server.inner.enqueue, asyncio.Event(), asyncio.Event()
+
+        async def slow(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+            offered.set()
+            await arrives.wait()
+            return await real(entries)
+
+        fleet.server.inner.enqueue = slow  # type: ignore[method-assign]
+        fleet.server.cut()
+        await offered.wait()
+        await fleet.gateways[at].cancel(TENANT, asked.id)
+        await asyncio.sleep(0.1)
+        fleet.server.inner.enqueue = real  # type: ignore[method-assign]
+        arrives.set()
+        await asyncio.sleep(5.0)
+        assert [await gateway.outcome(TENANT, asked.id) for gateway in fleet.gateways] == [None, None]
+        assert asked.replies == []
+        assert key or fleet.runs("a") == 0
+
+    cancels()
+
+
+@scene(max_batch=1)
+async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost_it(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.was_admitted.wait()
+    there = fleet.gateways[1]
+    assert await there.outcome(TENANT, asked.id) is EntryState.QUEUED
+    fleet.server.lose_everything()
+    with pytest.raises(BrokerUnavailable):
+        await there.cancel(TENANT, asked.id)
+    await asyncio.sleep(1.5)
+    found = await there.outcome(TENANT, asked.id)
+    assert isinstance(found, EntryState), "its gateway has offered it again"
+    await there.cancel(TENANT, asked.id)
+    await asyncio.sleep(5.0)
+    assert await there.outcome(TENANT, asked.id) is None
 
 
 @scene()

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import AT_ONCE, LargeEntries
-from headway.gateway.several_inputs import PART
-from headway.model import DedupKey, DedupKind, Entry
+from headway.model import Entry
 from tests.contracts.brokers import ask, ids
 
 
@@ -42,18 +41,24 @@ def test_they_go_in_order_some_at_once_and_the_others_are_left() -> None:
     asyncio.run(main())
 
 
-def test_what_comes_under_the_key_of_a_large_one_goes_behind_it() -> None:
-    line = LargeEntries(_never, lambda: None)
-    large, part = keyed("k", "x" * 20), keyed(f"k{PART}1", "b")
-    other, later, keyless = keyed("other", "c"), keyed(f"k{PART}2", "d"), ask("no key")
-    assert line.split([part, other, large], 10) == [other]
-    assert line.split([later, keyless], 10) == [keyless]
-    assert line.waiting == [part, large, later]
+def test_a_tenant_with_many_keeps_no_other_waiting_for_all_of_them() -> None:
+    async def main() -> None:
+        calls, go = asyncio.Queue[list[str]](), asyncio.Semaphore(0)
 
+        async def offer(entries: Sequence[Entry]) -> None:
+            calls.put_nowait(ids(entries))
+            await go.acquire()
 
-async def _never(entries: Sequence[Entry]) -> None:
-    raise AssertionError("it does not run")
+        line = LargeEntries(offer, lambda: None)
+        running = asyncio.ensure_future(line.run())
+        line.split([ask("x" * 20, id=f"{number}", tenant="greedy") for number in range(3 * AT_ONCE)], 10)
+        assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
+        line.split([ask("x" * 20, id=id, tenant="modest") for id in ("a", "b")], 10)
+        go.release()
+        rest = AT_ONCE - 2
+        assert await calls.get() == ["8", "a", "9", "b", *(f"{AT_ONCE + number}" for number in range(2, rest))]
+        go.release()
+        assert await calls.get() == [f"{AT_ONCE + rest + number}" for number in range(AT_ONCE)]
+        running.cancel()
 
-
-def keyed(name: str, text: str) -> Entry:
-    return ask(text, id=name, dedup_keys=(DedupKey(DedupKind.KEY, name),))
+    asyncio.run(main())

@@ -11,6 +11,7 @@ import pytest
 from headway.errors import TargetError
 from headway.model import WorkerStatus
 from headway.runtime.supervisor import Supervisor
+from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.stand import Stand
@@ -194,11 +195,12 @@ def test_the_pool_behind_the_fallback_grows_and_shrinks_too() -> None:
             fleet.server.cut()
             await asyncio.sleep(2.0)
             assert fleet.direct is not None
-            await fleet.direct.pool.resize(2)
+            assert isinstance(fleet.direct.workers, WorkerPool)
+            await fleet.direct.workers.resize(2)
             begun = clock()
             assert await fleet.answered(fleet.ask("a"), fleet.ask("b")) == ["ok", "ok"]
             assert clock() - begun < 1.2
-            await fleet.direct.pool.resize(1)
+            await fleet.direct.workers.resize(1)
             assert await fleet.answered(fleet.ask("c")) == ["ok"]
 
     run(main)

@@ -24,7 +24,9 @@ Clock = Callable[[], float]
 def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
     direct = fleet.direct.broker if fleet.direct is not None else None
     gateway = fleet.gateway
-    return Readiness(Connection(fleet.server), lambda: leaving, direct=direct, holding=lambda: gateway.holding)
+    return Readiness(
+        Connection(fleet.server), lambda: leaving, direct=direct, holding=lambda: gateway.holding, clock=fleet.clock
+    )
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])
@@ -40,6 +42,7 @@ def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str) -> Non
                 word, checks = await ready.look()
                 if fleet.gateway.holding:
                     assert (word, checks["broker"]) == ("degraded", "out of reach")
+                    assert checks["workers"] == f"unknown; 1 of 1 healthy {clock() - begun:.0f} s ago"
                     assert await ready.alone() == "degraded"
                 await asyncio.sleep(0.05)
             assert clock() - begun > patience - 0.01
@@ -59,6 +62,18 @@ def test_workers_that_another_route_was_told_of_count_while_requests_are_held() 
             await fleet.server.become("refuse")
             assert fleet.gateway.holding
             assert await ready.alone() == "degraded"
+
+    run(main)
+
+
+def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
+            ready = readiness(fleet)
+            await fleet.server.become("refuse")
+            await asyncio.sleep(1.0)  # The fallback is warm then.
+            _, checks = await ready.look()
+            assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
 
     run(main)
 

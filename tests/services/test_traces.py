@@ -15,6 +15,7 @@ from headway.gateway.fan_out import FanOut
 from headway.model import Entry, Principal, Reply, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import RUN
+from tests.http.test_admin import Port
 from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER, Received
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
@@ -125,6 +126,26 @@ def test_an_input_that_fails_is_no_fault_of_the_server() -> None:
     assert asked.attributes["http.response.status_code"] == 422
     assert asked.attributes["error.type"] == "REJECTED_BY_MODEL"
     assert all(one.error for one in spans["process m"])
+
+
+def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_died() -> None:
+    failures = [BatchRaised("bad input")] * 3
+
+    async def main(stand: Stand) -> None:
+        died = await ask(stand)
+        assert died.failure is not None
+        failures.clear()
+        answer = await Port(stand).ask("POST", f"/internal/dlq/req_{died.id}/replay")
+        assert answer.status == 200
+
+    backend = FakeBackend(0.1, lambda entries: failures[0] if failures else None)
+    spans = by_name(told(main, backend, ratio=0.0))
+    dead, replayed = spans["send m"]
+    [request] = spans["replay"]
+    assert replayed.parent == request.span and request.parent == ""
+    assert request.trace != dead.trace == CLIENT_SPAN.trace_id.hex()
+    assert [(link.trace, link.span) for link in request.links] == [(dead.trace, dead.span)]
+    assert any(one.trace == request.trace for one in spans["process m"])
 
 
 def test_one_that_is_too_late_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -194,6 +194,23 @@ def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_inputs
                 lambda replies: ended.set_result([*replies]),
             ).start()
             assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("pinned", ["", "3"])
+def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weights_change_meanwhile(
+    pinned: str,
+) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
+            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+            options = RequestOptions(4.0, key="k", version=pinned)
+            FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", list("abc"), b"", ended.set_result).start()
+            rollout.gateway.rules.weigh({"": read_weights("3=0,4=1")})
+            replies = await ended
+            assert [reply.output for reply in replies] == list("ABC")
+            assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
 
     run(main)
 

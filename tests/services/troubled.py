@@ -61,8 +61,10 @@ class Server:
         losses: how often all was lost.
     """
 
-    def __init__(self, clock: Callable[[], float], limits: QueueLimits, counters: Counters) -> None:
-        self.clock = clock
+    def __init__(
+        self, clock: Callable[[], float], limits: QueueLimits, counters: Counters, models: Sequence[str] = ("m",)
+    ) -> None:
+        self.clock, self._models = clock, models
         self.counters = counters
         self.dead = DeadLetterBox()
         self.mode = "fine"
@@ -80,7 +82,9 @@ class Server:
         return f"epoch {self.losses}"
 
     def _fresh(self) -> MemoryBroker:
-        inner = MemoryBroker({"m": self._limits}, self.dead, self.counters, self.clock, lambda: 0.5)
+        inner = MemoryBroker(
+            dict.fromkeys(self._models, self._limits), self.dead, self.counters, self.clock, lambda: 0.5
+        )
         # A fence must not come again after a loss: a batch that runs would be taken for another.
         inner._fences = itertools.count(1 + self.losses * 1_000_000)
         return inner

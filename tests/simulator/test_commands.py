@@ -81,6 +81,33 @@ class TestSimulate:
         told = capsys.readouterr().err
         assert "--plot" in told and "matplotlib" not in told
 
+    @pytest.mark.parametrize(
+        ("option", "shown"),
+        [
+            (["--workers", "3"], "--workers = 3"),
+            (["--duration", "30"], "--duration = 30.0"),
+            (["--policy", "paced"], "--policy = 'paced'"),
+            (["--kill", "3=1"], "--kill = '3=1'"),
+            (["--plot", "x.png"], "--plot = 'x.png'"),
+            (["--batch-times", "x"], "--batch-times = 'x'"),
+        ],
+    )
+    def test_a_day_refuses_what_has_no_effect_on_it(
+        self, option: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert code_of(["simulate", "--autoscale", *MODEL, *option]) == 3
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"{shown}: has no effect on a day under the autoscaler. Leave it out, or leave out --autoscale." in told
+
+    def test_a_run_refuses_what_only_a_day_takes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of([*SIMULATE, "--cold-start-s", "5"]) == 3
+        assert "--cold-start-s = 5.0: has no effect without --autoscale" in capsys.readouterr().err
+
+    def test_a_day_without_a_batch_time_says_what_is_missing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert code_of(["simulate", "--autoscale"]) == 3
+        told = capsys.readouterr().err
+        assert "--batch-ms" in told and "None" not in told and "for example 100" in told
+
     def test_the_former_name_of_the_largest_batch_means_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = []
         for name in ("--max-batch-size", "--max-batch"):

@@ -2,7 +2,8 @@
 
 The output of an input is the input in capitals, `|`, and the run and the place in it: `HELLO|4e1a.18f.7.0`. The journal is
 the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
-(name, instant, inputs) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds.
+(name, instant, inputs, version) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds,
+MODEL_VERSION the version that this one is.
 
 An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise;
 `vector` is answered with the code points of its output, as a JSON array.
@@ -26,12 +27,13 @@ class Marked:
         self._seconds = float(os.environ.get("PROMISES_MS", "10")) / 1000.0
         self._name = f"{os.getpid():x}.{time.monotonic_ns():x}"
         self._numbers = itertools.count()
+        self._version = os.environ.get("MODEL_VERSION", "")
         path = Path(os.environ.get("PROMISES_JOURNAL", "journal"))
         self._journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def __call__(self, inputs: list[str]) -> list[str | ValueError]:
         name = f"{self._name}.{next(self._numbers)}"
-        self._note(name, time.monotonic(), inputs)
+        self._note(name, time.monotonic(), inputs, self._version)
         time.sleep(self._seconds + SLOW * any(text.startswith("slow") for text in inputs))
         if any(text.startswith("poison") for text in inputs):
             raise RuntimeError("a poisonous input")

@@ -20,7 +20,7 @@ from headway.app.tracing import Tracing, make_tracing
 from headway.config import Settings
 from headway.model import Role, TraceContext
 from headway.runtime.counters import Counters
-from headway.runtime.spans import Span, SpanKind
+from headway.runtime.spans import Span, SpanForm, SpanKind
 from headway.telemetry.tracing import exporter
 from tests.servers.collector import Collector, grpc_collector, http_collector
 
@@ -28,7 +28,7 @@ PROTOBUF = "application/x-protobuf"
 
 
 def span(name: str = "one") -> Span:
-    return Span(name, SpanKind.SERVER, TraceContext(bytes(15) + b"\1", bytes(7) + b"\1"), b"", 1, 2)
+    return Span(SpanForm(name, SpanKind.SERVER), TraceContext(bytes(15) + b"\1", bytes(7) + b"\1"), b"", 1, 2)
 
 
 def made(counters: Counters, url: str, protocol: str = "http/protobuf", **variables: str) -> Tracing:
@@ -77,6 +77,13 @@ def test_the_last_spans_are_sent_when_the_process_ends() -> None:
     with http_collector() as collector:
         sent(made(Counters(), collector.url, BSP_SCHEDULE_DELAY="60000"), lambda: None, 3)
         assert len(collector.spans) == 3
+
+
+def test_only_whole_messages_are_sent_before_the_delay_is_over() -> None:
+    with http_collector() as collector:
+        tracing = made(Counters(), collector.url, BSP_SCHEDULE_DELAY="60000", BSP_MAX_EXPORT_BATCH_SIZE="100")
+        sent(tracing, lambda: collector.until(lambda spans: len(spans) == 200), 250)
+        assert (len(collector.messages), len(collector.spans)) == (3, 250)  # The last one as the process ends.
 
 
 def test_spans_beyond_those_that_may_wait_are_dropped_and_counted() -> None:

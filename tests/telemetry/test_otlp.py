@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from headway.model import TraceContext
-from headway.runtime.spans import Span, SpanKind, SpanLink
+from headway.runtime.spans import Attributes, Span, SpanForm, SpanKind, SpanLink
 from headway.telemetry.tracing.otlp import MOST_TEXT, encode_span, export_request, origin_of, read_partial_success
 from tests.servers.collector import Link, read_spans
 
@@ -25,15 +25,16 @@ contexts = st.builds(
     st.sampled_from(["", "a=1"]),
 )
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | words
+attributes = st.dictionaries(words.filter(bool), numbers, max_size=4).map(lambda found: tuple(found.items()))
+forms = st.builds(SpanForm, words, st.sampled_from(SpanKind), attributes)
 spans = st.builds(
     Span,
-    words,
-    st.sampled_from(SpanKind),
+    forms,
     contexts,
     st.sampled_from([b"", b"parent-8"]),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
-    st.dictionaries(words.filter(bool), numbers, max_size=4).map(lambda found: tuple(found.items())),
+    attributes,
     st.lists(st.builds(SpanLink, contexts, words), max_size=4),
     st.none() | words,
     st.booleans(),
@@ -47,8 +48,12 @@ def test_what_is_written_is_what_the_protocols_classes_read(given: list[Span]) -
     for span, one in zip(given, found, strict=True):
         context = span.context
         assert (one.trace, one.span, one.state) == (context.trace_id.hex(), context.span_id.hex(), context.state)
-        assert (one.name, one.kind, one.parent) == (span.name, span.kind, span.parent.hex())
-        assert (one.begun, one.ended, one.attributes) == (span.begun, span.ended, dict(span.attributes))
+        assert (one.name, one.kind, one.parent) == (span.form.name, span.form.kind, span.parent.hex())
+        assert (one.begun, one.ended, one.attributes) == (
+            span.begun,
+            span.ended,
+            dict(span.form.attributes) | dict(span.attributes),
+        )
         assert one.links == [
             Link(li.context.trace_id.hex(), li.context.span_id.hex(), {"messaging.message.id": li.message} if li.message else {})
             for li in span.links
@@ -58,8 +63,8 @@ def test_what_is_written_is_what_the_protocols_classes_read(given: list[Span]) -
         assert one.process == {"service.name": "s" * 300, "process.pid": 7}
 
 
-def span_with(**changes: object) -> Span:
-    plain = {"name": "n", "kind": SpanKind.CLIENT, "context": TraceContext(bytes(16), bytes(8)), "parent": b"", "begun": 1, "ended": 2}  # fmt: skip
+def span_with(name: str = "n", of_form: Attributes = (), **changes: object) -> Span:
+    plain = {"form": SpanForm(name, SpanKind.CLIENT, of_form), "context": TraceContext(bytes(16), bytes(8)), "parent": b"", "begun": 1, "ended": 2}  # fmt: skip
     return Span(**{**plain, **changes})  # type: ignore[arg-type]
 
 

@@ -1,31 +1,18 @@
-"""Half an hour of the fleet's counts and figures, put together from the notices of its processes."""
+"""Half an hour of the fleet's counts and figures as the page shows them, and the rates of the last seconds."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from headway.core.departure_board import HISTORY_SECONDS
-from headway.model.board import FleetFigures, Notice, RequestFlow
+from headway.core.departure_board import STEP, BoardHistory
+from headway.model.board import HistoryRow, Notice, RequestFlow, ScalingChange
 from headway.runtime.counters import SECONDS
 
-STEP = 2
-"""Seconds of one row."""
 WINDOW = 10.0
 """Seconds of which the present rates and percentiles are."""
 QUANTILES = (0.5, 0.95, 0.99)
-
-
-class _Row:
-    """Counts and figures of one step."""
-
-    __slots__ = ("answered", "buckets", "ended", "failed", "figures", "refused")
-
-    def __init__(self) -> None:
-        self.ended = self.answered = self.refused = self.failed = 0
-        self.buckets = [0] * (len(SECONDS) + 1)
-        self.figures: FleetFigures | None = None
 
 
 class FleetHistory:
@@ -33,47 +20,37 @@ class FleetHistory:
 
     Arguments:
         tiers: names of the tiers, highest first.
+        rows: rows to begin with.
+        notices: notices that these count already.
     """
 
-    def __init__(self, tiers: Sequence[str]) -> None:
+    def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
         self._tiers = tiers
-        self._rows: dict[int, _Row] = {}
-        self._changed: set[int] = set()
-        self._flows: deque[tuple[float, RequestFlow]] = deque()
+        self._history = BoardHistory(rows)
+        self._changed: dict[int, HistoryRow] = {}
+        self._flows: deque[tuple[float, str, RequestFlow]] = deque()
+        for notice in notices:
+            self._note(notice)
 
     def add(self, notice: Notice) -> None:
         """Add what a notice counts."""
-        if notice.flow is None and notice.fleet is None:
-            return
-        step = int(notice.at // STEP)
-        row = self._rows.get(step)
-        if row is None:
-            row = self._rows[step] = _Row()
-            oldest = step - HISTORY_SECONDS // STEP
-            for old in [one for one in self._rows if one < oldest]:
-                del self._rows[old]
-        self._changed.add(step)
-        row.figures = notice.fleet or row.figures
-        if (flow := notice.flow) is not None:
-            row.ended += sum(flow.ended.values())
-            row.answered += sum(flow.answered.values())
-            row.refused += sum(flow.refused.values())
-            row.failed += sum(flow.failed.values())
-            for counts in flow.latencies.values():
-                for bucket, count in counts.items():
-                    row.buckets[min(bucket, len(SECONDS))] += count
-            self._flows.append((notice.at, flow))
+        self._note(notice)
+        if (row := self._history.add(notice)) is not None:
+            self._changed[row.step] = row
 
     def rows(self) -> list[list[Any]]:
         """All rows, oldest first."""
         self._changed.clear()
-        return [self._shown(step) for step in sorted(self._rows)]
+        return [self._shown(row) for row in self._history.rows()]
+
+    def scalings(self) -> list[list[Any]]:
+        """All decisions of the autoscaler, oldest first, as `scaling_of` makes them."""
+        return [scaling_of(row.step * STEP, change) for row in self._history.rows() for change in row.scalings]
 
     def changed(self) -> list[list[Any]]:
         """Rows that have changed since the last call."""
-        steps = sorted(self._changed & self._rows.keys())
-        self._changed.clear()
-        return [self._shown(step) for step in steps]
+        changed, self._changed = self._changed, {}
+        return [self._shown(changed[step]) for step in sorted(changed)]
 
     def recent(self, now: float) -> dict[str, Any]:
         """Rates per second and percentiles in seconds of the window that ends at broker instant `now`."""
@@ -82,7 +59,9 @@ class FleetHistory:
         answered: dict[str, int] = {}
         buckets: dict[str, list[int]] = {}
         reasons: dict[str, dict[str, float]] = {"refused": {}, "failed": {}, "retries": {}, "ended": {}}
-        for _, flow in self._flows:
+        processes: dict[str, float] = {}
+        for _, process, flow in self._flows:
+            processes[process] = processes.get(process, 0.0) + sum(flow.ended.values()) / WINDOW
             for tier, count in flow.answered.items():
                 answered[tier] = answered.get(tier, 0) + count
             for tier, counts in flow.latencies.items():
@@ -104,21 +83,33 @@ class FleetHistory:
                 for tier in self._tiers
             ],
             "latency": percentiles(everything),
+            "processes": processes,
             **{
                 name: dict(sorted(((key, count / WINDOW) for key, count in found.items()), key=lambda item: -item[1]))
                 for name, found in reasons.items()
             },
         }
 
-    def _shown(self, step: int) -> list[Any]:
+    def _note(self, notice: Notice) -> None:
+        if notice.flow is not None:
+            self._flows.append((notice.at, notice.process, notice.flow))
+
+    def _shown(self, row: HistoryRow) -> list[Any]:
         """Row as the page reads it: instant, rates, percentiles, and the figures of the fleet where they are known."""
-        row = self._rows[step]
         rates = [count / STEP for count in (row.ended, row.answered, row.refused, row.failed)]
-        figures = row.figures
+        buckets = [0] * (len(SECONDS) + 1)
+        for bucket, count in row.latencies.items():
+            buckets[min(bucket, len(SECONDS))] += count
+        figures = row.fleet
         fleet = [None] * 5 if figures is None else [
             figures.waiting, max(figures.oldest, default=0.0), figures.capacity, figures.usable, figures.healthy,
         ]  # fmt: skip
-        return [step * STEP, *rates, *percentiles(row.buckets), *fleet]
+        return [row.step * STEP, *rates, *percentiles(buckets), *fleet]
+
+
+def scaling_of(at: float, change: ScalingChange) -> list[Any]:
+    """Decision as the page reads it: its instant, and what it is. `at`: instant of the notice that told of it."""
+    return [round(at - change.ago, 1), change.model, change.before, change.desired, change.direction, change.reason]
 
 
 def percentiles(buckets: Sequence[int]) -> list[float | None]:

@@ -4,7 +4,7 @@
     tick    what is new: twice a second if there are departures, else once; it is the stream's heartbeat, too
 
 Nothing runs here while nobody looks. A viewer that comes back within a minute, and says by `Last-Event-ID` what it has
-had, gets the ticks since instead of everything. While the broker is out of reach ticks say so.
+had, gets the ticks since instead of everything. While the broker is out of reach ticks say so, and show what was last known.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 import structlog
 
 from headway import __version__
-from headway.admin import snapshot
-from headway.admin.dashboard.history import STEP, FleetHistory
+from headway.admin.dashboard.history import FleetHistory, scaling_of
 from headway.admin.dashboard.viewers import Viewer
 from headway.admin.process import ProcessView
-from headway.core.departure_board import RECENT_SECONDS
+from headway.admin.snapshot import Snapshot
+from headway.admin.snapshot_source import SnapshotSource
+from headway.core.departure_board import RECENT_SECONDS, STEP
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import soon
 from headway.model.board import BatchDeparture, Notice
 
 log = structlog.get_logger(__name__)
@@ -46,10 +46,12 @@ class Hub:
 
     Arguments:
         process: view of the process.
+        snapshots: source of the fleet's snapshots.
     """
 
-    def __init__(self, process: ProcessView) -> None:
+    def __init__(self, process: ProcessView, snapshots: SnapshotSource) -> None:
         self._process = process
+        self._snapshots = snapshots
         self._viewers: set[Viewer] = set()
         self._waiting: list[Viewer] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,9 +96,12 @@ class Hub:
         self._changes: deque[list[Any]] = deque(maxlen=1000)
         self._news: dict[tuple[str, float], BatchDeparture] = {}
         self._new_changes: list[list[Any]] = []
+        self._new_scalings: list[list[Any]] = []
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED)
-        self._state: snapshot.Snapshot | None = None
+        self._state: Snapshot | None = None
+        self._recent: dict[str, Any] | None = None
         self._away = ""
+        self._lost_at = 0.0
         self._read = False
         self._due = asyncio.Event()
 
@@ -115,14 +120,17 @@ class Hub:
         board, cursor = self._process.board, ""
         while True:
             try:
-                if not cursor:
-                    for notice in await board.history():
+                if cursor:
+                    news = await board.read(cursor)
+                    for notice in news.notices:
                         self._history.add(notice)
-                notices, cursor = await board.read(cursor)
-                counted = self._read
-                for notice in notices:
-                    self._take(notice, counted)
-                self._away = ""
+                        self._new_scalings += [scaling_of(notice.at, change) for change in notice.scalings]
+                else:
+                    rows, news = await board.history()
+                    self._history = FleetHistory(self._process.settings.tier_names, rows, news.notices)
+                for notice in news.notices:
+                    self._take(notice)
+                cursor, self._lost_at, self._away = news.cursor, news.lost_at, ""
             except BrokerUnavailable as exc:
                 self._away = str(exc)
                 await asyncio.sleep(AGAIN_AFTER)
@@ -130,8 +138,8 @@ class Hub:
                 self._read = True
                 self._due.set()
 
-    def _take(self, notice: Notice, counted: bool) -> None:
-        """Note what a notice tells. `counted`: its counts are new, and not those of the history."""
+    def _take(self, notice: Notice) -> None:
+        """Note the batches and changes that a notice tells."""
         for departure in notice.departures:
             key = departure.worker, departure.left
             self._news[key] = self._departures[key] = departure
@@ -141,8 +149,6 @@ class Hub:
         ]
         self._changes.extend(changes)
         self._new_changes += changes
-        if counted:
-            self._history.add(notice)
         oldest = notice.at - RECENT_SECONDS
         while self._departures:
             key = next(iter(self._departures))
@@ -170,25 +176,28 @@ class Hub:
 
     async def _look(self) -> None:
         try:
-            self._state = await soon(snapshot.collect(self._process))
+            self._state = await self._snapshots.fresh()
             self._away = ""
         except BrokerUnavailable as exc:
             self._away = str(exc)
+            self._state = self._snapshots.known(self._away)
 
     def _tick(self, whole: bool) -> None:
         """Send what is new since the last tick; with `whole` also the state of the fleet."""
-        if not (whole or self._news or self._new_changes):
+        if not (whole or self._news or self._new_changes or self._new_scalings):
             return
         told: dict[str, Any] = {
             "now": self._now(),
             "rows": self._history.changed(),
             "departures": list(self._news.values()),
             "changes": self._new_changes,
+            "scalings": self._new_scalings,
             "away": self._away,
+            "lost_at": self._lost_at,
         }
         if whole:
-            told |= {"snapshot": self._state, "recent": self._history.recent(self._now())}
-        self._news, self._new_changes = {}, []
+            told |= {"snapshot": self._state, "recent": self._rates()}
+        self._news, self._new_changes, self._new_scalings = {}, [], []
         self._number += 1
         event = _event("tick", f"{self._run}-{self._number}", told)
         self._sent.append((self._number, event))
@@ -213,14 +222,22 @@ class Hub:
             "rows": self._history.rows(),
             "departures": list(self._departures.values()),
             "changes": list(self._changes),
+            "scalings": self._history.scalings(),
             "snapshot": self._state,
-            "recent": self._history.recent(self._now()),
+            "recent": self._rates(),
             "away": self._away,
+            "lost_at": self._lost_at,
         }
         event = _event("start", f"{self._run}-{self._number}", told)
         for viewer in self._waiting:
             viewer.offer(event)
         self._waiting.clear()
+
+    def _rates(self) -> dict[str, Any] | None:
+        """Rates of the last seconds; while the broker is away the last ones that are known, None where none are."""
+        if self._read and not self._away:
+            self._recent = self._history.recent(self._now())
+        return self._recent
 
     def _now(self) -> float:
         return round(self._state.now, 3) if self._state is not None else 0.0

@@ -7,8 +7,6 @@ DELETE  ends the session, wherever its cookie went
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway import errors
-from headway.admin.guard import ServiceTokens
+from headway.admin.guard import ServiceTokens, too_many_tries
 from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
 from headway.errors import BadRequest
@@ -71,16 +69,13 @@ class SignIn:
         if not self._tokens:
             return Response(status_code=204)
         token = (await _token(request)).encode()
-        wait = self._tries.wait(address)  # Nothing is waited for from here on, or others would pass at the same count.
+        right = self._tokens.match(token)
+        wait = self._tries.check(address, right=right, guessable=self._tokens.guessable)
         if wait > 0.0:
-            seconds = math.ceil(wait)
-            message = f"too many wrong tokens; the next try is in {seconds} s"
-            return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
-        if not self._tokens.match(token):
-            self._tries.failed(address)
+            return too_many_tries(id, wait)
+        if not right:
             log.warning("a browser could not sign in: wrong service token", address=address)
             return refusal(id, errors.UNAUTHENTICATED, "this is not the service token of this process")
-        self._tries.passed(address)
         return Response(status_code=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
 
 

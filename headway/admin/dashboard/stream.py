@@ -51,6 +51,7 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state, fields = scope["state"], Request(scope).headers
         viewer = Viewer(state.get("cut", lambda: None))
+        state.get("stream", lambda: None)()
         leaving = asyncio.ensure_future(_left(receive))
         leaving.add_done_callback(lambda _: viewer.end())
         self._hub.join(viewer, fields.get("last-event-id", ""), state.get("shut") or asyncio.Event())

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from headway.backends.http.sockets import Sockets
 from headway.runtime.remote_certificates import ClientTls, RemoteCertificates
+from headway.runtime.sockets import Sockets
 
 IDLE = 4.0
 """Seconds for which an idle connection is kept at most."""

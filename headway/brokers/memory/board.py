@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from headway.core.departure_board import HISTORY_SECONDS, RECENT_NOTICES, RECENT_SECONDS, WATCH_SECONDS, coarse
-from headway.model.board import Notice, Posted
+from headway.core.departure_board import RECENT_NOTICES, RECENT_SECONDS, WATCH_SECONDS, BoardHistory
+from headway.model.board import HistoryRow, News, Notice, Posted
 
 
 class MemoryBoard:
@@ -22,7 +22,7 @@ class MemoryBoard:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._recent: deque[tuple[int, Notice]] = deque(maxlen=RECENT_NOTICES)
-        self._history: deque[Notice] = deque(maxlen=2 * HISTORY_SECONDS)
+        self._history = BoardHistory()
         self._posted = 0
         self._watched_until = 0.0
         self._news = asyncio.Event()
@@ -32,30 +32,34 @@ class MemoryBoard:
         now = self._clock()
         if not notice.empty:
             self._posted += 1
-            self._recent.append((self._posted, replace(notice, at=now)))
-            if (kept := coarse(notice)) is not None:
-                self._history.append(replace(kept, at=now))
+            stamped = replace(notice, at=now)
+            self._recent.append((self._posted, stamped))
+            self._history.add(stamped)
             while self._recent[0][1].at < now - RECENT_SECONDS:
                 self._recent.popleft()
-            while self._history and self._history[0].at < now - HISTORY_SECONDS:
-                self._history.popleft()
             self._news.set()
         return Posted(watched=now < self._watched_until, records=True)
 
-    async def history(self) -> Sequence[Notice]:
+    async def history(self) -> tuple[Sequence[HistoryRow], News]:
         """See Board."""
-        return list(self._history)
+        self._watched_until = self._clock() + WATCH_SECONDS
+        return [
+            replace(row, latencies=dict(row.latencies), scalings=list(row.scalings)) for row in self._history.rows()
+        ], self._after(0)
 
-    async def read(self, after: str) -> tuple[Sequence[Notice], str]:
+    async def read(self, after: str) -> News:
         """See Board."""
-        seen = int(after or 0)
+        seen = int(after)
         while True:
             self._watched_until = self._clock() + WATCH_SECONDS
-            found = [notice for number, notice in self._recent if number > seen]
-            if found or not after:
-                return found, str(self._posted)
+            found = self._after(seen)
+            if found.notices:
+                return found
             self._news = news = asyncio.Event()
             try:
                 await asyncio.wait_for(news.wait(), WATCH_SECONDS / 2)
             except TimeoutError:
-                return [], after
+                return found
+
+    def _after(self, seen: int) -> News:
+        return News([notice for number, notice in self._recent if number > seen], str(self._posted))

@@ -1,18 +1,26 @@
-"""The departure board of a fleet, in the server: two bounded streams."""
+"""The departure board of a fleet, in the server: a bounded stream of notices, and a row for each step of the history.
+
+The server adds the counts of all processes up, so that the history does not grow with the fleet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
-from headway.core.departure_board import coarse
-from headway.model.board import Notice, Posted
+from headway.core.departure_board import add_to, counts
+from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
 
 PAGE = 1000
 """Most notices that are read in one call."""
+DECISION = b"s:"
+"""Beginning of the field of a row that is a decision of the autoscaler."""
+ROWS = 150
+"""Most rows that are read in one call, for which the server does nothing else."""
 
 
 class RedisBoard:
@@ -25,44 +33,90 @@ class RedisBoard:
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
         self._key = f"{connection.prefix}:{{fleet}}:"
+        self._born = b""
+        """Beginning of the board as the server last told it."""
 
     async def post(self, notice: Notice) -> Posted:
         """See Board. A server without memory gets no notices, so that they take none from requests."""
-        connection, kept = self._connection, coarse(notice)
+        connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
-        part = b"" if kept is None else wire.encode(kept)
         try:
-            watched, records = await connection.call(
-                "post", self._key, connection.clock_text(), notice.process, whole, part
+            watched, records, born = await connection.call(
+                "post", self._key, connection.clock_text(), notice.process, whole, self._born, *_fields(notice)
             )
         except OutOfMemory:
             return Posted(watched=False, records=False)
+        self._born = born[1:]
         return Posted(watched=bool(watched), records=bool(records))
 
-    async def history(self) -> Sequence[Notice]:
+    async def history(self) -> tuple[Sequence[HistoryRow], News]:
         """See Board."""
-        return (await self._all("history", b"-"))[0]
-
-    async def read(self, after: str) -> tuple[Sequence[Notice], str]:
-        """See Board."""
-        await self._connection.call("watch", self._key, self._connection.clock_text())
-        if not after:
-            return await self._all("board", b"-")
-        found = await self._connection.stream(f"{self._key}board", after.encode())
-        return _read(found), found[-1][0].decode() if found else after
-
-    async def _all(self, name: str, start: bytes) -> tuple[list[Notice], str]:
-        """All notices of a stream, and the id of the last one."""
-        notices: list[Notice] = []
-        last = b"0-0"
+        connection = self._connection
+        lost_at = await self._watch()
+        rows: list[HistoryRow] = []
+        step = b""
         while True:
-            found = await self._connection.entries(f"{self._key}{name}", start, PAGE)
+            found, step, last = await connection.call("history", self._key, connection.clock_text(), step, ROWS)
+            rows += [_row(number, fields) for number, fields in zip(found[::2], found[1::2], strict=True)]
+            if not step:
+                return rows, News(await self._up_to(last), last.decode(), lost_at)
+
+    async def read(self, after: str) -> News:
+        """See Board."""
+        lost_at = await self._watch()
+        found = await self._connection.stream(f"{self._key}board", after.encode())
+        return News(_read(found), found[-1][0].decode() if found else after, lost_at)
+
+    async def _watch(self) -> float:
+        """Instant since which the broker has data again that it had lost; 0 where it has not lost any."""
+        born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
+        return float(born[1:]) if born[:1] == b"1" else 0.0
+
+    async def _up_to(self, last: bytes) -> list[Notice]:
+        """All notices up to an id."""
+        notices: list[Notice] = []
+        start = b"-"
+        while True:
+            found = await self._connection.entries(f"{self._key}board", start, PAGE, last)
             notices += _read(found)
-            if found:
-                last = found[-1][0]
             if len(found) < PAGE:
-                return notices, last.decode()
-            start = b"(" + last
+                return notices
+            start = b"(" + found[-1][0]
+
+
+def _fields(notice: Notice) -> list[Any]:
+    """Arguments of a notice for its row: how many are counts, these, and figures; none where it counts nothing."""
+    if not counts(notice):
+        return []
+    row = HistoryRow(0)
+    add_to(row, notice)
+    named = [("e", row.ended), ("a", row.answered), ("r", row.refused), ("f", row.failed), *row.latencies.items()]
+    found = [part for name, count in named if count for part in (name, count)]
+    figures: list[Any] = []
+    if (fleet := row.fleet) is not None:
+        figures = [
+            "w", ",".join(map(str, fleet.waiting)), "o", ",".join(map(str, fleet.oldest)), "c", fleet.capacity,
+            "u", fleet.usable, "h", fleet.healthy, "n", fleet.workers,
+        ]  # fmt: skip
+    for change in row.scalings:  # It is its own name, as several processes may decide within one step.
+        figures += [DECISION + wire.encode(change), ""]
+    return [len(found), *found, *figures]
+
+
+def _row(step: bytes, flat: Sequence[bytes]) -> HistoryRow:
+    """Row of a step, from its fields in the server."""
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    figures = None
+    if b"w" in fields:
+        figures = FleetFigures(
+            tuple(int(one) for one in fields[b"w"].split(b",")), tuple(float(one) for one in fields[b"o"].split(b",")),
+            float(fields[b"c"]), float(fields[b"u"]), int(fields[b"h"]), int(fields[b"n"]),
+        )  # fmt: skip
+    ended, answered, refused, failed = (int(fields.get(name, 0)) for name in (b"e", b"a", b"r", b"f"))
+    latencies = {int(name): int(count) for name, count in fields.items() if name.isdigit()}
+    decisions = [name[len(DECISION) :] for name in fields if name.startswith(DECISION)]
+    scalings = wire.readable(wire.read_scaling_change, decisions)
+    return HistoryRow(int(step), ended, answered, refused, failed, latencies, figures, list(scalings))
 
 
 def _read(found: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Notice]:

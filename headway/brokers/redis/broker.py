@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 import uuid_utils
+from msgspec.structs import replace
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.budgets import Budgets
@@ -25,10 +27,11 @@ from headway.brokers.redis.loads import together
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.offering import all_of, offer
 from headway.brokers.redis.queue_answers import Granted, Look
+from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Queue
 from headway.brokers.redis.shard_router import ShardRouter
-from headway.core import failures
+from headway.core import failures, zones
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
@@ -54,12 +57,14 @@ from headway.model import (
     Subscription,
     TierDepth,
     WorkerInfo,
+    in_zone,
     model_and_version,
-    queue_name,
+    name_and_zone,
 )
 from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 LEAST_LINGER, MOST_LINGER = 0.001, 0.004
 """Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
@@ -85,13 +90,14 @@ class RedisBroker:
     Arguments:
         connection: connection to the server, opened.
         models: bounds of the queue of each model served.
-        counters: counters of retries.
+        counters: counters of retries, and of help between zones.
         rng: uniform in [0, 1).
         shards: queues that each model is split into.
         lease_seconds: seconds for which a lease lasts unless it is extended.
         kept: budgets of kept outcomes, of each server.
         queue_bytes: most bytes of large entries that have no outcome yet.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
+        zone: zone of the process; empty for none. Its slots are at home in the queues of that zone, and entries go there.
     """
 
     def __init__(
@@ -105,19 +111,20 @@ class RedisBroker:
         kept: KeptLimits = KEPT,
         queue_bytes: int = QUEUE_BYTES,
         apart_from: float = APART_FROM,
+        zone: str = "",
     ) -> None:
         self._connection = connection
         self._values = LargeValues(connection, apart_from)
         self._connection.process = connection.process or str(uuid_utils.uuid7())
         self._counters, self._rng = counters, rng
-        self._shards, self._lease_seconds = shards, lease_seconds
+        self._lease_seconds, self._shards, self._zone = lease_seconds, shards, zone
         self._mailboxes: dict[str, Mailbox] = {}
-        self._queues: dict[str, list[Queue]] = {}
-        self._limits: dict[str, QueueLimits] = {}
-        self._every: list[Queue] = []
+        self._queues = QueueTable(self._make_queue, shards, zone)
+        self._queues.added = self._read_out_of
+        self._every = self._queues.every
         self._budgets = Budgets(connection, kept, queue_bytes, shards, lambda: len(self._every))
         self._registry = Registry(connection)
-        self._router = ShardRouter(self._queues, self._limits, self._every, shards, self._registry, rng)
+        self._router = ShardRouter(self._queues, shards, self._registry, rng)
         self.know(models)
         self._numbers = itertools.count()
         self._doubts: dict[Slot, _Doubt] = {}
@@ -125,7 +132,7 @@ class RedisBroker:
         self._hints: dict[Slot, Queue] = {}
         self._looked_at: dict[Slot, float] = {}
         self._turns: dict[str, int] = {}
-        self._waited: dict[tuple[str, int], Sequence[float]] = {}
+        self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
         self._reap_at: dict[Queue, float] = {}
 
     @property
@@ -163,39 +170,16 @@ class RedisBroker:
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
         """See Broker. The queues of its versions have the bounds of a model."""
-        for model, limits in models.items():
-            self._add_queue(model, limits)
-            for name in [name for name in self._queues if name.startswith(f"{model}@")]:
-                self._add_queue(name, limits)
+        self._queues.know(models)
 
-    def _add_queue(self, name: str, limits: QueueLimits) -> None:
-        """Have a queue of a name, with these bounds."""
-        if name in self._queues:
-            for queue in self._queues[name]:
-                queue.limits = limits
-        else:
-            budgets = self._lease_seconds, self._budgets.kept, self._budgets.room, self._values
-            added = [Queue(self._connection, name, shard, limits, *budgets) for shard in range(self._shards)]
-            self._queues[name] = added
-            self._every += added
-            for box in self._mailboxes.values():
-                box.add(added)
-        self._limits[name] = limits
+    def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
+        budgets = self._lease_seconds, self._budgets.kept, self._budgets.room, self._values
+        return Queue(self._connection, name, shard, limits, *budgets)
 
-    def _has_queue(self, name: str) -> bool:
-        """Whether there is a queue of a name. That of a version of a model that is known is made."""
-        if name in self._queues:
-            return True
-        limits = self._limits.get(model_and_version(name)[0])
-        if limits is not None:
-            self._add_queue(name, limits)
-        return limits is not None
-
-    def _beside(self, queue: Queue, version: str) -> Queue:
-        """Queue of another version of the same model and shard."""
-        name = queue_name(model_and_version(queue.name)[0], version)
-        self._has_queue(name)
-        return self._queues[name][queue.shard]
+    def _read_out_of(self, added: Sequence[Queue]) -> None:
+        """Have the replies in these queues read, too."""
+        for box in self._mailboxes.values():
+            box.add(added)
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
@@ -207,9 +191,9 @@ class RedisBroker:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         await self._router.count()
-        if not all(self._has_queue(entry.queue) for entry in entries):
+        if not all(self._queues.has(entry.queue) for entry in entries):
             return await self._enqueue_known(entries)
-        return await offer(entries, self._router, self._beside)
+        return await offer(entries, self._router, self._queues.beside)
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -229,33 +213,51 @@ class RedisBroker:
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
-        if not self._has_queue(slot.queue):
+        if not self._queues.has(slot.queue):
             return NoWork(None)
         if slot.helps:
             return await self._help(slot, policy)
         home = self._router.home(slot.worker, slot.queue)
         doubt = self._doubts.get(slot)
-        hint = self._hints.pop(slot, None) or self._apart(slot) or home
-        queue = doubt.queue if doubt is not None else hint
+        if doubt is not None:
+            queue = doubt.queue
+        elif self._router.alone:
+            queue = home
+        else:
+            hint = self._hints.pop(slot, None)
+            queue = (await self._apart(slot, home) or home) if hint is None else hint
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
-                with contextlib.suppress(
-                    BrokerUnavailable
-                ):  # It waits there no longer; otherwise a wake-up is lost on it.
+                # It waits there no longer; otherwise a wake-up is lost on it.
+                with contextlib.suppress(BrokerUnavailable):
                     await home.unlisten(slot.worker)
                 return claimed
         claimed = await self._claim_from(home, slot, policy, guest=False)
         self._idle_at[slot] = home
         return claimed
 
-    def _apart(self, slot: Slot) -> Queue | None:
-        """A shard that no slot of its version has as its home, at every second claim; None where there is none."""
-        shards = self._router.apart(slot.queue)
-        if not shards:
+    async def _apart(self, slot: Slot, home: Queue) -> Queue | None:
+        """At every second claim a shard that no slot of its version has as its home, or a zone that is behind, if any."""
+        queues = self._router.apart(slot.queue)
+        if not queues:
             return None
         turn = self._turns[slot.worker] = self._turns.get(slot.worker, 0) + 1
-        return None if turn % 2 else shards[turn // 2 % len(shards)]
+        if turn % 2:
+            return None
+        queue = queues[turn // 2 % len(queues)]
+        return queue if queue.zone == self._zone or await self._may_help(queue, home) else None
+
+    async def _may_help(self, queue: Queue, home: Queue) -> bool:
+        """Whether a slot may claim from another zone that was behind, and its own one can spare it."""
+        try:
+            there, own = await all_of(queue.glance(), home.glance())
+        except BrokerUnavailable:
+            return False
+        if not zones.behind(*there):
+            self._router.note_ahead(queue)
+            return False
+        return not (there.slots and zones.behind(*own))
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See Broker. It is what waits at the slots' home shards: a call for each, all at once."""
@@ -270,7 +272,7 @@ class RedisBroker:
             await idle_at.unlisten(slot.worker)
             return
         sleeping = asyncio.ensure_future(home.wakeups.sleep(slot.worker, until))
-        helping = asyncio.ensure_future(self._look_around(slot, home)) if self._shards > 1 else None
+        helping = None if self._router.alone else asyncio.ensure_future(self._look_around(slot, home))
         try:
             await asyncio.wait({sleeping, helping} if helping else {sleeping}, return_when=asyncio.FIRST_COMPLETED)
             if sleeping.done():
@@ -289,16 +291,17 @@ class RedisBroker:
         """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
-        waited = self._waited.get((lease.slot.queue, lease.fence)) or [0.0] * len(items)
-        settled = await hand_in(*self._queue_of(lease), lease, items, waited)
-        self._waited.pop((lease.slot.queue, lease.fence), None)
+        queue, fence = self._queue_of(lease)
+        waited = self._waited.get((queue, lease.fence)) or [0.0] * len(items)
+        settled = await hand_in(queue, fence, lease, items, waited)
+        self._waited.pop((queue, lease.fence), None)
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""
         queue, fence = self._queue_of(lease)
         again = await queue.release(fence, failure, (self._rng(), self._rng()))
-        self._waited.pop((lease.slot.queue, lease.fence), None)
+        self._waited.pop((queue, lease.fence), None)
         if again and failure is not None:
             self._counters.retries[failure.cause.value] += again
         return again is not None
@@ -323,7 +326,7 @@ class RedisBroker:
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
-        await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in list(self._every)))
         self._router.forget([(tenant, id)])
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
@@ -337,18 +340,26 @@ class RedisBroker:
 
     async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
-        states = await all_of(*(queue.state(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
-        return next((state for state in states if state is not None), None)
+        return await self._found(tenant, id, lambda queue, key: queue.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        found = await all_of(*(queue.outcome(wire.key_of(tenant, id)) for queue in self._router.where((tenant, id))))
+        return await self._found(tenant, id, lambda queue, key: queue.outcome(key))
+
+    async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
+        """Answer of the queue that knows an entry: one that it went to before or, as its id may be another's now, any."""
+        key, queues = wire.key_of(tenant, id), self._router.where((tenant, id))
+        found = await all_of(*(ask(queue, key) for queue in queues))
+        if len(queues) < len(self._every) and not any(found):
+            found = await all_of(*(ask(queue, key) for queue in list(self._every)))
         return next((one for one in found if one is not None), None)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
         await self._router.count(wait=True)
-        if not self._has_queue(worker.queue):
+        if self._zone:
+            worker = replace(worker, zone=self._zone)
+        if not self._queues.has(worker.queue):
             await self._registry.record(worker)
             return
         before = self._router.move(worker)
@@ -362,9 +373,8 @@ class RedisBroker:
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker. The queues that they claim from are known from then on."""
-        workers = await self._registry.workers()
-        for name in {worker.queue for worker in workers}:
-            self._has_queue(name)
+        workers, queues = await self._registry.look(self._queues.in_own_zone)
+        self._router.learn(workers, queues)
         return workers
 
     async def depths(self) -> Sequence[TierDepth]:
@@ -375,29 +385,29 @@ class RedisBroker:
                 known, longest = sums.get((queue.name, tier), (0, 0.0))
                 sums[queue.name, tier] = known + depth, max(longest, waited)
         return [
-            TierDepth(model, tier, depth, oldest, version)
+            TierDepth(model, tier, depth, oldest, version, name_and_zone(name)[1])
             for (name, tier), (depth, oldest) in sums.items()
             for model, version in [model_and_version(name)]
         ]
 
     async def loads(self) -> Mapping[str, Load]:
-        """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
+        """See Broker. Of several shards and zones: their sums, and the costs of the shards that have seen most batches."""
         found: dict[str, list[Load]] = {}
         for queue, look in await self._look():
-            found.setdefault(queue.name, []).append(look.load)
-        return {model: together(loads) for model, loads in found.items()}
+            found.setdefault(name_and_zone(queue.name)[0], []).append(look.load)
+        return {name: together(loads) for name, loads in found.items()}
 
     async def reap(self) -> float:
         """See Broker."""
         self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
-        await all_of(*(self._reap(queue) for queue in due))
+        await all_of(self._queues.look(), *(self._reap(queue) for queue in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""
-        known = [entry for entry in entries if self._has_queue(entry.queue)]
+        known = [entry for entry in entries if self._queues.has(entry.queue)]
         answers = iter(await self.enqueue(known) if known else ())
         return [next(answers) if entry.queue in self._queues else failures.not_here(entry.model) for entry in entries]
 
@@ -421,15 +431,20 @@ class RedisBroker:
         again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
             doubt = _Doubt(queue, f"{self._connection.process}:{next(self._numbers)}")
+        there = slot
+        if queue.zone != self._zone:
+            there, policy = replace(slot, zone=queue.zone), zones.HELP
         try:
-            claimed = await queue.claim(slot, policy, doubt.token, guest)
+            claimed = await queue.claim(there, policy, doubt.token, guest)
         except BrokerUnavailable:
             if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
                 self._doubts[slot] = doubt
             raise
         if isinstance(claimed, NoWork):
             return claimed
-        self._waited[slot.queue, claimed.lease.fence] = claimed.waited
+        if there.zone is not None:
+            self._counters.zone_help[slot.model, there.zone] += 1
+        self._waited[queue, claimed.lease.fence] = claimed.waited
         if len(self._waited) > RUNNING:
             del self._waited[next(iter(self._waited))]
         if claimed.unreadable:
@@ -438,7 +453,7 @@ class RedisBroker:
 
     async def _help(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim for a slot whose home is another queue: it waits for no wake-up here."""
-        for queue in self._queues[slot.queue]:
+        for queue in self._queues.everywhere(slot.queue):
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
                 return claimed
@@ -455,9 +470,11 @@ class RedisBroker:
         return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
-        """Return when another shard is behind, and remember it for the next claim."""
+        """Return when another shard, or another zone, is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
         others = self._router.others(home)
+        if not others:
+            await asyncio.Event().wait()
         start, pause = int(self._rng() * len(others)), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
@@ -466,9 +483,10 @@ class RedisBroker:
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
-                depth, slots = await queue.glance()
-                if sharding.behind(depth, slots, slot.max_batch):
+                if self._router.may_help(queue, await queue.glance(), slot.max_batch):
                     self._hints[slot] = queue
+                    if queue.zone != self._zone:
+                        self._router.note_behind(queue)
                     return
 
     async def _look(self) -> list[tuple[Queue, Look]]:
@@ -477,4 +495,5 @@ class RedisBroker:
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
-        return self._queues[lease.slot.queue][shard], fence
+        zone = self._zone if lease.slot.zone is None else lease.slot.zone
+        return self._queues[in_zone(lease.slot.queue, zone)][shard], fence

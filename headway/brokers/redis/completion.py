@@ -22,20 +22,22 @@ from headway.model import Entry, ItemResult, Lease, Octets, Value
 log = structlog.get_logger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Most bytes of the outputs that one completion carries."""
+"""Most bytes of the outputs that the replies of one batch carry; outputs that are stored apart are not among them."""
 PART_BYTES = 8 << 20
 """Bytes of outputs that one step carries. A larger output goes in a step of its own."""
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
 
-def fitting(entries: Sequence[Entry], items: Sequence[ItemResult], most: int = MOST_BYTES) -> Sequence[ItemResult]:
-    """Cut the outputs of a batch to the bytes that a completion may carry; the other outputs become failures.
+def fitting(
+    entries: Sequence[Entry], items: Sequence[ItemResult], apart: Collection[int] = (), most: int = MOST_BYTES
+) -> Sequence[ItemResult]:
+    """Cut the outputs of a batch to the bytes that its replies may carry; the other outputs become failures.
 
-    Tenants share the bytes, and each one's smallest outputs come first.
+    Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` take none of them.
     """
     if 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
         return items
-    sizes = [_bytes(item.output) for item in items]
+    sizes = [0 if position in apart else _bytes(item.output) for position, item in enumerate(items)]
     if sum(sizes) <= most:
         return items
     used: dict[str, int] = {}
@@ -65,6 +67,7 @@ class Outcomes:
         head: what precedes the reply of a single entry where that is kept or told to others.
         shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, the number of its
             gateway among `runs`, from 1, and where its reply begins and ends there, as Lua counts.
+        version: version of the model that ran them.
         bad: positions of items that failed, and the packed failures.
         apart: kind and token of each output that is stored apart, by position.
     """
@@ -73,6 +76,7 @@ class Outcomes:
     runs: dict[str, bytes]
     head: bytes
     shared: Sequence[tuple[int, int, int, int, int, int]]
+    version: str
     bad: Sequence[tuple[int, bytes]]
     apart: Mapping[int, str]
 
@@ -117,14 +121,14 @@ def pack(
             worths[position] = wire.worth(failure), weight(item.output)
     if not worths:
         packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
-        return Outcomes(positions, packed, b"", (), bad, apart)
+        return Outcomes(positions, packed, b"", (), version, bad, apart)
     packed, shared = {}, []
     for number, (gateway, replies) in enumerate(runs.items(), 1):
         packed[gateway], spans = wire.pack_run(worker, replies)
         for reply, (begin, end) in zip(replies, spans, strict=True):
             if reply.position in worths:
                 shared.append((reply.position, *worths[reply.position], number, begin + 1, end))
-    return Outcomes(positions, packed, wire.head_of_one(worker), shared, bad, apart)
+    return Outcomes(positions, packed, wire.head_of_one(worker), shared, version, bad, apart)
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:

@@ -231,9 +231,9 @@ class RedisConnection:
         )
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
 
-    async def entries(self, key: str, start: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """First entries of a stream from an id on, at most `count`. Raises BrokerUnavailable."""
-        found = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, "+", "COUNT", count))
+    async def entries(self, key: str, start: bytes, count: int, last: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """First entries of a stream from an id on up to the `last`, at most `count`. Raises BrokerUnavailable."""
+        found = await self._ask(lambda: self._calls.call(key, "XRANGE", key, start, last, "COUNT", count))
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found]
 
     @property

@@ -15,7 +15,7 @@ from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
-from headway.model import DeadLetter, Value, model_and_version
+from headway.model import DeadLetter, Value, in_zone, model_and_version
 
 log = structlog.get_logger(__name__)
 
@@ -29,12 +29,13 @@ class RedisDeadLetters:
         connection: connection to the server.
         models: names of the queues, to which others may be added.
         shards: queues that each model is split into.
+        zone: zone of the process; empty for none.
     """
 
-    def __init__(self, connection: RedisConnection, models: Collection[str], shards: int = 1) -> None:
+    def __init__(self, connection: RedisConnection, models: Collection[str], shards: int = 1, zone: str = "") -> None:
         self._connection = connection
         self._models = models
-        self._shards = shards
+        self._shards, self._zone = shards, zone
         self._values = LargeValues(connection, math.inf)
 
     @property
@@ -47,7 +48,8 @@ class RedisDeadLetters:
         """See DeadLetters."""
         failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
         entry = letter.entry
-        name = next((name for name in (entry.queue, entry.model) if name in self._models), next(iter(self._models)))
+        names = (in_zone(entry.queue, self._zone), entry.queue, entry.model)
+        name = next((name for name in names if name in self._models), next(iter(self._models)))
         key = wire.prefix_of(self._connection.prefix, name, 0)
         packed = pack_letter(letter.died_at, letter.attempts, failure, entry_wire.pack_entry(entry))
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)

@@ -24,20 +24,35 @@ async def hand_in(
     Raises:
         BrokerUnavailable: no answer in time; some of it may have been told.
     """
-    items, delivered = fitting(lease.entries, items), 0
-    large = queue.large_outputs(items)
+    large, delivered = queue.large_outputs(items), 0
     lonely = {position for position in large if not lease.entries[position].dedup_keys}
+    items = fitting(lease.entries, items, lonely)
     *ahead, last = parts(items, large)
     for positions in ahead:
-        apart = await queue.bring_outputs(items, [one for one in positions if one in lonely])
+        items, apart = await _bring(queue, lease, items, positions, lonely)
         answered = await queue.deliver(fence, pack(lease, items, waited, positions, apart))
         if answered is None:
             last = []  # The lease has ended, as the completion will say.
             break
         delivered += answered
-    apart = await queue.bring_outputs(items, [one for one in last if one in lonely])
+    items, apart = await _bring(queue, lease, items, last, lonely)
     settled = await queue.complete(fence, pack(lease, items, waited, last, apart))
     if delivered:
         departed = max(settled.departed - delivered, 0)
         settled = Completion(settled.answered + delivered, departed, settled.fenced)
     return settled
+
+
+async def _bring(
+    queue: Queue, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], lonely: set[int]
+) -> tuple[Sequence[ItemResult], dict[int, str]]:
+    """Store apart the outputs of some entries. Returns the items, and kind and token of each output that is stored, by position.
+
+    An output that the server has no room for goes in its reply, if that has, and is no longer `lonely`.
+    """
+    wanted = [position for position in positions if position in lonely]
+    apart = await queue.bring_outputs(items, wanted)
+    if len(apart) < len(wanted):
+        lonely.difference_update(position for position in wanted if position not in apart)
+        items = fitting(lease.entries, items, lonely)
+    return items, apart

@@ -9,11 +9,11 @@ from headway.core.slot_factors import FACTORS, USUAL, paces
 
 
 def together(loads: Sequence[Load]) -> Load:
-    """Load of all shards: their sums, and the costs of the shard that has seen most batches."""
+    """Load of all shards: their sums, and the costs of the shard that has seen most batches, or the largest."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Where all are alike they are not counted.
-    known = max(loads, key=lambda load: load.departures)
+    known = max(loads, key=lambda load: (load.departures, load.largest))
     rate = sum(load.rate for load in loads)
     return Load(
         rate=rate,

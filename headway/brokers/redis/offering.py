@@ -1,7 +1,7 @@
 """Offers of entries: each to its queue, and on to another queue of its model where it has something in common with others.
 
 An idempotency key, a task and an id that a client has chosen belong to the model. So a queue that is offered one looks
-whether another version's queue of the model knows it, in the same step, and names that one.
+whether the queue of another version or zone of the model knows it, in the same step, and names that one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 async def offer(
-    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str], Queue]
+    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
 ) -> list[Failure | None]:
     """Offer entries whose queues there are. Returns the verdicts in order, None for an admitted one.
 
     Arguments:
         entries: entries to offer.
         router: router that deals them out.
-        beside: returns the queue of another version of the same model and shard.
+        beside: returns the queue of another version or zone of the same model and shard.
     """
     result: list[Failure | None] = [None] * len(entries)
     offered = list(entries)
@@ -41,7 +41,7 @@ async def offer(
         moved: dict[int, Queue] = {}
         for position, queue, verdict in await _verdicts(offered, queues):
             if isinstance(verdict, Moved):
-                moved[position] = beside(queue, verdict.version)
+                moved[position] = beside(queue, verdict.version, verdict.zone)
                 offered[position] = _without_identical(entries[position])
                 router.place(entries[position], moved[position])
             else:
@@ -57,7 +57,7 @@ async def offer(
 
 
 def _without_identical(entry: Entry) -> Entry:
-    """The entry without what it has in common with identical requests: they get the answers of one version."""
+    """The entry without what it has in common with identical requests: they get the answers of one queue."""
     kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
     return replace(entry, dedup_keys=kept)
 

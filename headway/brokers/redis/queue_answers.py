@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.core.departure import Load
 from headway.model import Failure, Lease
@@ -20,13 +21,30 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Verdict on an entry that has something in common with another, which is in the queue of another version."""
+    """Verdict on an entry that has something in common with another, which is in the queue of another version or zone."""
 
     version: str
+    zone: str
 
 
 Verdict = Failure | Moved | None
 """Verdict of a queue on an entry: None for an admitted one."""
+
+
+class QueueGlance(NamedTuple):
+    """Short look at a queue, for slots that are at home elsewhere.
+
+    Attributes:
+        depth: size of what waits.
+        slots: slots at home.
+        waited: seconds for which the oldest fresh entry has waited; 0 without one.
+        batch_seconds: expected run time in seconds of a full batch; 0 while that is not known.
+    """
+
+    depth: int
+    slots: int
+    waited: float
+    batch_seconds: float
 
 
 @dataclass(slots=True)

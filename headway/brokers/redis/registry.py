@@ -1,8 +1,8 @@
-"""The registry of workers: one list for all queues."""
+"""The registry of workers: one list for all queues, and one of the queues in zones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
@@ -27,7 +27,11 @@ class Registry:
             "register", self._key, self._connection.clock_text(), worker.worker_id, wire.encode(worker)
         )
 
-    async def workers(self) -> Sequence[WorkerInfo]:
-        """Recent workers, each with the status to believe now."""
-        now, packed = await self._connection.call("workers", self._key, self._connection.clock_text())
-        return [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
+    async def look(self, own: Iterable[str] = ()) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
+        """Recent workers, each with the status to believe now; and names of the queues in zones that there have been.
+
+        `own`: names of the queues in the zone of this process, which others hear of from then on.
+        """
+        now, packed, queues = await self._connection.call("workers", self._key, self._connection.clock_text(), *own)
+        workers = [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
+        return workers, [name.decode() for name in queues]

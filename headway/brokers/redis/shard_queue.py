@@ -17,7 +17,7 @@ from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of
-from headway.brokers.redis.queue_answers import Granted, Look, Moved, Verdict
+from headway.brokers.redis.queue_answers import Granted, Look, Moved, QueueGlance, Verdict
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.receipts import NOTHING_READ, Receipt, Receipts
 from headway.brokers.redis.wakeups import Wakeups
@@ -44,7 +44,10 @@ from headway.model import (
     Value,
     WorkerInfo,
     WorkerStatus,
+    in_zone,
     model_and_version,
+    name_and_zone,
+    queue_name,
 )
 
 SHARDS = 256
@@ -65,7 +68,7 @@ class Queue:
 
     Arguments:
         connection: connection to the server.
-        name: name of the queue, which is that of the model unless it is for one version.
+        name: name of the queue, which is that of the model unless it is for one version, or in a zone.
         shard: number of the shard.
         limits: bounds of the queue.
         lease_seconds: seconds for which a lease lasts.
@@ -77,6 +80,7 @@ class Queue:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: number of times that it was lost.
         model: name of the model.
+        zone: zone of the queue; empty: that of processes without one.
         headway: seconds between departures, below 0 when the policy does not space them.
         in_use: shards that the queue's load is spread over now.
         spread: shards that the tenants of the model are spread over now.
@@ -95,7 +99,7 @@ class Queue:
         values: LargeValues,
     ) -> None:
         self.connection = connection
-        self.name, self.model = name, model_and_version(name)[0]
+        self.name, self.model, self.zone = name, model_and_version(name)[0], name_and_zone(name)[1]
         self.shard = shard
         self.born = 0.0
         self.losses = 0
@@ -168,7 +172,7 @@ class Queue:
             if why == RefusalCode.UNDIGESTED:
                 undigested.append(position)
             elif why == RefusalCode.MOVED:
-                result[position] = Moved(wire.version_of(wait))
+                result[position] = Moved(*wire.version_and_zone(wait))
             else:
                 result[position] = _refusal(entries[position], why, float(wait))
         if undigested:
@@ -251,6 +255,7 @@ class Queue:
         keeps = not outcomes.shared or not self.connection.memory_pressure
         apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
         arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
+        arguments.append(outcomes.version)
         for one in outcomes.shared:
             arguments += one
         for position, failure in outcomes.bad:
@@ -312,10 +317,15 @@ class Queue:
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
         return Look(wire.read_load(load)[2], waits)
 
-    async def glance(self) -> tuple[int, int]:
-        """Depth of the queue, and number of slots at home."""
-        depth, slots = await self._call("glance")
-        return depth, slots
+    async def glance(self) -> QueueGlance:
+        """Look at the queue from elsewhere."""
+        depth, slots, seconds = await self._call("glance")
+        return QueueGlance(depth, slots, *wire.read_numbers(seconds))
+
+    async def siblings(self) -> Sequence[str]:
+        """Names of the model's queues in which something may be known. Only the queue for any version, in no zone, lists them."""
+        found = map(wire.version_and_zone, await self._call("siblings"))
+        return [in_zone(queue_name(self.model, version), zone) for version, zone in found]
 
     async def contender(self, model: str) -> Contender:
         """Contender for a GPU, for what waits in the queue."""

@@ -1,7 +1,7 @@
 """Shards of a model's load: the home of each slot, and the queue of each entry.
 
 Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers
-agree without asking one another.
+agree without asking one another. Each zone is counted by itself, as it has queues of its own.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from headway.brokers.redis.queue_answers import QueueGlance
+from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import Queue
 from headway.core import shards as sharding
-from headway.core.queue_limits import QueueLimits
+from headway.core import zones
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, WorkerInfo, WorkerStatus, model_and_version
+from headway.model import Entry, WorkerInfo, WorkerStatus, in_zone, model_and_version, name_and_zone
 
 CENSUS_AGE = 1.0
 """Seconds for which a census is good."""
@@ -31,35 +33,31 @@ class ShardRouter:
     """Router of one process: it chooses the home of each slot and the queue of each entry.
 
     Arguments:
-        queues: queues of each model, one for each shard.
-        limits: bounds of the queues.
-        every: all queues.
-        shards: queues of each model.
+        queues: queues of the process.
+        shards: queues of each model in each zone.
         registry: worker registry.
         rng: uniform in [0, 1).
     """
 
-    def __init__(
-        self,
-        queues: Mapping[str, Sequence[Queue]],
-        limits: Mapping[str, QueueLimits],
-        every: Sequence[Queue],
-        shards: int,
-        registry: Registry,
-        rng: Callable[[], float],
-    ) -> None:
+    def __init__(self, queues: QueueTable, shards: int, registry: Registry, rng: Callable[[], float]) -> None:
         self._queues = queues
-        self._limits = limits
         self._registry = registry
         self._shards = shards
-        self._every = every
         self._census: dict[str, list[str]] = {}
+        self._slots: dict[str, dict[str, int]] = {}
+        """Healthy slots by zone, of each queue that has any."""
+        self._strays: dict[str, list[Queue]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
         self._homes: dict[tuple[str, str], Queue] = {}
         self._turn = int(rng() * 1_000_003)
         self._placed: dict[_Key, Queue] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether each model has one queue, so that nothing has to be chosen."""
+        return self._shards == 1 and not self._queues.zones
 
     async def close(self) -> None:
         """Stop counting workers."""
@@ -73,7 +71,7 @@ class ShardRouter:
         The call returns at once unless `wait` is set, or the last census is too old to go by meanwhile, as after a
         rest.
         """
-        if self._shards == 1:
+        if self.alone:
             return
         loop = asyncio.get_running_loop()
         age = loop.time() - self._counted_at
@@ -95,37 +93,64 @@ class ShardRouter:
         return before if before is not home else None
 
     def apart(self, name: str) -> Sequence[Queue]:
-        """Shards where tenants of the model may be, and no slot of this queue is at home: other versions have more slots."""
-        spread = self._spread.get(model_and_version(name)[0], 1) if name in self._census else 0
-        return self._queues[name][self._in_use(name) : spread]
+        """Queues in which entries for the slots of a queue may be that wait for no slot at home there.
+
+        Those are shards where tenants of the model are, as other versions have more slots; and queues of zones that were
+        behind when they were last looked at.
+        """
+        own, strays = in_zone(name, self._queues.zone), self._strays.get(name, [])
+        spread = self._spread.get(model_and_version(name)[0], 1) if own in self._census else 0
+        return [*self._queues[own][self._in_use(own) : spread], *strays]
 
     def others(self, queue: Queue) -> list[Queue]:
-        """Other shards of a model."""
-        return [one for one in self._queues[queue.name] if one is not queue]
+        """Other shards of the queue of a slot that is at home here, and those in use of zones with slots of their own."""
+        name, spread = name_and_zone(queue.name)[0], self._spread.get(queue.model, 1)
+        found = [one for one in self._queues[queue.name] if one is not queue]
+        for zone in self._slots.get(name, {}):
+            if zone != queue.zone:
+                found += self._queues[in_zone(name, zone)][:spread]
+        return found
+
+    def may_help(self, queue: Queue, glance: QueueGlance, max_batch: int) -> bool:
+        """Whether a slot that is at home in another shard or zone may claim from a queue."""
+        if queue.zone == self._queues.zone:
+            return sharding.behind(glance.depth, glance.slots, max_batch)
+        return zones.behind(*glance)
 
     def deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
 
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
         """
-        if self._shards == 1:
+        if self.alone:
             return [self._queue_before(entry) or self._queues[entry.queue][0] for entry in entries]
         counts = Counter(entry.queue for entry in entries)
-        parts = {model: sharding.parts(count, self._limits[model].max_batch) for model, count in counts.items()}
+        limits = self._queues.limits
+        parts = {
+            name: sharding.parts(count, limits[model_and_version(name)[0]].max_batch) for name, count in counts.items()
+        }
         dealt = []
         for position, entry in enumerate(entries):
             queue = self._queue_before(entry)
-            if queue is None and (entry.limits or entry.dedup_keys or entry.digest):
-                queue = self._of_tenant(entry)
-            elif queue is None:
-                slots = len(self._census.get(entry.queue, []))
+            if queue is None:
                 turn = self._turn + position % parts[entry.queue]
-                shard = sharding.in_turn(turn, slots, sharding.active(self._shards, slots))
-                queue = self._queues[entry.queue][shard]
+                queue = self._in_turn(entry, self._zone_of(entry.queue, turn), turn)
             self.place(entry, queue)
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
+
+    def _zone_of(self, name: str, turn: int) -> str:
+        """Zone of entries that wait for a queue's turn: this process's while a slot is there."""
+        return zones.choose(self._queues.zone, self._slots.get(name, {}), turn)
+
+    def _in_turn(self, entry: Entry, zone: str, turn: int) -> Queue:
+        """Queue of an entry in a zone: its tenant's if it has anything in common with others, else the one whose turn it is."""
+        name = in_zone(entry.queue, zone)
+        if entry.limits or entry.dedup_keys or entry.digest:
+            return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
+        slots = len(self._census.get(name, []))
+        return self._queues[name][sharding.in_turn(turn, slots, sharding.active(self._shards, slots))]
 
     def place(self, entry: Entry, queue: Queue) -> None:
         """Remember the queue of an entry, until its end."""
@@ -141,7 +166,7 @@ class ShardRouter:
     def where(self, key: _Key) -> Sequence[Queue]:
         """Queues in which an entry may be, by (tenant, id)."""
         placed = self._placed.get(key)
-        return self._every if placed is None else [placed]
+        return self._queues.every if placed is None else [placed]
 
     def forget(self, keys: Iterable[_Key]) -> None:
         """Forget entries that have come to their end."""
@@ -152,25 +177,77 @@ class ShardRouter:
     def _in_use(self, name: str) -> int:
         return sharding.active(self._shards, len(self._census.get(name, [])))
 
-    def _of_tenant(self, entry: Entry) -> Queue:
-        """Queue of what a tenant has in common, in the same shard of all versions of a model."""
-        return self._queues[entry.queue][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
-
     def _found_home(self, worker: str, name: str) -> Queue:
-        alive = self._census.get(name, [])
-        return self._queues[name][sharding.home(worker, alive, self._in_use(name))]
+        own = in_zone(name, self._queues.zone)
+        alive = self._census.get(own, [])
+        return self._queues[own][sharding.home(worker, alive, self._in_use(own))]
 
     async def _count(self) -> None:
-        census: dict[str, list[str]] = {}
         with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
-            for worker in await self._registry.workers():
-                if worker.status is WorkerStatus.HEALTHY:
-                    census.setdefault(worker.queue, []).append(worker.worker_id)
-            self._census = census
-            slots = Counter[str]()
-            for name, workers in census.items():
-                slots[model_and_version(name)[0]] += len(workers)
-            self._spread = {model: sharding.active(self._shards, count) for model, count in slots.items()}
-            for name, queues in self._queues.items():
-                for queue in queues:
-                    queue.in_use, queue.spread = self._in_use(name), self._spread.get(queue.model, 1)
+            self.learn(*await self._registry.look(self._queues.in_own_zone))
+            if self._homes:
+                await self._look_for_strays()
+
+    def learn(self, workers: Sequence[WorkerInfo], names: Iterable[str]) -> None:
+        """Count workers, and have the queues that they claim from.
+
+        Arguments:
+            workers: the worker registry.
+            names: names of queues in zones from which others have claimed.
+        """
+        self._queues.learn(names)
+        self._queues.learn({in_zone(worker.queue, worker.zone) for worker in workers})
+        if self.alone:
+            return
+        census: dict[str, list[str]] = {}
+        for worker in workers:
+            if worker.status is WorkerStatus.HEALTHY:
+                census.setdefault(in_zone(worker.queue, worker.zone), []).append(worker.worker_id)
+        self._census, self._slots = census, {}
+        of_zones = Counter[tuple[str, str]]()
+        for name, there in census.items():
+            plain, zone = name_and_zone(name)
+            self._slots.setdefault(plain, {})[zone] = len(there)
+            of_zones[model_and_version(name)[0], zone] += len(there)
+        self._spread = {}
+        for (model, _), count in of_zones.items():  # As many in each zone, so that a tenant has the same shard in all.
+            self._spread[model] = max(self._spread.get(model, 1), sharding.active(self._shards, count))
+        for name, queues in self._queues.items():
+            in_use = self._parts(name)
+            for queue in queues:
+                queue.in_use, queue.spread = in_use, self._spread.get(queue.model, 1)
+
+    def _parts(self, name: str) -> int:
+        """Number of parts, as large as a shard of this queue, into which its load is split over all zones."""
+        plain, zone = name_and_zone(name)
+        slots, used = self._slots.get(plain, {}), self._in_use(name)
+        return max(1, round(used * sum(slots.values()) / slots[zone])) if zone in slots else max(used, len(slots))
+
+    async def _look_for_strays(self) -> None:
+        """Look which zones are behind, for slots here that never rest."""
+        strays: dict[str, list[Queue]] = {}
+        for name in {queue for queue, _ in self._homes}:
+            for queue in self._queues.everywhere(name):
+                if (
+                    queue.zone != self._queues.zone
+                    and self._may_hold_some(queue)
+                    and zones.behind(*await queue.glance())
+                ):
+                    strays.setdefault(name, []).append(queue)
+        self._strays = strays
+
+    def _may_hold_some(self, queue: Queue) -> bool:
+        """Whether a shard of another zone is in use, or has no slot of its zone."""
+        return queue.name not in self._census or queue.shard < self._spread.get(queue.model, 1)
+
+    def note_behind(self, queue: Queue) -> None:
+        """Note that another zone is behind, so that all slots here help at every second claim."""
+        strays = self._strays.setdefault(name_and_zone(queue.name)[0], [])
+        if queue not in strays:
+            strays.append(queue)
+
+    def note_ahead(self, queue: Queue) -> None:
+        """Note that another zone needs no help any more."""
+        strays = self._strays.get(name_and_zone(queue.name)[0], [])
+        if queue in strays:
+            strays.remove(queue)

@@ -31,9 +31,12 @@ from headway.model import (
     ProcessInfo,
     Reply,
     WorkerInfo,
+    in_zone,
     model_and_version,
+    name_and_zone,
+    queue_name,
 )
-from headway.model.board import Notice
+from headway.model.board import Notice, ScalingChange
 
 T = TypeVar("T")
 
@@ -121,6 +124,7 @@ _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 _notice = msgspec.msgpack.Decoder(Notice)
+_scaling_change = msgspec.msgpack.Decoder(ScalingChange)
 encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
@@ -149,17 +153,18 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 def prefix_of(prefix: str, queue: str, shard: int) -> str:
     """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common."""
     model, version = model_and_version(queue)
-    return f"{prefix}:{{{model}:{shard}}}{_ending(version)}"
+    return f"{prefix}:{{{model}:{shard}}}{_ending(version, name_and_zone(queue)[1])}"
 
 
-def _ending(version: str) -> str:
-    """End of the prefix of a version's queue, which has no colon but the last. No version has a percent sign."""
-    return f"@{version.replace(':', '%')}:" if version else ":"
+def _ending(version: str, zone: str) -> str:
+    """End of the prefix of a queue, which has no colon but the last. No version has a percent sign, and no zone a colon."""
+    return in_zone(queue_name("", version.replace(":", "%")), zone) + ":"
 
 
-def version_of(ending: bytes) -> str:
-    """Version of the queue of whose prefix this is the end."""
-    return ending.decode().strip("@:").replace("%", ":")
+def version_and_zone(ending: bytes) -> tuple[str, str]:
+    """Version and zone of the queue of whose prefix this is the end."""
+    name, zone = name_and_zone(ending.decode()[:-1])
+    return name[1:].replace("%", ":"), zone
 
 
 def worth(failure: Failure | None) -> int:
@@ -366,6 +371,11 @@ def read_capacity(packed: bytes) -> Capacity:
 def read_notice(packed: bytes) -> Notice:
     """Read a notice of the departure board."""
     return _notice.decode(packed)
+
+
+def read_scaling_change(packed: bytes) -> ScalingChange:
+    """Read a decision of the autoscaler."""
+    return _scaling_change.decode(packed)
 
 
 def check_schema(schema: int) -> None:

@@ -269,6 +269,8 @@ class FastPathConnection(Connection):
         if self.phase == ASKED:
             self._abandon()
             self._end_handoff()
+        elif self.phase == BODY and self.request is not None:
+            self.inference.trace_refused(self.request.options, SHOWN + self.id, error, self.since)
         self.request = None
         self.pieces.clear()
         super().reject(error, tier)
@@ -344,14 +346,13 @@ class FastPathConnection(Connection):
         """Start on a request that came whole, under the remembered head."""
         inference = self.inference
         self.id = request.id or inference.new_id()
-        codec = self.codec = request.codec
-        self.encode_error = codec.encode_error
+        self.codec, self.encode_error = request.codec, request.codec.encode_error
         try:
             principal = self.known
             if (found := inference.identify(request.authorization)) is not principal:
                 principal = self._belong(found, request.authorization)
         except RequestError as exc:
-            self._deny(exc)
+            self._deny(request, exc)
         else:
             self.request = request
             self.principal = principal
@@ -404,7 +405,7 @@ class FastPathConnection(Connection):
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
-        text: Value
+        text: Value | list[Value]
         exchange = None
         try:
             if request.read is not None:
@@ -419,28 +420,25 @@ class FastPathConnection(Connection):
         except RequestError as exc:
             over = self._charge()
             if over is None:
-                self._deny(exc, self.inference.tiers[self.principal.tier])
+                self._deny(request, exc, self.inference.tiers[self.principal.tier])
             else:
-                self._deny(over, None)
+                self._deny(request, over, None)
             return
         self.phase = ASKED
         inference, principal, options = self.inference, self.principal, request.options
         if exchange is not None:
             self.exchange = exchange
-            model, parameters, options = exchange.model, exchange.parameters, exchange.options
-            if isinstance(exchange.input, list):
-                self._ask_many(exchange, exchange.input)
-                return
-            text = exchange.input
+            model, text, parameters, options = exchange.model, exchange.input, exchange.parameters, exchange.options
+        model = model or inference.kinds.default
+        self.principal = principal.asking(model) if principal.of_models else principal
+        if isinstance(text, list):
+            asked = options, model, text, parameters
+            self.fan_out = FanOut(inference.intake, principal, self.id, *asked, self._answer_many)
+            self.fan_out.start()
+            return
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        inference.submit(self, principal, self.id, options, model or inference.kinds.default, text, parameters)
-
-    def _ask_many(self, exchange: Exchange, inputs: list[Value]) -> None:
-        inference, model = self.inference, exchange.model or self.inference.kinds.default
-        asked = exchange.options, model, inputs, exchange.parameters
-        self.fan_out = FanOut(inference.intake, self.principal, self.id, *asked, self._answer_many)
-        self.fan_out.start()
+        inference.submit(self, principal, self.id, options, model, text, parameters)
 
     def _answer_many(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
@@ -487,8 +485,9 @@ class FastPathConnection(Connection):
         if self.buffer:
             self.advance()
 
-    def _deny(self, error: RequestError, tier: str | None = "none") -> None:
+    def _deny(self, request: InferenceHead, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error to a request that was read to its end; see `refuse`."""
+        self.inference.trace_refused(request.options, SHOWN + self.id, error, monotonic())
         self.request = None
         self.write_error(error.code, error.message, error.retry_after, error.reason)
         self.context.refused(error, tier)

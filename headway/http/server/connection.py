@@ -39,7 +39,7 @@ from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, Told, past_blank, read_head, suspect, too_long
 from headway.http.server.read_turns import HANDFUL
-from headway.http.server.unread_answers import Unread
+from headway.http.server.unread_answers import Unread, bound
 
 log = structlog.get_logger(__name__)
 
@@ -202,7 +202,7 @@ class Connection(HttpToolsProtocol):
             return
         state = self.scope["state"]
         state["request_id"] = shown = SHOWN + self.id
-        state["shut"], state["cut"] = self.context.shut, self.shutdown
+        state["shut"], state["cut"], state["stream"] = self.context.shut, self.shutdown, self.begin_stream
         state["encode_error"] = self.encode_error
         self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
         self.cycle.keep_alive = head.keep and not self.context.closing
@@ -272,6 +272,7 @@ class Connection(HttpToolsProtocol):
     def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
         """Answer an error to a request whose body has not been read; keep the connection if the rest is short. The
         refusal is counted under a tier; None: it has been counted."""
+        self.context.trace_head(head, SHOWN + self.id, error, self.since)  # Since its head has come.
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
             self.reject(error, tier)
             return
@@ -368,6 +369,10 @@ class Connection(HttpToolsProtocol):
         """Let the answer in hand be the last, as the listener is closing."""
         if self.phase == APP:
             self.cycle.keep_alive = False
+
+    def begin_stream(self) -> None:
+        """Note that the answer goes on for as long as its client takes it."""
+        bound(self.transport)
 
     def shutdown(self) -> None:
         """Close at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from email.utils import formatdate
+from time import monotonic
 from typing import Literal, Protocol
 
 import structlog
@@ -19,6 +20,7 @@ from headway.errors import INTERNAL, RequestError
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.http.error_responses import UNFORESEEN, refusal
 from headway.http.inference.exchange import JSON, CodecContext
@@ -27,7 +29,7 @@ from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
-from headway.http.server.head import OtherProtocol
+from headway.http.server.head import Head, OtherProtocol
 from headway.http.server.large_bodies import LARGE, LargeBodies
 from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
@@ -137,6 +139,28 @@ class _Shelter:
                 await answer(scope, receive, send)
 
 
+class _Traced:
+    """Recorder of the errors with which ordinary routes answer requests that name a span."""
+
+    def __init__(self, app: ASGIApp, traces: RefusalTraces) -> None:
+        self._app, self._traces = app, traces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = {name: value for name, value in scope.get("headers", ()) if name in (b"traceparent", b"tracestate")}
+        if not fields:
+            await self._app(scope, receive, send)
+            return
+        begun = monotonic()
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and (status := message["status"]) >= 400:
+                id = scope["state"]["request_id"]
+                self._traces.answered(scope["method"], scope["path"], fields, id, status, begun)
+            await send(message)
+
+        await self._app(scope, receive, watched)
+
+
 class ConnectionContext:
     """Context shared by a listener's connections.
 
@@ -232,6 +256,9 @@ class ConnectionContext:
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier, ""] += 1
 
+    def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
+        """Record the span of a request that is refused after its head, if traces are recorded here."""
+
 
 class InferenceContext(ConnectionContext):
     """Context of a listener with inference routes.
@@ -243,6 +270,7 @@ class InferenceContext(ConnectionContext):
         counters: counters of refusals.
         intake: the gateway.
         identity: identity that knows the principals.
+        refusal_traces: traces of refused requests; None where none are recorded.
     """
 
     label = "public"
@@ -256,9 +284,11 @@ class InferenceContext(ConnectionContext):
         counters: Counters,
         intake: Intake,
         identity: Identity,
+        refusal_traces: RefusalTraces | None = None,
     ) -> None:
         self.opening = self.bare_opening = b""
-        super().__init__(app, settings, new_id, counters)
+        super().__init__(app if refusal_traces is None else _Traced(app, refusal_traces), settings, new_id, counters)
+        self.refusal_traces = refusal_traces
         self.intake = intake
         self.submit = intake.submit
         self.identify = identity.identify
@@ -272,6 +302,19 @@ class InferenceContext(ConnectionContext):
         self.kinds = intake.kinds
         self.version = settings.model_version
         self.tiers = settings.tier_names
+
+    def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
+        """Record the span of a request that is refused after its head."""
+        traces = self.refusal_traces
+        if traces is not None:
+            found = self.routes.find(head.target) if head.method == b"POST" else None
+            way = found[0].way if found is not None else head.method.decode()
+            traces.refused(way, head.single, id, error, begun)
+
+    def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
+        """Record the span of a request whose head was good, and that is refused."""
+        if self.refusal_traces is not None:
+            self.refusal_traces.refused_below(options.trace, options.way, id, error, begun)
 
     def refresh(self) -> None:
         """Bring the Date header up to date, also in the prepared beginning of an answer."""

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from headway.config import Settings
 from headway.errors import BadRequest
+from headway.gateway.refusal_traces import RefusalTraces
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
@@ -80,6 +81,7 @@ class Listener:
         new_id: NewId,
         counters: Counters,
         certificates: Certificates | None = None,
+        refusal_traces: RefusalTraces | None = None,
     ) -> Listener:
         """Listener for clients: the fast path, and `app` for all other routes."""
         return cls(
@@ -87,7 +89,7 @@ class Listener:
             settings.port,
             "",
             settings,
-            lambda: InferenceContext(app, settings, new_id, counters, intake, identity),
+            lambda: InferenceContext(app, settings, new_id, counters, intake, identity, refusal_traces),
             certificates,
         )
 

@@ -3,6 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+
+STREAM_BYTES = 64 * 1024
+"""Bytes of a stream that the kernel keeps for a client that does not take them. Left to itself it keeps megabytes, which are
+hours of a quiet stream."""
+STREAM_SILENCE = 30.0
+"""Seconds after which a stream ends whose client acknowledges nothing, as its host or its network is gone."""
+
+
+def bound(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel notice soon that the client of a stream takes nothing."""
+    connected = transport.get_extra_info("socket")
+    if connected is None:
+        return
+    with contextlib.suppress(OSError):  # It has just been closed, or is no TCP socket.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STREAM_SILENCE * 1000))
 
 
 class Unread:

@@ -218,6 +218,7 @@ class ApiKeyCache:
             rate=rights.rate,
             burst=rights.burst,
             models=rights.models,
+            model_limits=rights.model_limits,
         )
 
     # What has changed.

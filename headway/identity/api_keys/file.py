@@ -12,6 +12,7 @@
     created_at = 2026-11-01T12:00:00Z
     expires_at = 2027-02-01T12:00:00Z
     replaces = "…"           # id of the key that it was made to replace
+    model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the limit of all; burst may be left out
 
 All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a
 whole: comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one;
@@ -36,14 +37,20 @@ import msgspec
 from headway.core.key_rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
-from headway.model import ApiKey
+from headway.identity.model_limits import check_model_limit
+from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark
 from headway.runtime.folder_lock import locked
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at and replaces."
+_MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at, replaces and model_limits."
 
 _Stamp = tuple[int, int, int]
+
+
+class _ModelRow(msgspec.Struct, forbid_unknown_fields=True):
+    rate: float
+    burst: float | None = None
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +65,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
     created_at: float | datetime = 0.0
     expires_at: float | datetime | None = None
     replaces: str = ""
+    model_limits: dict[str, _ModelRow] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -241,10 +249,19 @@ def _written(keys: Sequence[ApiKey]) -> str:
             "created_at": _instant(key.created_at),
             "expires_at": None if key.expires_at is None else _instant(key.expires_at),
             "replaces": _text(key.replaces) if key.replaces else None,
+            "model_limits": _model_limits(key.model_limits) if key.model_limits else None,
         }
         lines = [f"{name} = {value}\n" for name, value in fields.items() if value is not None]
         parts.append("".join(["[[keys]]\n", *lines]))
     return "\n".join(parts)
+
+
+def _model_limits(limits: Sequence[ModelLimit]) -> str:
+    tables = []
+    for limit in limits:
+        burst = "" if limit.burst is None else f", burst = {limit.burst!r}"
+        tables.append(f"{_text(limit.model)} = {{rate = {limit.rate!r}{burst}}}")
+    return f"{{{', '.join(tables)}}}"
 
 
 def _text(text: str) -> str:
@@ -306,6 +323,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
     for model in found.models:
         if not model or len(model) > 128 or not model.isprintable():
             raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
+    limits = [ModelLimit(model, row.rate, row.burst) for model, row in found.model_limits.items()]
     return ApiKey(
         id=found.id,
         digest=bytes.fromhex(found.sha256),
@@ -318,6 +336,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
         created_at=_seconds(where, "created_at", found.created_at),
         expires_at=None if found.expires_at is None else _seconds(where, "expires_at", found.expires_at),
         replaces=found.replaces,
+        model_limits=tuple(check_model_limit(f"{where}.model_limits", limit, found.models) for limit in limits),
     )
 
 

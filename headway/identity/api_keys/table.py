@@ -16,7 +16,7 @@ from math import inf
 
 import msgspec
 
-from headway.model import ApiKey
+from headway.model import ApiKey, ModelLimit
 
 BUCKETS = 1024
 _READINGS = 256
@@ -33,6 +33,7 @@ class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
     models: tuple[str, ...]
     rate: float | None
     burst: float | None
+    model_limits: tuple[ModelLimit, ...] = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,7 +43,7 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 def pack(key: ApiKey, reading: int = 0) -> bytes:
     """Pack a key. Bytes of earlier ends, none before 1970, compare as less."""
     ends = inf if key.expires_at is None else key.expires_at
-    rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst)
+    rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst, key.model_limits)
     return _ENDS.pack(ends) + bytes((reading,)) + _encode(rights)
 
 

@@ -12,6 +12,7 @@
     tier_claim = "tier"
     default_tier = "free"                    # of tokens without the claim; left out: they are refused
     models_claim = "models"                  # list of the only models the caller may ask; left out: all
+    model_limits_claim = "model_limits"      # table of limits for single models: {"big": {"rate": 60, "burst": 5}}; left out: none
 
 Two issuers must not be able to name the same tenant, or one could speak for the other's. So each has a fixed tenant or
 a prefix that none of the others begins with. `shared_tenants = true`, in each of the two, says that it is meant.
@@ -54,6 +55,7 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tier_claim: str = "tier"
     default_tier: str | None = None
     models_claim: str | None = None
+    model_limits_claim: str | None = None
 
     @property
     def remote(self) -> bool:
@@ -131,7 +133,16 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
     if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
         hint = "Choose a value in that range."
         raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", hint)
-    names = ("issuer", "audience", "user_claim", "tenant", "tenant_claim", "tier_claim", "models_claim")
+    names = (
+        "issuer",
+        "audience",
+        "user_claim",
+        "tenant",
+        "tenant_claim",
+        "tier_claim",
+        "models_claim",
+        "model_limits_claim",
+    )
     for name in names:
         text = getattr(issuer, name)
         if text is not None and not printable(text):

@@ -21,14 +21,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 import jwt
+import msgspec
 import structlog
 
 from headway.config import Settings
-from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
+from headway.errors import SERVICE_OVERLOADED, RequestError, SettingError, Unauthenticated
 from headway.identity.jwt.issuers import Issuer, printable
 from headway.identity.jwt.keysets import Key, KeySet
+from headway.identity.model_limits import check_model_limit
 from headway.identity.principals import make_principal
-from headway.model import Principal
+from headway.model import ModelLimit, Principal
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +59,13 @@ class _TokenRefused(Exception):
 
 class _Expired(_TokenRefused):
     """The token was valid, and has expired."""
+
+
+class _ModelLimit(msgspec.Struct):
+    """Limit in a claim."""
+
+    rate: float
+    burst: float | None = None
 
 
 class _Known:
@@ -214,8 +223,9 @@ class Tokens:
         if tier is None or issuer.tier_claim in claims:
             tier = _name(claims, issuer.tier_claim)
         user, models = _name(claims, issuer.user_claim), _models(issuer, claims)
+        limits = _model_limits(issuer, claims)
         try:
-            return make_principal(self._settings, user, tenant, tier, models=models)
+            return make_principal(self._settings, user, tenant, tier, models=models, model_limits=limits)
         except ValueError:
             raise _TokenRefused("its tier is none of ours") from None
 
@@ -298,6 +308,20 @@ def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
     if len(models) < len(named):
         raise _TokenRefused("its claim of models holds what is no name")
     return models
+
+
+def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
+    """Limits of the user for single models. A claim that restricts must be there; one that is empty does not."""
+    if issuer.model_limits_claim is None:
+        return []
+    try:
+        found = msgspec.convert(claims.get(issuer.model_limits_claim), dict[str, _ModelLimit])
+        limits = [ModelLimit(model, one.rate, one.burst) for model, one in found.items()]
+        return [check_model_limit("model_limits", limit, ()) for limit in limits]
+    except msgspec.ValidationError:
+        raise _TokenRefused("its claim of model limits is missing, or no table of rates and bursts") from None
+    except SettingError as exc:
+        raise _TokenRefused(f"its claim of model limits will not do: {exc}") from None
 
 
 def _instant(claims: dict[str, Any], name: str) -> float:

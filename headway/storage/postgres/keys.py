@@ -37,7 +37,7 @@ LOCK = 0x4865616477617932
 _ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
 _ADD = f"""
 INSERT INTO headway_keys ({COLUMNS}, revision, changed_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, extract(epoch FROM now()))
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, extract(epoch FROM now()))
 """  # noqa: S608
 _THERE = "SELECT EXISTS (SELECT FROM headway_keys WHERE id = $1)"
 _EXPIRE = """

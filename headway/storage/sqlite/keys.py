@@ -35,7 +35,7 @@ from headway.storage.sqlite.connection_thread import MEND
 from headway.storage.sqlite.database import SqliteDatabase
 
 _ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
-_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 13)})"  # noqa: S608
+_ADD = f"INSERT INTO headway_keys ({COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 14)})"  # noqa: S608
 _THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
 _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
@@ -50,7 +50,7 @@ _AFTER = f"""
 SELECT json_group_array(json_array({_VALUES}))
 FROM ({CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?)
 """  # noqa: S608
-_Row = tuple[str, str, str, str, str, str, float | None, float | None, float, float | None, str, int, str]
+_Row = tuple[str, str, str, str, str, str, float | None, float | None, float, float | None, str, str, int, str]
 _KNOWN = "SELECT 1 FROM headway_key_changes WHERE revision = ? AND mark = ?"
 _REMOVE = """
 DELETE FROM headway_keys WHERE id IN (

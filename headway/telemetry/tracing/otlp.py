@@ -7,17 +7,16 @@ docs/decisions/0040. Field numbers are those of opentelemetry/proto/trace/v1/tra
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from headway.runtime.spans import Attribute, Attributes, Span, SpanLink
+from headway.runtime.spans import Attribute, Attributes, Span, SpanForm, SpanLink
 
 MOST_TEXT = 2048
 """Most characters of an attribute's value, and of the message of an error; the rest is cut off."""
 
-_TIMES = struct.Struct("<BQBQ")
-_FLAGS = struct.Struct("<HI")
+_END = struct.Struct("<BQBQHI")
 _LINK_FLAGS = struct.Struct("<BI")
 _DOUBLE = struct.Struct("<Bd")
 
@@ -26,6 +25,10 @@ _KNOWN, _REMOTE = 0x100, 0x200
 _STATUS_ERROR = b"\x18\x02"
 _BEGUN, _ENDED = 0x39, 0x41
 _SPAN_FLAGS, _LINK_FLAG = 0x0185, 0x35
+_ATTRIBUTE, _OF_LINK, _OF_RESOURCE = b"\x4a", b"\x22", b"\x0a"
+"""Tags of an attribute: in a span, in a link, and in the description of the process."""
+_STRING = b"\x0a"
+_MESSAGE_ID = "messaging.message.id"
 
 
 class Origin(NamedTuple):
@@ -43,35 +46,54 @@ def origin_of(attributes: Attributes, scope: str, version: str) -> Origin:
         scope: name of the recorder.
         version: version of the recorder.
     """
-    resource = _field(0x0A, b"".join(_pair(0x0A, name, value) for name, value in attributes))
-    return Origin(resource, _field(0x0A, _text(0x0A, scope) + _text(0x12, version)))
+    resource = _field(b"\x0a", b"".join(_pair(_OF_RESOURCE, name, value) for name, value in attributes))
+    return Origin(resource, _field(b"\x0a", _text(b"\x0a", scope) + _text(b"\x12", version)))
 
 
 def export_request(origin: Origin, spans: Iterable[bytes]) -> bytes:
     """Make the message that carries encoded spans."""
-    listed = b"".join([b"\x12" + _size(len(span)) + span for span in spans])
-    return _field(0x0A, origin.resource + _field(0x12, origin.scope + listed))
+    listed = b"".join([part for span in spans for part in (b"\x12", _size(len(span)), span)])
+    return _field(b"\x0a", origin.resource + _field(b"\x12", origin.scope + listed))
 
 
 def encode_span(span: Span, most_links: int) -> bytes:
     """Encode a span, with at most so many of its links; how many more there were is told."""
-    context = span.context
-    parts = [b"\x0a\x10", context.trace_id, b"\x12\x08", context.span_id]
+    context, form = span.context, span.form
+    if not form.encoded:
+        form.encoded = _encode_form(form)
+    parts = [b"\x0a\x10", context.trace_id, b"\x12\x08", context.span_id, form.encoded]
     if context.state:
-        parts.append(_text(0x1A, context.state))
+        parts.append(_text(b"\x1a", context.state))
     if span.parent:
         parts += (b"\x22\x08", span.parent)
-    parts += (_text(0x2A, span.name), b"\x30", bytes((span.kind,)), _TIMES.pack(_BEGUN, span.begun, _ENDED, span.ended))
-    parts += [_pair(0x4A, name, value) for name, value in span.attributes]
-    links = span.links if len(span.links) <= most_links else span.links[:most_links]
-    parts += [_link(link) for link in links]
-    if len(links) < len(span.links):
-        parts += (b"\x70", _size(len(span.links) - len(links)))
+    for name, value in span.attributes:
+        parts.append(_pair(_ATTRIBUTE, name, value))
+    if span.links:
+        _add_links(parts, span.links, most_links)
     if span.error is not None:
-        parts.append(_field(0x7A, _text(0x12, span.error) + _STATUS_ERROR))
-    remote = _KNOWN | _REMOTE if span.remote else _KNOWN
-    parts.append(_FLAGS.pack(_SPAN_FLAGS, context.flags | remote))
+        parts.append(_field(b"\x7a", _text(b"\x12", span.error) + _STATUS_ERROR))
+    flags = context.flags | (_KNOWN | _REMOTE if span.remote else _KNOWN)
+    parts.append(_END.pack(_BEGUN, span.begun, _ENDED, span.ended, _SPAN_FLAGS, flags))
     return b"".join(parts)
+
+
+def _encode_form(form: SpanForm) -> bytes:
+    attributes = b"".join([_pair(_ATTRIBUTE, name, value) for name, value in form.attributes])
+    return b"%b\x30%b%b" % (_text(b"\x2a", form.name), bytes((form.kind,)), attributes)
+
+
+def _add_links(parts: list[bytes], links: Sequence[SpanLink], most: int) -> None:
+    for link in links if len(links) <= most else links[:most]:
+        context = link.context
+        inner = b"".join((
+            b"\x0a\x10", context.trace_id, b"\x12\x08", context.span_id,
+            _text(b"\x1a", context.state) if context.state else b"",
+            _pair(_OF_LINK, _MESSAGE_ID, link.message) if link.message else b"",
+            _LINK_FLAGS.pack(_LINK_FLAG, context.flags | _KNOWN | _REMOTE),
+        ))  # fmt: skip
+        parts += (b"\x6a", _size(len(inner)), inner)
+    if most < len(links):
+        parts += (b"\x70", _size(len(links) - most))
 
 
 def read_partial_success(body: bytes) -> tuple[int, str]:
@@ -127,48 +149,41 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number is too long")
 
 
-def _link(link: SpanLink) -> bytes:
-    context = link.context
-    inner = b"\x0a\x10%b\x12\x08%b" % (context.trace_id, context.span_id)
-    if context.state:
-        inner += _text(0x1A, context.state)
-    if link.message:
-        inner += _pair(0x22, "messaging.message.id", link.message)
-    inner += _LINK_FLAGS.pack(_LINK_FLAG, context.flags | _KNOWN | _REMOTE)
-    return b"\x6a" + _size(len(inner)) + inner
-
-
-def _pair(tag: int, name: str, value: Attribute) -> bytes:
+def _pair(tag: bytes, name: str, value: Attribute) -> bytes:
     """Attribute as a field."""
+    key = _name(name)
     if type(value) is str:
-        content = _text(0x0A, value)
+        text = value[:MOST_TEXT].encode("utf-8", "replace")
+        length = len(text)
+        size = len(key) + length + 3
+        if size < 0x80:  # As nearly all; all three lengths are of one byte.
+            return b"".join((tag, _BYTES[size], key, _BYTES[length + 2], _STRING, _BYTES[length], text))
+        content = _STRING + _size(length) + text
     elif isinstance(value, float):
         content = _DOUBLE.pack(0x21, value)
     else:
         content = b"\x18" + _size(int(value) & 0xFFFFFFFFFFFFFFFF)
-    inner = _name(name) + _size(len(content)) + content
-    return bytes((tag,)) + _size(len(inner)) + inner
+    return _field(tag, key + _size(len(content)) + content)
 
 
 @lru_cache(maxsize=1024)
 def _name(name: str) -> bytes:
     """Name of an attribute as a field, and the tag of its value."""
-    return _text(0x0A, name) + b"\x12"
+    return _text(b"\x0a", name) + b"\x12"
 
 
-def _text(tag: int, text: str) -> bytes:
-    content = text[:MOST_TEXT].encode("utf-8", "replace")
-    return bytes((tag,)) + _size(len(content)) + content
+def _text(tag: bytes, text: str) -> bytes:
+    return _field(tag, text[:MOST_TEXT].encode("utf-8", "replace"))
 
 
-def _field(tag: int, content: bytes) -> bytes:
-    return bytes((tag,)) + _size(len(content)) + content
+def _field(tag: bytes, content: bytes) -> bytes:
+    return b"".join((tag, _size(len(content)), content))
 
 
 def _size(number: int) -> bytes:
     """Whole number as protobuf writes it, 7 bits to a byte."""
-    if number < 0x80:
-        return _BYTES[number]
+    if number < 0x4000:
+        return _BYTES[number] if number < 0x80 else bytes((number & 0x7F | 0x80, number >> 7))
     found = bytearray()
     while number >= 0x80:
         found.append(number & 0x7F | 0x80)

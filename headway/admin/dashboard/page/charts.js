@@ -81,7 +81,7 @@ export class Charts {
   label(recent, snapshot) {
     const [p50, p95, p99] = recent.latency;
     this.canvases.latency.canvas.setAttribute("aria-label", `Latency of the last 30 minutes; now P50 ${milliseconds(p50)}, P95 ${milliseconds(p95)}, P99 ${milliseconds(p99)}, promised ${milliseconds(this.promise)}`);
-    const arrivals = Object.values(recent.ended).reduce((sum, one) => sum + one, 0);
+    const arrivals = Object.values(recent.ended ?? {}).reduce((sum, one) => sum + one, 0);
     const capacity = snapshot.capacities.reduce((sum, one) => sum + one.items_per_second, 0);
     this.canvases.arrivals.canvas.setAttribute("aria-label", `Requests per second of the last 30 minutes; now ${rate(arrivals)} of a capacity of ${rate(capacity)}`);
     const waiting = snapshot.queues.reduce((sum, one) => sum + one.depth, 0);

@@ -4,14 +4,19 @@ import { Board } from "./board.js";
 import { Charts } from "./charts.js";
 import { find } from "./dom.js";
 import { recolour } from "./drawing.js";
+import { age, clock } from "./format.js";
 import { Letters } from "./letters.js";
 import { Events, batches, figures, legend, tables } from "./panels.js";
+import { Scaling } from "./scaling.js";
 import { session, showSignIn, signOut } from "./session.js";
 
 const SILENT = 4_000; // Milliseconds without an event after which the page says that it is behind.
 const AGAIN = 2_000; // Milliseconds after which a stream that was refused is tried again.
 
-const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters();
+const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters(), scaling = new Scaling();
+const RECENT = 180; // Seconds for which batches and changes are known.
+const HISTORY = 1_800; // Seconds for which a loss of the history is told.
+const NOTHING = { tiers: [], latency: [null, null, null], processes: null, refused: null, failed: {}, retries: {}, ended: null };
 let stream = null, about = null, heard = 0;
 
 const wall = (instant) => new Date(Date.now() - (board.now() - instant) * 1000);
@@ -22,10 +27,18 @@ function say(kind, text) {
   find("state").querySelector(".dot").className = `dot ${kind}`;
 }
 
+// A line between the heading and the board; none for an empty text. It is not announced, as it changes all the time.
+function note(id, text) {
+  const line = find(id);
+  line.hidden = !text;
+  if (line.textContent !== text) line.textContent = text || "";
+}
+
 function start(told) {
   about = told;
   board.clear();
   events.clear();
+  scaling.clear();
   find("who").textContent = `${told.role} ${told.id} · version ${told.version}`;
   document.title = `Headway · ${told.id}`;
   legend(told.tiers);
@@ -40,17 +53,24 @@ function take(told) {
   if (told.now) board.hear(told.now);
   if (told.away) say("bad", `The broker is out of reach: ${told.away}`);
   else say("good", "Live");
+  const lost = told.lost_at && board.now() - told.lost_at < HISTORY ? clock(wall(told.lost_at)) : "";
+  note("lost-note", lost && `The broker lost its data at ${lost}: what was before may be missing here.`);
   board.add(told.departures, told.changes);
-  events.add(told.departures, told.changes, wall);
+  events.add(told.departures, told.changes, wall, board.now() - told.lost_at < RECENT ? lost : "");
+  scaling.add(told.scalings, board.now(), wall);
   charts.add(told.rows);
+  if (told.away && told.snapshot === null) note("age-note", "Nothing is known of the fleet until the broker is back.");
   if (told.snapshot) {
+    const recent = told.recent ?? NOTHING;
+    note("age-note", told.snapshot.away && `What is shown of the fleet is ${age(told.snapshot.age_seconds)} old.`);
     board.see(told.snapshot.workers.filter((worker) => worker.status !== "offline"));
-    figures(told.recent, told.snapshot, about.promise_ms);
-    tables(told.recent, told.snapshot, about.tiers, about.promise_ms);
-    charts.label(told.recent, told.snapshot);
+    figures(recent, told.snapshot, about.promise_ms);
+    tables(recent, told.snapshot, about.tiers, about.promise_ms);
+    scaling.show(told.snapshot.scaling);
+    charts.label(recent, told.snapshot);
     charts.draw(board.now());
     batches(board, about.tiers, wall);
-    letters.see(told.snapshot.dead_letters);
+    if (!told.away) letters.see(told.snapshot.dead_letters);
   }
 }
 

@@ -8,13 +8,14 @@ const STALE = 10; // Seconds after which a capacity is no longer taken for the p
 const EVENTS = 60;
 
 const body = (id) => find(id).tBodies[0];
+const inZone = (text, one) => (one.zone ? `${text} in ${one.zone}` : text);
 
 export function legend(tiers) {
   find("legend").replaceChildren(...tiers.map((tier, index) => el("li", {}, swatch(index), tier)));
 }
 
 export function figures(recent, snapshot, promise) {
-  const sum = (found) => Object.values(found).reduce((total, one) => total + one, 0);
+  const sum = (found) => found && Object.values(found).reduce((total, one) => total + one, 0);
   const [, p95] = recent.latency;
   const healthy = snapshot.workers.filter((worker) => worker.status === "healthy").length;
   const there = snapshot.workers.filter((worker) => worker.status !== "offline").length;
@@ -39,28 +40,28 @@ export function tables(recent, snapshot, tiers, promise) {
     el("span", {}, swatch(tiers.indexOf(one.tier)), one.tier), [rate(one.answered), "n"],
     ...one.latency.map((value, index) => [milliseconds(value), index === 1 && value !== null && value * 1000 > promise ? "n bad" : "n"]),
   ), (one) => one.tier);
-  const models = [...new Set([...snapshot.capacities.map((one) => one.model), ...Object.keys(recent.ended)])].filter(Boolean).sort();
+  const models = [...new Set([...snapshot.capacities.map((one) => one.model), ...Object.keys(recent.ended ?? {})])].filter(Boolean).sort();
   rows(body("capacity"), models, (model) => {
     const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds < STALE);
     const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}` : "–";
-    return plain([model, "name"], [rate(recent.ended[model] ?? 0), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
+    return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
   }, (model) => model, "No model is known.");
   rows(body("queue"), together(snapshot.queues), (one) => plain(
     el("span", {}, swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.model, "name"],
     [one.depth, "n"], [one.depth ? milliseconds(one.oldest_seconds) : "–", "n"],
   ), (one) => JSON.stringify([one.model, one.tier]));
-  const reasons = [["refused", recent.refused], ["failed", recent.failed], ["retried", recent.retries]]
+  const reasons = [["refused", recent.refused ?? {}], ["failed", recent.failed], ["retried", recent.retries]]
     .flatMap(([what, found]) => Object.entries(found).map(([reason, value]) => ({ what, reason, value })));
-  const refusals = new Set(Object.keys(recent.refused));
+  const refusals = new Set(Object.keys(recent.refused ?? {}));
   rows(body("refusals"), reasons.filter((one) => one.what !== "failed" || !refusals.has(one.reason)), (one) => plain(one.what, [one.reason, "name"], [rate(one.value), "n"]),
-    (one) => JSON.stringify([one.what, one.reason]), "None in the last 10 seconds.");
+    (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Not known.");
   rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
-    [one.worker_id, "name"], one.version ? `${one.model} (${one.version})` : one.model,
+    [one.worker_id, "name"], inZone(one.version ? `${one.model} (${one.version})` : one.model, one),
     el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : ""), [share(one.utilisation), "n"], [one.restarts, "n"],
   ), (one) => one.worker_id, "No worker is there.");
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
-    [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, one.host, one.version, [one.pending, "n"], [rate(one.requests_per_second), "n"], [age(one.age_seconds), "n"],
+    [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, inZone(one.host, one), one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
 }
 
@@ -91,7 +92,8 @@ export class Events {
 
   clear() { this.known.clear(); }
 
-  add(departures, changes, wall) {
+  // `lost`: when the broker lost its data, if that was within these minutes.
+  add(departures, changes, wall, lost) {
     for (const one of departures) {
       if (failed(one)) this.known.set(`b ${one[WORKER]} ${one[LEFT]}`, [one[LEFT] + one[SECONDS], `${one[WORKER]}: a batch of ${one[SIZE]} came back ${cameBack(one)}`, "bad"]);
     }
@@ -101,11 +103,11 @@ export class Events {
     }
     const newest = [...this.known].sort(([, one], [, other]) => other[0] - one[0]).slice(0, EVENTS);
     this.known = new Map(newest);
-    const mark = newest.map(([key]) => key).join("\n");
+    const mark = lost + newest.map(([key]) => key).join("\n");
     if (mark === this.mark) return;
     this.mark = mark;
     find("events").replaceChildren(...(newest.length
       ? newest.map(([, [at, text, kind]]) => el("li", {}, el("time", {}, clock(wall(at))), el("span", { class: `dot ${kind}`, "aria-hidden": "true" }), " ", text))
-      : [el("li", { class: "none" }, "None in the last 3 minutes.")]));
+      : [el("li", { class: "none" }, lost ? `None since ${lost}, when the broker lost its data.` : "None in the last 3 minutes.")]));
   }
 }

@@ -111,6 +111,7 @@ function dead.keep(prefix, key, letter, token)
   for _, name in ipairs({'z', 'zl', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
+  siblings.list_letters(prefix)
   while redis.call('ZCARD', prefix .. 'o') > LETTERS do
     drop_oldest(prefix, 'oc')
   end

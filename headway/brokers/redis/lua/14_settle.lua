@@ -2,7 +2,7 @@
 
 -- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
 -- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions
--- and tokens of outputs that are stored apart, or nothing; for each such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
+-- and tokens of outputs that are stored apart, or nothing, the version that ran them; for each such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
 -- replies its own begins and ends; then for each item that failed by itself: its position and why.
 local function give(s, lease, entries, args, at)
   local now = s.now
@@ -42,13 +42,13 @@ local function give(s, lease, entries, args, at)
   local alone = {}
   s.scarce = args[at + 1] == '0'
   local head, count = args[at + 2], tonumber(args[at])
-  for i = at + 4, at + 3 + 6 * count, 6 do
+  for i = at + 5, at + 4 + 6 * count, 6 do
     local replies = args[first + 2 * tonumber(args[i + 3])]
     local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
-    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), fields = {'k', 'ran', 'd', reply,
+    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = args[at + 4], fields = {'k', 'ran', 'd', reply,
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
-  at = at + 4 + 6 * count
+  at = at + 5 + 6 * count
   local at_position = {}
   if at < #args then
     for _, entry in ipairs(entries) do

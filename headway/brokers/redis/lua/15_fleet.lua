@@ -95,12 +95,14 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
   return {instants(s), told, tiers}
 end}
 
--- glance: the size of what waits, and the slots at home.
+-- glance: the size of what waits, the slots at home, and packed the seconds for which the oldest fresh entry has waited and those that
+-- a full batch takes.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
   local q = s.q
-  return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots}
+  local waited = q.fresh > 0 and s.now - q.oldest or 0
+  return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots, as_doubles({waited, batch_seconds(q, s.max_batch)})}
 end}
 
 -- contend: what `core.locality.turns.contender` makes of the queue: the entries that wait, the seconds until the first of them
@@ -111,6 +113,18 @@ redis.register_function{function_name = VERSION .. '_contend', flags = {'no-writ
   local q = s.q
   local depth = q.fresh + q.suspects
   return as_doubles({depth, math.min(q.due, q.suspects_due) - s.now, batch_seconds(q, math.min(depth, s.max_batch))})
+end}
+
+-- siblings: how the prefixes of those queues of the model go on in which something may be known, dead letters among it.
+redis.register_function{function_name = VERSION .. '_siblings', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local tag = siblings.split(keys[1])
+  local found = redis.call('ZRANGE', tag .. ':qs', exact(clock(args[CLOCK])), '+inf', 'BYSCORE')
+  for _, one in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
+    if redis.call('EXISTS', tag .. one .. 'o') == 1 then
+      found[#found + 1] = one
+    end
+  end
+  return found
 end}
 
 -- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.

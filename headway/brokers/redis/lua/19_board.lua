@@ -1,14 +1,24 @@
 -- The departure board: its key is the fleet's. Arguments begin with the clock.
 --
---   board     stream  whole notices of some minutes: t is the instant, n the notice
---   history   stream  their counts and figures, of half an hour
---   recorder  string  the process that records the figures of the fleet, and until when
---   watched   string  until when the board counts as looked at
+--   board        stream  whole notices of some minutes: t is the instant, n the notice
+--   notice_size  string  mean bytes of a notice lately, by which the stream is cut
+--   row:STEP     hash    counts and figures of the whole fleet in one step, for half an hour
+--   born         string  1 if the broker had lost what was there before, else 0, and the instant at which the board began
+--   recorder     string  the process that records the figures of the fleet, and until when
+--   watched      string  until when the board counts as looked at
 
-local function keep(key, now, notice, most, seconds)
-  redis.call('XADD', key, 'MAXLEN', '~', most, '*', 't', exact(now), 'n', notice)
-  redis.call('XTRIM', key, 'MINID', '~', string.format('%.0f', (tonumber(redis.call('TIME')[1]) - seconds) * 1000))
-  redis.call('EXPIRE', key, seconds)
+local NOTICE_OVERHEAD = 100  -- Bytes that a stream takes for an entry beside the notice.
+local SIZE_WEIGHT = 0.02     -- Weight of the latest notice in the mean.
+
+local function keep(prefix, now, notice)
+  local size = tonumber(redis.call('GET', prefix .. 'notice_size')) or #notice
+  size = size + (#notice - size) * SIZE_WEIGHT
+  redis.call('SET', prefix .. 'notice_size', string.format('%.1f', size), 'EX', RECENT_SECONDS)
+  local most = string.format('%.0f', RECENT_BYTES / (size + NOTICE_OVERHEAD))
+  redis.call('XADD', prefix .. 'board', 'MAXLEN', '~', most, '*', 't', exact(now), 'n', notice)
+  redis.call('XTRIM', prefix .. 'board', 'MINID', '~',
+    string.format('%.0f', (tonumber(redis.call('TIME')[1]) - RECENT_SECONDS) * 1000))
+  redis.call('EXPIRE', prefix .. 'board', RECENT_SECONDS)
 end
 
 -- Seconds that are left until the instant at the beginning of a string.
@@ -16,26 +26,66 @@ local function left(value, now)
   return value and struct.unpack('<d', value) - now or 0
 end
 
--- post: whether somebody looks, and whether this process records the figures of the fleet. It may fail for want of memory.
+-- When the board began, and whether that was after a loss: a process that knew of an earlier board has come back to none.
+local function birth(prefix, now, known)
+  local born = redis.call('GET', prefix .. 'born')
+  if born and (known == '' or known == string.sub(born, 2) or string.sub(born, 1, 1) == '1') then
+    return born
+  end
+  born = (known == '' and '0' or '1') .. (born and string.sub(born, 2) or exact(now))
+  redis.call('SET', prefix .. 'born', born, 'EX', LIFE_SECONDS)
+  return born
+end
+
+-- post: whether somebody looks, whether this process records the figures of the fleet, and when the board began, with a 1 before
+-- it where that was after a loss. It may fail for want of memory. Arguments: process, notice, the beginning that the process
+-- knows of, number of arguments of counts; then counts and figures, each after its name.
 redis.register_function{function_name = VERSION .. '_post', callback = function(keys, args)
-  local now = clock(args[1])
+  local prefix, now = keys[1], clock(args[1])
   if args[3] ~= '' then
-    keep(keys[1] .. 'board', now, args[3], RECENT_NOTICES, RECENT_SECONDS)
+    keep(prefix, now, args[3])
   end
-  if args[4] ~= '' then
-    keep(keys[1] .. 'history', now, args[4], HISTORY_NOTICES, HISTORY_SECONDS)
+  if args[6] then
+    local row, figures = prefix .. 'row:' .. string.format('%.0f', math.floor(now / HISTORY_STEP)), 6 + tonumber(args[5])
+    for i = 6, figures - 1, 2 do
+      redis.call('HINCRBY', row, args[i], args[i + 1])
+    end
+    if args[figures] then
+      redis.call('HSET', row, unpack(args, figures))
+    end
+    redis.call('EXPIRE', row, HISTORY_SECONDS)
   end
-  local recorder = redis.call('GET', keys[1] .. 'recorder')
+  local recorder = redis.call('GET', prefix .. 'recorder')
   local rest = left(recorder, now)
   local records = rest <= 0 or rest > RECORD_SECONDS + CLOCK_STEP or string.sub(recorder, 9) == args[2]
   if records then
-    redis.call('SET', keys[1] .. 'recorder', struct.pack('<d', now + RECORD_SECONDS) .. args[2], 'EX', LIFE_SECONDS)
+    redis.call('SET', prefix .. 'recorder', struct.pack('<d', now + RECORD_SECONDS) .. args[2], 'EX', LIFE_SECONDS)
+    redis.call('EXPIRE', prefix .. 'born', LIFE_SECONDS)
   end
-  local watched = left(redis.call('GET', keys[1] .. 'watched'), now)
-  return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0}
+  local watched = left(redis.call('GET', prefix .. 'watched'), now)
+  return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
 end}
 
+-- watch: that somebody looks. Returns when the board began, as `post` does.
 redis.register_function{function_name = VERSION .. '_watch', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('SET', keys[1] .. 'watched', struct.pack('<d', clock(args[1]) + WATCH_SECONDS), 'EX', LIFE_SECONDS)
-  return 1
+  return redis.call('GET', keys[1] .. 'born') or ''
+end}
+
+-- history: at most so many rows from a step on (none: from the oldest), each with its step; the next step, or none with the
+-- last rows; and the id of the last notice that these count.
+redis.register_function{function_name = VERSION .. '_history', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local newest = math.floor(clock(args[1]) / HISTORY_STEP)
+  local first = tonumber(args[2]) or newest - HISTORY_SECONDS / HISTORY_STEP
+  local last = math.min(first + tonumber(args[3]) - 1, newest)
+  local rows = {}
+  for step = first, last do
+    local name = string.format('%.0f', step)
+    local row = redis.call('HGETALL', keys[1] .. 'row:' .. name)
+    if row[1] then
+      rows[#rows + 1], rows[#rows + 2] = name, row
+    end
+  end
+  local notice = redis.call('XREVRANGE', keys[1] .. 'board', '+', '-', 'COUNT', 1)[1]
+  return {rows, last < newest and string.format('%.0f', last + 1) or '', notice and notice[1] or '0-0'}
 end}

@@ -1,6 +1,6 @@
--- The queues of one model: one for any version, and one for each version. Their prefixes begin with the same hash tag, of the model
--- and the shard, so that a step in one of them may look into the others. A prefix goes on as `:` for any version, as `@VERSION:` for
--- one.
+-- The queues of one model: one for any version, and one for each version, in each zone. Their prefixes begin with the same hash tag, of
+-- the model and the shard, so that a step in one of them may look into the others. A prefix goes on as `:` for any version, as
+-- `@VERSION:` for one; in a zone as `+ZONE:` and `@VERSION+ZONE:`.
 local siblings = {}
 
 -- What the prefixes of a model's queues have in common, and how that of one goes on.
@@ -27,5 +27,12 @@ function siblings.others(s)
     end
   end
   return found
+end
+
+-- There are dead letters in this queue.
+function siblings.list_letters(prefix)
+  local tag, own = siblings.split(prefix)
+  redis.call('SADD', tag .. ':ql', own)
+  redis.call('EXPIRE', tag .. ':ql', LETTER_SECONDS)
 end
 

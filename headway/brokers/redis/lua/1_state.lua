@@ -43,6 +43,7 @@
 --   zp:<key>   string  large input of a dead letter
 --   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
 --   qs         zset    of the queue for any version alone: queue of the model → until when something may be known there
+--   ql         set     likewise: queue of the model in which there may be dead letters
 --
 -- An entry's key is its tenant, a NUL, and its id. A member is an entry's number and its weight, in DIGITS hexadecimal digits,
 -- and its key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
@@ -251,7 +252,14 @@ local function save(s)
   else
     redis.call('SET', key, table.concat(parts), 'EX', FIGURES_SECONDS_TEXT)
     figures.renewed_at = s.now
-    siblings.list(s, LIFE_SECONDS)
+  end
+  -- Not for ever where nobody uses it: whoever comes learns of all that are listed, see `siblings` in 15_fleet.lua.
+  if q.slots > 0 or q.fresh > 0 or q.suspects > 0 then
+    local listed_at = figures.listed_at
+    if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
+      figures.listed_at = s.now
+      siblings.list(s, LIFE_SECONDS)
+    end
   end
   figures.first = parts[1]
   kept[s.prefix] = figures

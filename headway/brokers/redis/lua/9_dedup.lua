@@ -5,7 +5,7 @@
 -- one only. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
 -- '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
--- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later.
+-- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One that is kept has the version that ran it, '' where that is not known.
 
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere
@@ -47,7 +47,7 @@ function original_of(s, flight)
 end
 
 -- The outcome that is kept under a flight: digest, until when, seconds, fields, whose it was, the kind it came by, whether
--- it had been kept before, its worth, its weight.
+-- it had been kept before, its worth, its weight, the version that ran it.
 function kept_under(s, flight)
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
@@ -110,8 +110,19 @@ function find_flight(s, shares)
 end
 
 -- The other queue of the model in which one of these shares is known, or the id that a client has chosen: how its prefix goes on. Nil
--- when there is none, or a share is known here. Identical requests have nothing in common with those of other versions.
+-- when there is none, or a share or the id is known here. Identical requests have nothing in common with those of other versions.
 function elsewhere(s, key, shares, chosen)
+  if chosen then  -- An id decides before any share.
+    local task = TASK .. '\0' .. key
+    if kept_under(s, task) then
+      return nil
+    end
+    for queue, other in pairs(siblings.others(s)) do
+      if live(other, key) or kept_under(other, task) then
+        return queue
+      end
+    end
+  end
   local looked_for = {}
   for _, share in ipairs(shares or looked_for) do
     if share[KIND] ~= SAME then
@@ -121,11 +132,8 @@ function elsewhere(s, key, shares, chosen)
       looked_for[#looked_for + 1] = share
     end
   end
-  if (chosen and not kept_under(s, TASK .. '\0' .. key)) or #looked_for > 0 then
+  if #looked_for > 0 then
     for queue, other in pairs(siblings.others(s)) do
-      if chosen and (live(other, key) or kept_under(other, TASK .. '\0' .. key)) then
-        return queue
-      end
       for _, share in ipairs(looked_for) do
         if flight_of(other, share) then
           return queue
@@ -160,10 +168,16 @@ local function unfollow(s, key, flight)
   redis.call('ZREM', s.prefix .. 'vd', key)
 end
 
+-- Whether an outcome is of a version that identical requests ask for: the end of what is known of them names it, or several.
+local function is_of_version(flight, version)
+  local asked = string.match(flight, '@([^@%z]*)$') or ''
+  return version == '' or string.find(',' .. asked .. ',', ',' .. version .. ',', 1, true) ~= nil
+end
+
 local function keep(s, share, outcome, one)
-  local kind = share[KIND]
+  local kind, version = share[KIND], outcome.version or ''
   local useful = kind == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and kind == BY_KEY)
-  if not useful or share[KEEP] <= 0 or (s.scarce and kind == SAME) then
+  if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], version))) then
     return
   end
   local fields, worth, weight = outcome.fields, outcome.worth, outcome.weight or FAILURE_BYTES
@@ -175,7 +189,7 @@ local function keep(s, share, outcome, one)
     worth, weight = WORTHLESS, FAILURE_BYTES
   end
   keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
-    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight,
+    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight, version,
   }))
   if share[KEEP] > LIFE_SECONDS / 2 then  -- Else the figures have the queue listed for longer.
     siblings.list(s, share[KEEP])
@@ -287,7 +301,7 @@ function join(s, entry, record, flight, share, free)
   begin(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
-    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9]},
+    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9], version = flight.kept[10]},
       {whose(entry.key, share[KIND], true, true)}, false)
   else
     follow(s, entry, record, share[FLIGHT])

@@ -1,0 +1,80 @@
+"""Source of the fleet's snapshots: asks the broker, and knows the last answer for as long as the broker is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from msgspec.structs import replace
+
+from headway.admin import snapshot
+from headway.admin.process import ProcessView
+from headway.admin.snapshot import Snapshot
+from headway.errors import BrokerUnavailable
+from headway.http.readiness import soon
+from headway.runtime.supervisor import Supervisor
+
+KEEP_EVERY = 15.0
+"""Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away."""
+
+
+class SnapshotSource:
+    """Source of one process's snapshots. It is a resource of a process whose broker can go away; see `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        process: view of the process.
+    """
+
+    def __init__(self, process: ProcessView) -> None:
+        self._process = process
+        self._last: Snapshot | None = None
+        self._taken_at = 0.0
+        self._stopped = asyncio.Event()
+
+    async def open(self) -> None:
+        """See Resource. Nothing is needed."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Take a snapshot now and then."""
+        supervisor.start("snapshots", self._run)
+
+    async def close(self) -> None:
+        """See Resource."""
+        self._stopped.set()
+
+    async def fresh(self) -> Snapshot:
+        """Fleet as it is now.
+
+        Raises:
+            BrokerUnavailable: the broker does not answer.
+        """
+        found = await soon(snapshot.collect(self._process))
+        self._last, self._taken_at = found, self._process.clock()
+        return found
+
+    async def latest(self) -> Snapshot:
+        """Fleet as it is now or, while the broker is away, as it was last known.
+
+        Raises:
+            BrokerUnavailable: the broker does not answer, and nothing is known.
+        """
+        try:
+            return await self.fresh()
+        except BrokerUnavailable as exc:
+            known = self.known(str(exc))
+            if known is None:
+                raise
+            return known
+
+    def known(self, away: str) -> Snapshot | None:
+        """Fleet as it was last known, with its age and why there is no later one; None when nothing is known."""
+        if self._last is None:
+            return None
+        age = self._process.clock() - self._taken_at
+        return replace(self._last, now=self._last.now + age, age_seconds=round(age, 1), away=away)
+
+    async def _run(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(BrokerUnavailable):  # Others tell of it, each once.
+                await self.fresh()
+            await asyncio.sleep(KEEP_EVERY)

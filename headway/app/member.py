@@ -1,0 +1,66 @@
+"""Description of a process, as its heartbeat tells the fleet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from headway import __version__
+from headway.config import Settings
+from headway.controller.controller import Controller
+from headway.core.throttle import ArrivalRates
+from headway.gateway.gateway import Gateway
+from headway.model import ProcessInfo, Role
+
+
+def describe_process(
+    settings: Settings,
+    role: Role,
+    id: str,
+    gateway: Gateway | None,
+    controller: Controller | None,
+    admin_port: int,
+    scalable: Mapping[str, tuple[int, int]],
+) -> ProcessInfo:
+    """Describe a process as it is now.
+
+    Arguments:
+        settings: settings of the process.
+        role: role of the process.
+        id: its id in the fleet.
+        gateway: its gateway; None where it has none.
+        controller: its controller; None where it has none.
+        admin_port: number of its admin port; 0 while that is not open.
+        scalable: see ProcessInfo.
+    """
+    throttles = gateway.limiter.throttles if gateway is not None else {}
+    arrivals = {model: one.rates for model, one in throttles.items()}
+    model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
+    rates = arrivals.get(model, ArrivalRates())
+    weights = {} if settings.models else {"max-batch-weight": str(settings.max_batch_weight), "weight": settings.weight}
+    host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
+    return ProcessInfo(
+        id=id,
+        role=role,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        admin=f"{settings.scheme}://{host}:{admin_port}" if admin_port else "",
+        version=__version__,
+        pending=gateway.pending if gateway is not None else 0,
+        requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
+        model=model,
+        higher_per_second=rates.higher,
+        lowest_per_second=rates.lowest,
+        leads=controller is not None and controller.leads,
+        shared={
+            "shards": str(settings.shards),
+            "tiers": ",".join(settings.tier_names),
+            "kept-mb": f"{settings.kept_mb:g}",
+            "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
+            **weights,
+        },
+        arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
+        zone=settings.zone,
+        scalable=dict(scalable),
+    )

@@ -1,0 +1,154 @@
+"""Wiring of the autoscaler: its driver, its limits, and the follower of processes with workers of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from headway.app.devices import CPU
+from headway.app.model_plans import ModelPlan
+from headway.config import Settings
+from headway.config.scaling import KUBERNETES, LOCAL
+from headway.controller.autoscaler import Autoscaler
+from headway.core.scaling import rules
+from headway.core.scaling.scaler import ScaleLimits
+from headway.core.scaling.sizing import MOST_SLOTS
+from headway.errors import SettingError
+from headway.fleet.models import FleetModels
+from headway.fleet.scaling_follower import ScalingFollower
+from headway.ports import Fleet, ScalingDriver
+from headway.runtime.counters import Counters
+from headway.scaling.local import LocalScaling
+from headway.scaling.none import NoScaling
+from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools, Workers
+
+if TYPE_CHECKING:
+    from headway.scaling.kubernetes import ScaleTarget
+
+
+def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
+    """Pools of this process that the autoscaler makes larger and smaller, by model; none unless it is to do so.
+
+    Raises:
+        SettingError: there are more workers at first than there may be.
+    """
+    if settings.autoscale != LOCAL or pool is None:
+        return {}
+    pools = pool.of_models if isinstance(pool, WorkerPools) else {next(iter(plans)): pool}
+    found = {model: one for model, one in pools.items() if isinstance(one, WorkerPool)}
+    for model in found:
+        own = plans[model].settings
+        if own.max_workers and own.workers > own.max_workers:
+            reason = f"is more than --max-workers {own.max_workers} allows"
+            raise SettingError("workers", own.workers, reason, "Lower it, or raise --max-workers.")
+    return found
+
+
+def most_local(plan: ModelPlan) -> int:
+    """Most workers of a model in this process: as many as there are devices; on the CPU, as there are cores."""
+    settings, most = plan.settings, plan.devices.most
+    if settings.max_workers:
+        return min(settings.max_workers, most)
+    on_cpu = plan.devices.ids[:1] == (CPU,) or not plan.devices.ids
+    return min(max(settings.workers, settings.min_workers, os.cpu_count() or 1), most) if on_cpu else most
+
+
+def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
+    """Workers that this process has of each model, and most that it can have."""
+    return {model: (pool.size, most_local(plans[model])) for model, pool in pools.items()}
+
+
+def make_autoscaler(
+    settings: Settings,
+    fleet_models: FleetModels | None,
+    pools: Mapping[str, WorkerPool],
+    counters: Counters,
+    clock: Callable[[], float],
+) -> Autoscaler:
+    """Make the autoscaler of a controller.
+
+    Arguments:
+        settings: settings of the process.
+        fleet_models: models of the fleet; None where this process alone says which there are.
+        pools: pools that are scaled here.
+        counters: counters of the process.
+        clock: monotonic seconds.
+    """
+    made: dict[str, tuple[Settings, ScaleLimits]] = {}
+
+    def limits(model: str) -> ScaleLimits:
+        served = settings.served if fleet_models is None else fleet_models.served
+        own = served.get(model, settings)
+        known = made.get(model)
+        if known is None or known[0] is not own:
+            known = made[model] = own, scale_limits(own)
+        return known[1]
+
+    return Autoscaler(make_driver(settings, pools, clock), limits, counters, clock, settings.autoscale)
+
+
+def scale_limits(settings: Settings) -> ScaleLimits:
+    """Bounds and times that a model's settings say."""
+    return ScaleLimits(
+        policy=settings.scale_policy,
+        least=settings.min_workers,
+        most=settings.max_workers or MOST_SLOTS,
+        rules=rules.read(settings.scale_rules),
+        cooldown=settings.scale_cooldown_s,
+        start_within=settings.scale_start_s,
+        promise=settings.promise_ms / 1000,
+    )
+
+
+def make_driver(settings: Settings, pools: Mapping[str, WorkerPool], clock: Callable[[], float]) -> ScalingDriver:
+    """Make the driver that a controller's process uses.
+
+    Over a broker the processes with workers follow what is published, each with its share.
+    """
+    if settings.autoscale == LOCAL and not settings.broker:
+        return LocalScaling(pools)
+    if settings.autoscale == KUBERNETES:
+        # aiohttp is needed for this alone, and takes a while to import.
+        from headway.scaling.kubernetes import KubernetesApi, KubernetesScaling, ServiceAccount, api_url
+
+        api = KubernetesApi(api_url(os.environ), ServiceAccount(), clock)
+        return KubernetesScaling(api, kubernetes_targets(settings))
+    return NoScaling()
+
+
+def kubernetes_targets(settings: Settings) -> dict[str, ScaleTarget]:
+    """Workload of each model that the settings name.
+
+    Raises:
+        SettingError: a model has none, or two have one.
+    """
+    from headway.scaling.kubernetes import read_target
+
+    found: dict[str, ScaleTarget] = {}
+    for model, own in settings.served.items():
+        if not own.scale_target:
+            hint = "Name it, such as deployment/headway-worker; of several models in the table of each, [models.NAME]."
+            raise SettingError(
+                "scale_target", "", f"is not set, and --autoscale kubernetes sets the replicas of model {model}", hint
+            )
+        if own.scale_target in {settings.served[other].scale_target for other in found}:
+            reason = "has the replicas of two models"
+            raise SettingError("scale_target", own.scale_target, reason, "Give each model a workload of its own.")
+        found[model] = read_target(own.scale_target, own.scale_slots)
+    return found
+
+
+def make_follower(
+    process: str,
+    models: Collection[str],
+    settings: Settings,
+    pools: Mapping[str, WorkerPool],
+    fleet: Fleet,
+    clock: Callable[[], float],
+) -> ScalingFollower | None:
+    """Make the follower of a process that scales its own workers over a broker; None for any other."""
+    if not pools or not settings.broker:
+        return None
+    return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

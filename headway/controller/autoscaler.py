@@ -1,0 +1,291 @@
+"""Autoscaler: decides how many workers each model should have, while its controller leads, and has a driver set that.
+
+    look ──decision──▶ order ──▶ driver.scale ──refused, or no answer──▶ asked again later
+      ▲                              │
+      └── capacities, queues, rates  └── what another has set meanwhile is taken over
+
+`core/scaling` decides; here is what it needs of the world. The number and its reason are published with the capacity of the
+model, so that another leader goes on from there, and every process can tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from headway.core.departure import Load
+from headway.core.scaling.scaler import ModelState, ScaleDecision, ScaleLimits, Scaler
+from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
+from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStatus
+from headway.model.board import ScalingChange
+from headway.ports import ScalingDriver
+from headway.runtime.counters import Counters
+from headway.runtime.periodic import Periodic
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+CARRY_OUT_EVERY = 0.5
+"""Seconds between two looks at what is to be asked of the driver."""
+CHECK_EVERY = 15.0
+"""Seconds between two questions whether somebody else has set the number."""
+AGAIN_AFTER = 5.0
+"""Seconds after which a platform that did not answer is asked again."""
+REFUSED_AGAIN_AFTER = 30.0
+"""Seconds after which a platform that refused is asked again, as somebody may have mended it."""
+BUSY_COST, WARM_COST = 10, 1
+"""Costs of losing a slot that runs a batch, and one that is warm."""
+
+
+@dataclass(slots=True)
+class ScaledModel:
+    """State of one model's scaling in this process.
+
+    Attributes:
+        scaler: decides; None until the platform was asked what it has.
+        due: whether the driver is to be asked for `scaler.desired`.
+        not_before: monotonic instant before which the driver is not called, as its last call did not succeed.
+        check_at: monotonic instant of the next question what the platform has.
+        set_to: what the driver made of the last number; None: none was set.
+        trouble: why the last call of the driver did not succeed; empty when it did.
+        live: workers that are there or start, as last heard.
+        follows: whether the number follows those that turn up: nothing was decided yet, and the platform knows none.
+        published: number that the leader before has published; None: none is known.
+    """
+
+    scaler: Scaler | None = None
+    due: bool = False
+    not_before: float = 0.0
+    check_at: float = 0.0
+    set_to: int | None = None
+    trouble: str = ""
+    live: int = 0
+    follows: bool = False
+    published: int | None = None
+
+
+class Autoscaler:
+    """Autoscaler of one controller.
+
+    Arguments:
+        driver: sets the numbers.
+        limits: bounds and times of a model by its name; None for a model that is not scaled.
+        counters: counters of the process.
+        clock: monotonic seconds.
+        name: name of the driver, as the setting has it.
+    """
+
+    def __init__(
+        self,
+        driver: ScalingDriver,
+        limits: Callable[[str], ScaleLimits | None],
+        counters: Counters,
+        clock: Callable[[], float],
+        name: str = "none",
+    ) -> None:
+        self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
+        self._workers: Sequence[WorkerInfo] = ()
+        self._models: dict[str, ScaledModel] = {}
+        self._periodic = Periodic("autoscaler", self._carry_out, clock, every=CARRY_OUT_EVERY)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start to carry out decisions."""
+        self._periodic.start(supervisor)
+
+    async def stop(self) -> None:
+        """Decide no more. Workers stay as many as they are."""
+        await self._periodic.stop()
+
+    def forget(self) -> None:
+        """Forget all that was decided, as another controller leads."""
+        self._models.clear()
+
+    def begin(self, published: Collection[Capacity]) -> None:
+        """Begin to lead, from the numbers that were published last."""
+        self.forget()
+        for one in published:
+            if one.scaling is not None:
+                self._models[one.model] = ScaledModel(published=one.scaling.desired)
+
+    def keep(self, models: Collection[str]) -> None:
+        """Forget models other than these."""
+        for model in self._models.keys() - set(models):
+            del self._models[model]
+
+    def look(
+        self,
+        found: Capacity,
+        load: Load | None,
+        queue: int,
+        workers: Sequence[WorkerInfo],
+        members: Sequence[ProcessInfo],
+    ) -> Capacity:
+        """Decide on one model; returns its capacity with what is to be published of the scaling.
+
+        Arguments:
+            found: capacity of the model.
+            load: load of the model; None when nothing is known.
+            queue: entries that wait for it.
+            workers: the worker registry.
+            members: processes of the fleet.
+        """
+        model = found.model
+        limits = self._bounded(model, members)
+        own = [one for one in workers if one.model == model and one.status is not WorkerStatus.OFFLINE]
+        if limits is None or any(one.gpu for one in own):
+            reason = "its workers share GPUs with other models, which are not scaled"
+            held = Scaling(desired=len(own), current=found.healthy, reason=reason, driver=self._name)
+            return msgspec.structs.replace(found, scaling=held)
+        state = self._models.setdefault(model, ScaledModel())
+        state.live, self._workers = len(own), workers
+        if state.scaler is None:
+            return found
+        scaler, now = state.scaler, self._clock()
+        scaler.limits = limits
+        if state.follows and state.live > scaler.desired:
+            scaler.desired, state.due = limits.clamp(state.live), True
+        rate = offered(model, load, members)
+        decision = scaler.decide(ModelState(found.healthy, queue, rate, found.items_per_second, batch_cost(load)), now)
+        if decision is not None:
+            self._order(model, state, decision)
+        return msgspec.structs.replace(found, scaling=self._shown(state, scaler, found.healthy))
+
+    def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
+        """Limits of a model where processes scale themselves: each keeps one worker, and has devices for so many."""
+        limits = self._limits(model)
+        room = [one.scalable[model] for one in members if model in one.scalable]
+        if limits is None or not room:
+            return limits
+        most = max(min(limits.most, sum(most for _, most in room)), 1)
+        return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
+
+    def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:
+        limits, utilisation = scaler.limits, scaler.utilisation
+        return Scaling(
+            desired=scaler.desired,
+            current=ready,
+            coming=scaler.coming,
+            late=scaler.late,
+            reason=scaler.reason,
+            policy=limits.policy,
+            driver=self._name,
+            utilisation=None if utilisation is None else round(utilisation, 4),
+            rate=round(scaler.forecast.rate, 3),
+            least=limits.least,
+            most=limits.most if limits.most < MOST_SLOTS else 0,
+            trouble=state.trouble,
+        )
+
+    def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:
+        """Tell of a decision, and have it carried out."""
+        state.due, state.follows = True, False
+        self._counters.scaling_decisions[model, decision.direction] += 1
+        self._counters.departures.scaled(
+            ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
+        )
+        log.info(
+            "workers are scaled",
+            model=model,
+            workers=decision.desired,
+            before=decision.before,
+            direction=decision.direction,
+            reason=decision.reason,
+            driver=self._name,
+        )
+
+    async def _carry_out(self) -> None:
+        for model, state in list(self._models.items()):
+            if self._clock() < state.not_before:
+                continue
+            try:
+                if state.scaler is None:
+                    await self._begin(model, state)
+                elif state.due:
+                    await self._scale(model, state, state.scaler)
+                elif self._clock() >= state.check_at:
+                    await self._check(model, state, state.scaler)
+            except (ScalingRefused, ScalingUnavailable) as exc:
+                self._failed(model, state, exc)
+            else:
+                if state.trouble:
+                    log.info("the number of workers can be set again", model=model, driver=self._name)
+                state.trouble = ""
+
+    async def _begin(self, model: str, state: ScaledModel) -> None:
+        """Take over what was published last, or what the platform has, or what is there."""
+        limits = self._limits(model)
+        if limits is None:
+            return
+        try:
+            current = await self._driver.current(model)
+        except (ScalingRefused, ScalingUnavailable):
+            state.scaler = Scaler(limits, state.published or max(state.live, 1), self._clock())
+            raise
+        desired = state.published or current or max(state.live, 1)
+        state.scaler = Scaler(limits, desired, self._clock())
+        state.set_to, state.due = current, desired != current
+        state.follows = not (state.published or current)
+        state.check_at = self._clock() + CHECK_EVERY
+
+    async def _scale(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
+        desired = scaler.desired
+        if state.set_to is not None and desired < state.set_to:
+            await self._driver.mark(costs_of(model, self._workers))
+        await self._driver.scale(model, desired)
+        state.set_to = await self._driver.current(model)
+        state.due = scaler.desired != desired
+
+    async def _check(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
+        """Take over what another has set on the platform, such as an operator."""
+        state.check_at = self._clock() + CHECK_EVERY
+        current = await self._driver.current(model)
+        if state.set_to is not None and current != state.set_to:
+            decision = scaler.adopt(current, self._clock(), f"{current} were set by another")
+            if decision is not None:
+                self._order(model, state, decision)
+                state.due = False
+        state.set_to = current
+
+    def _failed(self, model: str, state: ScaledModel, exc: ScalingRefused | ScalingUnavailable) -> None:
+        self._counters.scaling_failures[model] += 1
+        refused = isinstance(exc, ScalingRefused)
+        state.not_before = self._clock() + (REFUSED_AGAIN_AFTER if refused else AGAIN_AFTER)
+        if str(exc) != state.trouble:
+            state.trouble = str(exc)
+            what = "the number of workers cannot be set" if refused else "the platform of the workers does not answer"
+            log.error(
+                what,
+                model=model,
+                error=state.trouble,
+                driver=self._name,
+                asked_again_in=state.not_before - self._clock(),
+            )
+
+
+def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
+    """Entries per second that clients ask a model for, those included that are refused."""
+    at_gateways = sum(sum(one.arrivals.get(model, ())) for one in members)
+    return max(at_gateways, load.rate if load is not None else 0.0)
+
+
+def batch_cost(load: Load | None) -> BatchCost | None:
+    """Cost of a model's batches in entries; None while no batch was measured."""
+    if load is None or load.alpha + load.beta <= 0.0 or load.largest <= 0.0:
+        return None
+    size = load.entry_size
+    return BatchCost(load.alpha, load.beta * size, max(load.max_batch / size, 1.0), load.deviation)
+
+
+def costs_of(model: str, workers: Sequence[WorkerInfo]) -> Mapping[str, int]:
+    """Cost of losing each process with workers of a model: what is idle, or not warm yet, goes first."""
+    costs: dict[str, int] = {}
+    for one in workers:
+        if one.model == model and one.status is not WorkerStatus.OFFLINE:
+            process = one.worker_id.partition("/")[0]
+            warm = WARM_COST if one.status is WorkerStatus.HEALTHY else 0
+            costs[process] = costs.get(process, 0) + warm + (BUSY_COST if one.in_flight else 0)
+    return costs

@@ -1,0 +1,93 @@
+"""Forecast of a model's arrivals, from samples of their rate: how many come, how unevenly, and how many soon.
+
+The trend is carried on for as long as it has been watched, and no longer: over the seconds that a worker needs to start,
+arrivals may grow by as much as they did in as many seconds before. So a slow wave is met on its way, and a sudden doubling is
+not taken for the beginning of a climb without end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+SMOOTH_SECONDS = 5.0
+"""Time constant of the smoothed rate."""
+NOTED_EVERY = 5.0
+"""Seconds between two smoothed rates that are kept for the trend."""
+LONGEST_TREND = 900.0
+"""Most seconds over which a trend is watched."""
+DAMPING = 0.5
+"""Share of the trend that is believed, as most climbs end."""
+APART = 2.0
+"""Seconds between two samples that are taken for independent, as each is an average over about one."""
+SAMPLE_SECONDS = 2.0
+"""Seconds of arrivals that a sample stands for: twice the time constant of its average."""
+DISPERSION_SECONDS = 120.0
+"""Time constant of the dispersion."""
+MOST_DISPERSION = 200.0
+
+
+class ArrivalForecast:
+    """Forecast from samples of the arrival rate.
+
+    Attributes:
+        rate: smoothed arrivals per second; 0 before the first sample.
+        dispersion: variance over mean of the number of arrivals in a second or two; 1 for Poisson, more is burstier.
+    """
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.dispersion = 1.0
+        self._at: float | None = None
+        self._before: deque[tuple[float, float]] = deque()
+        """Recent samples with their instants, as far back as two are compared."""
+        self._noted: deque[tuple[float, float]] = deque()
+        """Smoothed rates with their instants, as far back as a trend goes."""
+
+    def observe(self, rate: float, now: float) -> None:
+        """Take in a sample of the rate, averaged over about a second."""
+        last, self._at = self._at, now
+        if last is None:
+            self.rate = rate
+            self._noted.append((now, rate))
+            self._before.append((now, rate))
+            return
+        elapsed = max(now - last, 0.0)
+        self.rate += (rate - self.rate) * -math.expm1(-elapsed / SMOOTH_SECONDS)
+        self._compare(rate, now, elapsed)
+        if now - self._noted[-1][0] >= NOTED_EVERY:
+            self._noted.append((now, self.rate))
+            while self._noted[0][0] < now - LONGEST_TREND:
+                self._noted.popleft()
+
+    def ahead(self, seconds: float) -> float:
+        """Arrivals per second to be ready for in so many seconds: never fewer than now."""
+        return self.rate + max(0.0, DAMPING * (self.rate - self._rate_before(seconds)))
+
+    def _rate_before(self, seconds: float) -> float:
+        """Smoothed rate of so many seconds ago, or the first that is known."""
+        if self._at is None:
+            return self.rate
+        since = self._at - seconds
+        found = self._noted[0][1]
+        for at, rate in self._noted:
+            if at > since:
+                break
+            found = rate
+        return found
+
+    def _compare(self, rate: float, now: float, elapsed: float) -> None:
+        """Learn the dispersion from two samples: half of their squared difference is their variance.
+
+        Samples of one level differ by chance alone, and a slow climb adds little to that.
+        """
+        self._before.append((now, rate))
+        while len(self._before) > 1 and self._before[1][0] <= now - APART:
+            self._before.popleft()
+        at, other = self._before[0]
+        mean = (rate + other) / 2.0
+        if now - at < APART or mean <= 0.0:
+            return
+        found = min(SAMPLE_SECONDS * (rate - other) ** 2 / 2.0 / mean, MOST_DISPERSION)
+        share = -math.expm1(-elapsed / DISPERSION_SECONDS)
+        self.dispersion = max(self.dispersion + (found - self.dispersion) * share, 1.0)

@@ -1,0 +1,167 @@
+"""Rules of the autoscaler, as an operator writes them: a list of conditions, each held for its time.
+
+    [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
+
+Utilisation is the offered load over the measured capacity. It is no busy share: under `paced` a GPU leaves half full and
+is busy nearly all the time at half its capacity, and a rule on that would add GPUs for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW = "queue_above", "utilisation_above", "utilisation_below"
+_CONDITIONS = (QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW)
+_NAMES = (*_CONDITIONS, "for_s", "add", "remove")
+MOST_RULES = 32
+"""Most rules of a model."""
+LONGEST_S = 86_400.0
+"""Longest time in seconds for which a condition may have to hold."""
+MOST_STEP = 1_000
+"""Most workers that one rule adds or removes."""
+MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
+
+
+class NoRules(ValueError):
+    """Text that is no list of rules; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRule:
+    """Rule: once its condition has held for its time, it changes the number of workers.
+
+    Attributes:
+        condition: QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
+        threshold: entries that wait, or the load as a multiple of the capacity.
+        for_s: seconds for which the condition must hold.
+        change: workers to add; negative: to remove.
+    """
+
+    condition: str
+    threshold: float
+    for_s: float
+    change: int
+
+    def holds(self, queue: float, utilisation: float | None) -> bool:
+        """Whether the condition holds now. `utilisation` is None while it is not known: no condition on it holds."""
+        if self.condition == QUEUE_ABOVE:
+            return queue > self.threshold
+        if utilisation is None:
+            return False
+        return utilisation > self.threshold if self.condition == UTILISATION_ABOVE else utilisation < self.threshold
+
+    def __str__(self) -> str:
+        what, _, side = self.condition.partition("_")
+        threshold = f"{self.threshold:g}" if self.condition == QUEUE_ABOVE else f"{self.threshold:.4g}"
+        return f"{what} {side} {threshold} for {self.for_s:g} s"
+
+
+USUAL = (
+    ScaleRule(QUEUE_ABOVE, 500, 30.0, 3),
+    ScaleRule(QUEUE_ABOVE, 100, 60.0, 1),
+    ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1),
+    ScaleRule(UTILISATION_BELOW, 0.4, 900.0, -1),
+)
+"""Rules of who has written none."""
+
+
+def read(text: str) -> tuple[ScaleRule, ...]:
+    """Read the JSON text of a list of rules; an empty text means the usual ones.
+
+    Raises:
+        NoRules: it is none.
+    """
+    if not text:
+        return USUAL
+    try:
+        found: object = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+        raise NoRules(f"it is no JSON: {exc}") from None
+    return read_all(found)
+
+
+def read_all(found: object) -> tuple[ScaleRule, ...]:
+    """Read a list of rules as JSON or TOML has it.
+
+    Raises:
+        NoRules: it is none.
+    """
+    if not isinstance(found, list):
+        raise NoRules("it is no list")
+    if not 1 <= len(found) <= MOST_RULES:
+        raise NoRules(f"it has {len(found)} rules; 1 to {MOST_RULES} will do")
+    rules = tuple(_rule(number, one) for number, one in enumerate(found, 1))
+    _check_band(rules)
+    return rules
+
+
+def write(rules: Sequence[ScaleRule]) -> str:
+    """Write rules as JSON text that `read` reads."""
+    return msgspec.json.encode([_table(rule) for rule in rules]).decode()
+
+
+def _table(rule: ScaleRule) -> dict[str, float]:
+    step = {"add": rule.change} if rule.change > 0 else {"remove": -rule.change}
+    return {rule.condition: rule.threshold, "for_s": rule.for_s, **step}
+
+
+def _rule(number: int, table: object) -> ScaleRule:
+    where = f"rule {number}"
+    if not isinstance(table, dict):
+        raise NoRules(f"{where} is no table")
+    for name in table:
+        if name not in _NAMES:
+            raise NoRules(f"{where} has {str(name)[:40]!r}, which no rule has; it may have {', '.join(_NAMES)}")
+    condition = _one_of(where, table, _CONDITIONS)
+    step = _one_of(where, table, ("add", "remove"))
+    if "for_s" not in table:
+        raise NoRules(f"{where} lacks for_s")
+    if (condition == UTILISATION_BELOW) is (step == "add"):
+        right, why = ("remove", "low") if step == "add" else ("add", "high")
+        raise NoRules(
+            f"{where} has {step} with {condition}, but a load that is too {why} calls for the opposite: "
+            f"write {right} in its place"
+        )
+    most = MOST_QUEUE if condition == QUEUE_ABOVE else MOST_UTILISATION
+    threshold = _number(where, table, condition, most)
+    seconds = _number(where, table, "for_s", LONGEST_S)
+    change = _number(where, table, step, MOST_STEP)
+    if change < 1 or change != int(change):
+        raise NoRules(f"{where}: {step} = {change:g} is no whole number from 1 on")
+    return ScaleRule(condition, threshold, seconds, int(change) if step == "add" else -int(change))
+
+
+def _one_of(where: str, table: Mapping[Any, object], names: Sequence[str]) -> str:
+    found = [name for name in names if name in table]
+    if len(found) != 1:
+        either = f"{', '.join(names[:-1])} or {names[-1]}"
+        if not found:
+            raise NoRules(f"{where} lacks {either}: a rule has one of them")
+        raise NoRules(f"{where} has both {' and '.join(found)}: a rule has only one of {either}; make it two rules")
+    return found[0]
+
+
+def _number(where: str, table: Mapping[Any, object], name: str, most: float) -> float:
+    value = table[name]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (math.isfinite(value) and 0 <= value <= most)
+    ):
+        raise NoRules(f"{where}: {name} = {value!r} is no number from 0 to {most:g}"[:200])
+    return float(value)
+
+
+def _check_band(rules: Sequence[ScaleRule]) -> None:
+    """Check that no load both adds and removes workers, as the fleet would flap."""
+    above = [rule.threshold for rule in rules if rule.condition == UTILISATION_ABOVE]
+    below = [rule.threshold for rule in rules if rule.condition == UTILISATION_BELOW]
+    if above and below and max(below) >= min(above):
+        raise NoRules(
+            f"utilisation_below {max(below):g} is no less than utilisation_above {min(above):g}: it would flap"
+        )

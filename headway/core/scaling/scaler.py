@@ -1,0 +1,287 @@
+"""Scaler of one model: from what is measured to the number of workers that there should be.
+
+    policy `rules`   each rule whose condition has held for its time changes the number
+    policy `plan`    the fewest workers that keep the promise at the load to come (`sizing`), with room
+
+Both keep the same bounds. Workers that were asked for count as coming until they are late, so that one shortage is answered
+once; what is late no longer counts, and is asked for again. A removal comes one cooldown after the last change, takes a fifth
+of the workers at most (but one at least), and never more than the load would want back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from headway.core.scaling.forecast import ArrivalForecast
+from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, ScaleRule
+from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
+
+RULES, PLAN = "rules", "plan"
+"""Policies."""
+UP, DOWN, AGAIN = "up", "down", "again"
+DIRECTIONS = (UP, DOWN, AGAIN)
+"""Directions of a decision: more workers, fewer, or as many as were asked for before and did not come."""
+MOST_REMOVED = 0.2
+"""Share of the workers that may be removed at once."""
+ROOM = 0.8
+"""Share of the capacity that `plan` means to use, so that a climb meets room while workers start."""
+SPARE = 0.05
+"""Share by which the load must be lower than a smaller fleet could carry before `plan` removes workers."""
+PLAN_HOLDS = 5.0
+"""Seconds for which `plan` must want more workers before it asks for them."""
+FIRST_START = 60.0
+"""Seconds that a worker is taken to need for its start until one was seen."""
+FADING = 0.8
+"""Part of a longer start that is still expected after a shorter one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLimits:
+    """Bounds and times of one model's scaler.
+
+    Attributes:
+        policy: RULES or PLAN.
+        least, most: fewest and most workers.
+        rules: rules of the policy RULES.
+        cooldown: least seconds from a change to the next removal.
+        start_within: seconds for which a worker that was asked for counts as coming.
+        promise: promised 95th percentile of latency in seconds, for PLAN.
+    """
+
+    policy: str = RULES
+    least: int = 1
+    most: int = MOST_SLOTS
+    rules: tuple[ScaleRule, ...] = USUAL
+    cooldown: float = 300.0
+    start_within: float = 600.0
+    promise: float = 0.2
+
+    def clamp(self, workers: int) -> int:
+        """Nearest number within the bounds."""
+        return max(self.least, min(workers, self.most))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """Measured state of a model.
+
+    Attributes:
+        ready: healthy workers.
+        queue: entries that wait.
+        rate: offered entries per second, those included that were refused.
+        capacity: entries per second of the ready workers together in full batches; 0 while that is not known.
+        cost: cost of its batches in entries; None while it is not known.
+    """
+
+    ready: int
+    queue: float
+    rate: float
+    capacity: float
+    cost: BatchCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDecision:
+    """Decision to have another number of workers, or to ask for the same again.
+
+    Attributes:
+        before, desired: workers until now and from now on.
+        direction: UP, DOWN or AGAIN.
+        reason: what decided it, in words.
+    """
+
+    before: int
+    desired: int
+    direction: str
+    reason: str
+
+
+class Scaler:
+    """Scaler of one model.
+
+    Arguments:
+        limits: bounds and times.
+        desired: workers that were asked for last.
+        now: present instant; no worker is removed for one cooldown from it.
+
+    Attributes:
+        limits: may be replaced.
+        desired: workers that there should be.
+        reason: reason of the last decision.
+        late: workers that were asked for and did not come in time.
+        utilisation: offered load over the capacity of all workers that are there or coming; None while it is not known.
+    """
+
+    def __init__(self, limits: ScaleLimits, desired: int, now: float, reason: str = "as it was found") -> None:
+        self.limits = limits
+        self.desired = desired
+        self.reason = reason
+        self.utilisation: float | None = None
+        self.forecast = ArrivalForecast()
+        self._changed_at = now
+        self._held: dict[ScaleRule, float] = {}
+        self._awaited: list[tuple[float, bool]] = []
+        """Instants since which workers are awaited, oldest first, and whether a decision asked for them then.
+
+        One that was there and has died is awaited, too.
+        """
+        self.late = 0
+        self._pace = 0.0
+        self._start = FIRST_START
+        self._wanted: deque[tuple[float, int]] = deque()
+        """Instants and numbers that `plan` wanted, each larger than all after it: the maxima of the last while."""
+        self._planned_since: float | None = None
+        self._short_since: float | None = None
+
+    @property
+    def coming(self) -> int:
+        """Workers that were asked for, are not there, and are not late."""
+        return len(self._awaited) - self.late
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds that a worker is expected to need from being asked for until it serves."""
+        return self._start
+
+    def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
+        """Take over a number that somebody else has set; None if it is the same."""
+        if desired == self.desired:
+            return None
+        return self._change(desired, now, reason)
+
+    def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
+        """Decide at an instant; None to leave the number as it is."""
+        self.forecast.observe(state.rate, now)
+        late_before = self.late
+        self._count(state, now)
+        bounded = self.limits.clamp(self.desired)
+        if bounded != self.desired:
+            return self._change(
+                bounded, now, f"no fewer than {bounded}" if bounded > self.desired else f"at most {bounded}"
+            )
+        decision = self._by_plan(state, now) if self.limits.policy == PLAN else self._by_rules(state, now)
+        if decision is None and self.late > late_before:
+            missing = f"{self.late} of {self.desired} workers did not come within {self.limits.start_within:g} s"
+            return ScaleDecision(self.desired, self.desired, AGAIN, missing)
+        return decision
+
+    def _count(self, state: ModelState, now: float) -> None:
+        """Keep account of who is awaited, and of what a worker does."""
+        if state.ready > 0 and state.capacity > 0.0:
+            self._pace = state.capacity / state.ready
+        missing = max(self.desired - state.ready, 0)
+        while len(self._awaited) > missing:  # Those that were awaited longest are taken to be the ones that came.
+            at, asked = self._awaited.pop(0)
+            if asked:
+                took = min(now - at, self.limits.start_within)
+                self._start = max(took, FADING * self._start + (1.0 - FADING) * took)
+        self._awaited.extend([(now, False)] * (missing - len(self._awaited)))
+        self.late = sum(now - at >= self.limits.start_within for at, _ in self._awaited)
+        counted = self.desired - self.late
+        known = self._pace > 0.0 and counted > 0
+        self.utilisation = self.forecast.rate / (self._pace * counted) if known else None
+
+    def _by_rules(self, state: ModelState, now: float) -> ScaleDecision | None:
+        due = [rule for rule in self.limits.rules if self._due(rule, state, now)]
+        add = max((rule for rule in due if rule.change > 0), key=lambda rule: rule.change, default=None)
+        if add is not None:
+            desired = self.limits.clamp(self.desired + add.change)
+            return self._change(desired, now, self._words(add, state)) if desired > self.desired else None
+        remove = min((rule for rule in due if rule.change < 0), key=lambda rule: rule.change, default=None)
+        if remove is None or not self._may_remove(now):
+            return None
+        lowest = max(self.desired + remove.change, self._least_after_removal(), self._least_by_band())
+        return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
+
+    def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
+        """Whether a rule's condition has held for its time.
+
+        A queue while workers are coming is answered already, unless the load is more than all of them can do.
+        """
+        answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.utilisation or 0.0) <= 1.0
+        if answered or not rule.holds(state.queue, self.utilisation):
+            self._held.pop(rule, None)
+            return False
+        return now - self._held.setdefault(rule, now) >= rule.for_s
+
+    def _least_by_band(self) -> int:
+        """Fewest workers with which no rule on utilisation would add one again."""
+        top = min((rule.threshold for rule in self.limits.rules if rule.condition == UTILISATION_ABOVE), default=1.0)
+        if self.utilisation is None or top <= 0.0:
+            return self.desired
+        return math.floor(self.utilisation * self.desired / top) + 1
+
+    def _words(self, rule: ScaleRule, state: ModelState) -> str:
+        if rule.condition == QUEUE_ABOVE:
+            return f"{rule} ({state.queue:.0f} wait)"
+        return f"{rule} ({self.utilisation or 0.0:.2f})"
+
+    def _by_plan(self, state: ModelState, now: float) -> ScaleDecision | None:
+        cost, forecast = state.cost, self.forecast
+        if cost is None or self._pace <= 0.0:
+            return self._by_rules(state, now)
+        ahead = forecast.ahead(self._start)
+        needed, why = self._needed(cost, ahead)
+        self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
+        desired = self.limits.clamp(needed + self.late)
+        if desired <= self.desired:
+            self._short_since = None
+            return self._shrunk(now)
+        since = self._short_since = now if self._short_since is None else self._short_since
+        if now - since < PLAN_HOLDS:
+            return None
+        return self._change(desired, now, f"{needed} {why} at {ahead:.3g}/s")
+
+    def _remember(self, wanted: int, now: float) -> None:
+        if self._planned_since is None:
+            self._planned_since = now
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
+        self._wanted.append((now, wanted))
+        while self._wanted[0][0] < now - self._window:
+            self._wanted.popleft()
+
+    @property
+    def _window(self) -> float:
+        """Seconds for which `plan` must not have wanted workers that it removes: it could not have them back sooner."""
+        return max(self.limits.cooldown, self._start)
+
+    def _shrunk(self, now: float) -> ScaleDecision | None:
+        """Remove what the plan has not wanted for a while."""
+        if not self._may_remove(now) or self._planned_since is None or now - self._planned_since < self._window:
+            return None
+        most = self._wanted[0][1]
+        lowest = max(self.limits.clamp(most + self.late), self._least_after_removal())
+        if lowest >= self.desired:
+            return None
+        return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
+
+    def _needed(self, cost: BatchCost, rate: float) -> tuple[int, str]:
+        """Fewest workers for a rate, and what asks for them."""
+        promise = self.limits.promise
+        roomy = max(1, math.ceil(rate / (self._pace * ROOM) - 1e-9))
+        kept = fewest_slots(cost, rate, promise, self.forecast.dispersion, self.limits.most)
+        if kept is None:
+            return roomy, f"are {ROOM:.0%} used; none keep {promise * 1000:g} ms"
+        return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"are {ROOM:.0%} used")
+
+    def _may_remove(self, now: float) -> bool:
+        return now - self._changed_at >= self.limits.cooldown and self.coming == 0
+
+    def _least_after_removal(self) -> int:
+        """Fewest workers that one removal may leave."""
+        return max(self.limits.least, self.desired - max(1, int(MOST_REMOVED * self.desired)))
+
+    def _change(self, desired: int, now: float, reason: str) -> ScaleDecision:
+        before, self.desired, self.reason = self.desired, desired, reason
+        self._changed_at = now
+        self._held.clear()
+        self._short_since = None
+        if desired > before:
+            self._awaited.extend([(now, True)] * (desired - before))
+        else:  # A platform gives up first what is not there.
+            del self._awaited[: before - desired]
+            self.late = max(self.late - (before - desired), 0)
+        return ScaleDecision(before, desired, UP if desired > before else DOWN, reason)

@@ -1,0 +1,110 @@
+"""Size of a fleet: the fewest slots that keep a latency promise, by a formula.
+
+`headway plan` begins its search there and confirms it by simulation; the autoscaler's policy `plan` goes by it alone.
+
+With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` has batches of n = λs leave every s = α/(k − βλ)
+(`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. What chance leaves behind comes
+on top: the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1
+for Poisson) is about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ
+add ρBδ²/ℓ² to c. Where arrivals are too few to be spaced, a request only waits if all slots are busy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+P95 = 0.95
+NORMAL_95 = 1.645
+"""Standard deviations above the mean that 95 % of a normal distribution lie below."""
+EXPONENTIAL_95 = 3.0
+"""Means that 95 % of an exponential distribution lie below."""
+MOST_SLOTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """Cost of a model's batches.
+
+    Attributes:
+        alpha: fixed part of a batch's time in seconds, with the time between two batches.
+        beta: seconds for each unit of size.
+        max_batch: size of a full batch.
+        deviation: standard deviation in seconds of a batch's time.
+        most_wait: most seconds that the departure policy has a request wait for batch-mates.
+    """
+
+    alpha: float
+    beta: float
+    max_batch: float
+    deviation: float = 0.0
+    most_wait: float = math.inf
+
+    @property
+    def full_seconds(self) -> float:
+        """Seconds of a full batch."""
+        return self.alpha + self.beta * self.max_batch
+
+    @property
+    def pace(self) -> float:
+        """Units of size per second that one slot does in full batches."""
+        return self.max_batch / self.full_seconds
+
+
+def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
+    """95th percentile of latency in seconds; infinite where the slots cannot carry the load.
+
+    Arguments:
+        cost: cost of the batches.
+        rate: arrivals in size per second (λ).
+        slots: healthy slots (k).
+        dispersion: variance over mean of the number of arrivals in a second or so.
+    """
+    capacity = slots * cost.pace
+    if rate >= capacity:
+        return math.inf
+    gap = min(cost.alpha / (slots - cost.beta * rate), cost.full_seconds / slots)
+    if rate * cost.alpha / slots < 1.0:
+        size, wait = 1.0, _busy_wait(cost, rate, slots)
+    else:
+        size, wait = max(rate * gap, 1.0), P95 * min(gap, cost.most_wait)
+    run = cost.alpha + cost.beta * min(size, cost.max_batch)
+    varied = dispersion + (rate / capacity) * cost.max_batch * (cost.deviation / run) ** 2
+    backlog = EXPONENTIAL_95 * varied * rate / (2.0 * (capacity - rate)) / capacity
+    # Two chances seldom come together, but all have some of the wait for the gap; and slow batches meet full queues.
+    waits = math.hypot(wait, backlog) if backlog < wait else wait + backlog
+    return run + waits + NORMAL_95 * cost.deviation
+
+
+def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
+    """95th percentile of the wait for a slot where arrivals are too few to be spaced."""
+    run = cost.alpha + cost.beta
+    busy = min(rate * run / slots, 1.0) ** slots
+    return max(0.0, 1.0 - (1.0 - P95) / busy) * run / slots if busy > 0.0 else 0.0
+
+
+def fewest_slots(
+    cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
+) -> int | None:
+    """Fewest slots whose 95th percentile of latency is at most `promise` seconds; None if no number up to `most` does.
+
+    Arguments:
+        cost: cost of the batches.
+        rate: arrivals in size per second.
+        promise: promised 95th percentile in seconds.
+        dispersion: see `latency_p95`.
+        most: most slots to consider.
+    """
+    low = math.floor(rate / cost.pace) + 1
+    if low > most or latency_p95(cost, rate, most, dispersion) > promise:
+        return None
+    high, step = low, 1
+    while latency_p95(cost, rate, high, dispersion) > promise:
+        low, high, step = high + 1, min(high + step, most), step * 2
+    while low < high:
+        middle = (low + high) // 2
+        if latency_p95(cost, rate, middle, dispersion) <= promise:
+            high = middle
+        else:
+            low = middle + 1
+    return high

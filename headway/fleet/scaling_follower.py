@@ -1,0 +1,88 @@
+"""Follower of the autoscaler in a process with workers: takes its share of the number that the leader publishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import structlog
+
+from headway.config.scaling import LOCAL
+from headway.core.scaling.shares import shares
+from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.ports import Fleet, ScalingDriver
+from headway.runtime.periodic import PERIOD, Periodic
+from headway.runtime.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+STALE_AFTER = 10.0
+"""Seconds without a newly published number after which the last one is followed no more."""
+
+
+class ScalingFollower:
+    """Follower in one process, as a resource of it; see `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        process: id of the process.
+        models: models whose workers it has.
+        driver: sets their numbers in this process.
+        fleet: fleet that knows the numbers of all.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, process: str, models: Collection[str], driver: ScalingDriver, fleet: Fleet, clock: Callable[[], float]
+    ) -> None:
+        self._process, self._models, self._driver, self._fleet = process, models, driver, fleet
+        self._clock = clock
+        self._heard: dict[str, tuple[float, float]] = {}
+        """Broker instant of the last number of each model, and when it was first read here."""
+        self._warned: set[tuple[str, str]] = set()
+        """Models with the drivers of their controller that were warned of."""
+        self._periodic = Periodic("scaling follower", self._follow, clock, every=PERIOD)
+
+    async def open(self) -> None:
+        """See Resource. Nothing is needed."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start following."""
+        self._periodic.start(supervisor)
+
+    async def close(self) -> None:
+        """See Resource. Nothing is held."""
+
+    async def _follow(self) -> None:
+        capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())
+        for one in capacities:
+            model, scaling = one.model, one.scaling
+            if model not in self._models or scaling is None or not self._fresh(model, one.measured_at):
+                continue
+            of_each = {member.id: member.scalable[model] for member in members if model in member.scalable}
+            if self._process not in of_each:
+                continue
+            self._warn_of_other(model, scaling.driver)
+            own = shares(scaling.desired, of_each)[self._process]
+            try:
+                if own != await self._driver.current(model):
+                    await self._driver.scale(model, own)
+            except (ScalingRefused, ScalingUnavailable) as exc:
+                log.warning("the workers of this process cannot be scaled", model=model, workers=own, error=str(exc))
+
+    def _warn_of_other(self, model: str, driver: str) -> None:
+        """Warn once of a controller that was not told that processes scale their own workers."""
+        if driver in ("", LOCAL) or (model, driver) in self._warned:
+            return
+        self._warned.add((model, driver))
+        log.warning(
+            "this process scales its own workers, and its controller was told otherwise; its number is followed all the "
+            "same: give both --autoscale local, and bounds and rules to the controller",
+            model=model,
+            controller=driver,
+        )
+
+    def _fresh(self, model: str, measured_at: float) -> bool:
+        """Whether a number was published of late."""
+        if self._heard.get(model, (None,))[0] != measured_at:
+            self._heard[model] = measured_at, self._clock()
+        return self._clock() - self._heard[model][1] <= STALE_AFTER

@@ -1,0 +1,69 @@
+"""Direct mode of a gateway: which requests its fallback answers while the shared broker is away, and how they get there.
+
+A fallback answers for some models, and of each for one version at most. All other requests that came before the outage wait
+for the shared broker, as at a gateway without a fallback; those that come during it are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from headway.core import failures
+from headway.gateway.broker_session import BrokerSession
+from headway.gateway.pending import PendingTable
+from headway.gateway.subscriptions import SubscriptionTable
+from headway.model import Entry, Failure
+
+
+class DirectMode:
+    """Way of requests to a gateway's fallback.
+
+    Arguments:
+        session: session with the broker of the fallback.
+        versions: version that requests for a model may name, by the models that the fallback answers for; empty for none.
+    """
+
+    def __init__(self, session: BrokerSession, versions: Mapping[str, str]) -> None:
+        self.session = session
+        self._versions = versions
+
+    def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
+        """Refusal of a new request in direct mode; None where the fallback answers it.
+
+        Arguments:
+            model: name of a model that is served.
+            version: version that the request names; empty for none.
+            away: refusal of a gateway without a fallback.
+        """
+        if model not in self._versions:
+            return msgspec.structs.replace(away, message=failures.no_fallback(model))
+        if version and version != self._versions[model]:
+            return failures.no_version_here(version)
+        return None
+
+    def take_over(self, shared: BrokerSession, pending: PendingTable, subscriptions: SubscriptionTable) -> None:
+        """Take over from the session with the shared broker what the fallback answers."""
+        moved = [one for one in pending.on(shared) if self._answers(one.entry)]
+        for one in moved:
+            one.session = self.session
+            # It may have been charged; a burst that was let in is not refused now. Nobody there claims for a version.
+            one.entry = msgspec.structs.replace(one.entry, limits=(), version="", pinned=False)
+            if not one.task:  # A task may be asked for at any gateway; so may a key, which the broker sees to.
+                shared.withdraw(one.entry.submission)
+        subscribed = [one for one in subscriptions.on(shared) if self._may_know(one.subscription.model)]
+        for subscriber in subscribed:
+            subscriber.session = self.session
+            shared.withdraw(subscriber.subscription.submission)
+        shared.give_up()
+        self.session.take_over([one.entry for one in moved])
+        self.session.subscribe([one.subscription for one in subscribed])
+
+    def _answers(self, entry: Entry) -> bool:
+        version = self._versions.get(entry.model)
+        return version is not None and (not entry.pinned or entry.version == version)
+
+    def _may_know(self, model: str) -> bool:
+        """Whether a task of a model may be the fallback's; of a task that was asked for by its id alone nobody knows."""
+        return not model or model in self._versions

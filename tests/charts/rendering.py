@@ -1,0 +1,165 @@
+"""The chart as Helm renders it: objects by kind and name, for values that differ from the defaults."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.clients.environments import run_tool
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "headway"
+RELEASE, NAMESPACE = "prod", "serving"
+NAME = f"{RELEASE}-headway"
+
+Object = dict[str, Any]
+Values = Mapping[str, Any]
+
+MODELS = {
+    "greeter": {"target": "model.py:Model"},
+    "large": {
+        "name": "org/Large-2",
+        "target": "large.py:Model",
+        "settings": {"max_batch_size": 16, "gpu_timeout_ms": 2500.5},
+        "worker": {"slots": 4, "replicas": 2, "scaling": {"min": 2, "max": 10}},
+    },
+}
+"""Two models: one of which all is usual, and one of which little is."""
+BOUNDED = {"scaling": {"max": 8}}
+MONITORED = {"interval": "30s", "labels": {"release": "prometheus"}}
+POD: Object = {
+    "existingSecret": "own-secret",
+    "extraEnv": [{"name": "HF_HOME", "value": "/models"}],
+    "envFrom": [{"configMapRef": {"name": "own-map"}}],
+    "extraVolumes": [{"name": "models", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "models", "mountPath": "/models"}],
+    "podAnnotations": {"own": "annotation"},
+    "podLabels": {"own": "label"},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "runtimeClassName": "nvidia",
+    "image": {"digest": f"sha256:{'a' * 64}"},
+    "serviceAccount": {"annotations": {"own": "account"}},
+    "terminationGracePeriodSeconds": 77,
+}
+"""What each workload may be given."""
+UNSPREAD = {"topologySpread": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}
+
+SWITCHES: dict[str, Values] = {
+    "defaults": {},
+    "models": {"models": MODELS, "settings": {"max_batch_size": 100, "shed_depths": "100,500", "cache": True}},
+    "controller scales": {"models": MODELS, "worker": BOUNDED, "scaling": {"by": "controller", "podDeletionCost": True}},
+    "keda scales": {
+        "models": MODELS,
+        "worker": BOUNDED,
+        "scaling": {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090", "authenticationRef": "metrics"}},
+    },
+    "gateways scale": {"gateway": {"autoscaling": {"enabled": True}}},
+    "pods are watched": {
+        "monitoring": {
+            "podMonitor": {"enabled": True, **MONITORED},
+            "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True, "annotations": {"folder": "GPUs"}},
+        },
+    },
+    "services are watched": {"monitoring": {"serviceMonitor": {"enabled": True, **MONITORED}}},
+    "tls": {"tls": {"existingSecret": "pair"}, "monitoring": {"podMonitor": {"enabled": True}}},
+    "tls of clients": {
+        "models": MODELS,
+        "tls": {"existingSecret": "pair", "clientCertificates": True},
+        "monitoring": {"serviceMonitor": {"enabled": True}, "tlsConfig": {"serverName": "other"}},
+    },
+    "redis elsewhere": {"redis": {"enabled": False}, "broker": {"existingSecret": "url"}, "admin": {"existingSecret": "token"}},
+    "redis forgets": {"redis": {"persistence": {"enabled": False}}},
+    "no network policy": {"networkPolicy": {"enabled": False}},
+    "narrow network policy": {
+        "networkPolicy": {"monitoring": [], "clients": [{"podSelector": {"matchLabels": {"app": "ingress"}}}]},
+    },
+    "all of a pod": {
+        "models": MODELS, "gateway": POD, "worker": POD, "controller": POD, "redis": POD, "test": {"podAnnotations": {"own": "1"}},
+        "imagePullSecrets": [{"name": "registry"}], "commonLabels": {"team": "serving"},
+    },
+    "nothing of a pod": {"models": MODELS, "gateway": UNSPREAD, "worker": UNSPREAD, "controller": UNSPREAD},
+    "accounts of others": {
+        part: {"serviceAccount": {"name": f"own-{part}"}} for part in ("gateway", "worker", "controller", "redis")
+    } | {"models": MODELS, "scaling": {"by": "controller"}, "worker": {**BOUNDED, "serviceAccount": {"name": "own-worker"}}},
+    "grpc": {"gateway": {"grpc": {"enabled": True}, "service": {"type": "LoadBalancer", "annotations": {"own": "1"}}}},
+    "on the cpu": {"models": MODELS, "worker": {"gpuResource": ""}, "zoneFromPodLabel": True},
+}  # fmt: skip
+"""Values for each switch of the chart, by what they turn on."""
+
+
+def helm(command: str, values: Values, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a command of Helm on the chart."""
+    with tempfile.TemporaryDirectory() as home:
+        file = Path(home) / "values.json"
+        file.write_text(json.dumps(values))
+        settled = ("--values", str(file), "--kube-version", "1.35.0", "--namespace", NAMESPACE)
+        named = (RELEASE, str(CHART)) if command == "template" else (str(CHART),)
+        done = run_tool("helm", "helm", command, *named, *settled, *arguments)
+    return done.returncode, done.stdout + done.stderr
+
+
+def render(switch: str = "defaults") -> list[Object]:
+    """All objects for the values of a switch."""
+    return rendered(json.dumps(SWITCHES[switch]))
+
+
+@cache
+def rendered(values: str) -> list[Object]:
+    """All objects for values that are written as JSON."""
+    code, output = helm("template", json.loads(values))
+    assert code == 0, output
+    return [
+        one for one in yaml.load_all(output, yaml.CSafeLoader) if one is not None
+    ]  # Ten times as fast as safe_load_all.
+
+
+def refusal(**values: Any) -> str:
+    """What Helm says of values that it refuses."""
+    code, output = helm("template", values)
+    assert code != 0, output
+    return output
+
+
+def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
+    """Objects of a kind by their names."""
+    found = {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
+    assert len(found) == sum(one["kind"] == kind for one in objects)
+    return found
+
+
+def workloads(objects: list[Object]) -> dict[str, Object]:
+    """Deployments and StatefulSets by their names."""
+    return of_kind(objects, "Deployment") | of_kind(objects, "StatefulSet")
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Name and pod, as a template has it, of whatever has pods."""
+    for name, one in workloads(objects).items():
+        yield name, one["spec"]["template"]
+    yield from of_kind(objects, "Pod").items()
+
+
+def environment(objects: list[Object], name: str) -> dict[str, str]:
+    """Environment of the first container of a workload, with what comes from Secrets that the chart makes."""
+    secrets = of_kind(objects, "Secret")
+    found = {}
+    for one in workloads(objects)[name]["spec"]["template"]["spec"]["containers"][0]["env"]:
+        source = one.get("valueFrom", {})
+        if "fieldRef" in source:
+            found[one["name"]] = f"{name}-7c9d-x2x5v"
+        elif "secretKeyRef" in source:
+            data = secrets[source["secretKeyRef"]["name"]]["data"][source["secretKeyRef"]["key"]]
+            found[one["name"]] = base64.b64decode(data).decode()
+        else:
+            found[one["name"]] = one["value"]
+    return found

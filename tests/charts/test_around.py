@@ -1,0 +1,146 @@
+"""What is around the processes of the chart: Redis, its secrets, network policies, what Prometheus and Grafana get."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from tests.charts.rendering import CHART, NAME, Object, of_kind, render, rendered, workloads
+from tests.servers.redis import RedisServer, client
+
+DEPLOY = CHART.parents[1]
+SOURCES = {
+    "rules.yml": DEPLOY / "prometheus" / "rules.yml",
+    "alerts.yml": DEPLOY / "prometheus" / "alerts.yml",
+    "dashboard.json": DEPLOY / "grafana" / "headway.json",
+}
+"""Files of the chart that are copies, as a chart may hold no file from outside its folder."""
+
+
+def test_files_of_the_chart_are_copies_of_those_beside_it() -> None:
+    """`make chart` copies them."""
+    assert {path.name for path in (CHART / "files").iterdir()} == {*SOURCES}
+    for name, source in SOURCES.items():
+        assert (CHART / "files" / name).read_bytes() == source.read_bytes(), f"{name} is old: run `make chart`"
+        assert not (CHART / "files" / name).is_symlink()
+
+
+def test_rules_alerts_and_dashboard_are_those_of_prometheus_and_grafana() -> None:
+    objects = render("pods are watched")
+    groups = [
+        group for name in ("rules.yml", "alerts.yml") for group in yaml.safe_load(SOURCES[name].read_text())["groups"]
+    ]
+    [rules] = of_kind(objects, "PrometheusRule").values()
+    assert rules["spec"]["groups"] == groups
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    board = of_kind(objects, "ConfigMap")[f"{NAME}-dashboard"]
+    assert json.loads(board["data"]["headway.json"]) == json.loads(SOURCES["dashboard.json"].read_text())
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    for kind in ("PrometheusRule", "PodMonitor", "ServiceMonitor", "ScaledObject"):
+        assert of_kind(render("models"), kind) == {}
+
+
+def test_prometheus_scrapes_each_process_under_the_job_that_alerts_know() -> None:
+    [pods] = of_kind(render("pods are watched"), "PodMonitor").values()
+    [services] = of_kind(render("services are watched"), "ServiceMonitor").values()
+    [endpoint] = pods["spec"]["podMetricsEndpoints"]
+    assert services["spec"]["endpoints"] == [endpoint]
+    assert endpoint["authorization"] == {"credentials": {"name": f"{NAME}-admin", "key": "token"}}
+    assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("admin", "http", "30s")
+    assert {"targetLabel": "job", "replacement": "headway"} in endpoint["relabelings"]
+    admin = of_kind(render("services are watched"), "Service")[f"{NAME}-admin"]
+    assert admin["spec"]["clusterIP"] == "None"
+    assert admin["metadata"]["labels"].items() >= services["spec"]["selector"]["matchLabels"].items()
+
+
+def test_prometheus_checks_the_certificate_of_a_process() -> None:
+    [pods] = of_kind(render("tls"), "PodMonitor").values()
+    [endpoint] = pods["spec"]["podMetricsEndpoints"]
+    authority = {"secret": {"name": "pair", "key": "ca.crt"}}
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {"ca": authority, "serverName": f"{NAME}-gateway"}
+    [services] = of_kind(render("tls of clients"), "ServiceMonitor").values()
+    assert services["spec"]["endpoints"][0]["tlsConfig"] == {"ca": authority, "serverName": "other"}
+
+
+def test_admin_ports_are_closed_to_all_but_monitoring() -> None:
+    found = of_kind(render("grpc"), "NetworkPolicy")
+    assert {*found} == {f"{NAME}-{part}" for part in ("gateway", "worker", "controller", "redis")}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    admin = {"ports": [{"port": "admin"}], "from": [monitoring]}
+    assert found[f"{NAME}-worker"]["spec"]["ingress"] == found[f"{NAME}-controller"]["spec"]["ingress"] == [admin]
+    assert found[f"{NAME}-gateway"]["spec"]["ingress"] == [{"ports": [{"port": "http"}, {"port": "grpc"}]}, admin]
+    [ours] = found[f"{NAME}-redis"]["spec"]["ingress"]
+    assert ours["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["gateway", "worker", "controller"]
+    narrow = of_kind(render("narrow network policy"), "NetworkPolicy")
+    assert narrow[f"{NAME}-worker"]["spec"]["ingress"] == []
+    clients = [{"podSelector": {"matchLabels": {"app": "ingress"}}}]
+    [asks] = of_kind(render("narrow network policy"), "Pod").values()
+    names = {f"app.kubernetes.io/{name}" for name in ("name", "instance", "component")}
+    tester = {"podSelector": {"matchLabels": {name: asks["metadata"]["labels"][name] for name in names}}}
+    assert narrow[f"{NAME}-gateway"]["spec"]["ingress"] == [{"ports": [{"port": "http"}], "from": [*clients, tester]}]
+    assert of_kind(render("no network policy"), "NetworkPolicy") == {}
+
+
+def test_secrets_are_made_unless_they_are_named() -> None:
+    assert {*of_kind(render("models"), "Secret")} == {f"{NAME}-admin", f"{NAME}-broker"}
+    objects = render("redis elsewhere")
+    assert of_kind(objects, "Secret") == {}
+    assert {*workloads(objects)} == {f"{NAME}-gateway", f"{NAME}-controller"}
+    environ = {
+        one["name"]: one
+        for one in workloads(objects)[f"{NAME}-gateway"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert environ["HEADWAY_BROKER"]["valueFrom"] == {"secretKeyRef": {"name": "url", "key": "url"}}
+    assert environ["HEADWAY_ADMIN_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "token", "key": "token"}}
+
+
+def test_redis_keeps_what_it_is_told_on_a_disk_of_its_own() -> None:
+    kept = workloads(render("models"))[f"{NAME}-redis"]["spec"]
+    [claim] = kept["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "data" and claim["spec"]["resources"]["requests"] == {"storage": "8Gi"}
+    forgetful = workloads(render("redis forgets"))[f"{NAME}-redis"]["spec"]
+    assert "volumeClaimTemplates" not in forgetful
+    assert {"name": "data", "emptyDir": {}} in forgetful["template"]["spec"]["volumes"]
+    assert "appendonly no" in of_kind(render("redis forgets"), "ConfigMap")[f"{NAME}-redis"]["data"]["redis.conf"]
+
+
+class ChartRedis(RedisServer):
+    """Redis with the settings and users of the chart, whose user may not ask for a PONG."""
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.command("TIME"))
+        except redis.ConnectionError:
+            return False
+
+
+def chart_redis(folder: Path, objects: list[Object]) -> ChartRedis:
+    """Redis with the settings and users of the chart; its URL is that of Headway's user."""
+    folder.mkdir()
+    data = of_kind(objects, "Secret")[f"{NAME}-broker"]["data"]
+    secret = {key: base64.b64decode(value).decode() for key, value in data.items()}
+    (folder / "users.acl").write_text(secret["users.acl"])
+    text = of_kind(objects, "ConfigMap")[f"{NAME}-redis"]["data"]["redis.conf"]
+    text = text.replace("/etc/redis-users/users.acl", str(folder / "users.acl")).replace("dir /data", f"dir {folder}")
+    lines = [line for line in text.splitlines() if not line.startswith(("port ", "bind "))]
+    server = ChartRedis("redis", folder, *lines)
+    server.url = secret["url"].replace(f"@{NAME}-redis:6379/", f"@127.0.0.1:{server.port}/")
+    return server
+
+
+def test_a_real_redis_takes_the_charts_settings_and_lets_headway_in_alone(tmp_path: Path) -> None:
+    objects = rendered(json.dumps({"settings": {"broker_prefix": "fleet"}}))
+    with chart_redis(tmp_path / "redis", objects) as server:
+        assert server.command("CONFIG", "GET", "maxmemory-policy") == {b"maxmemory-policy": b"noeviction"}
+        assert server.command("CONFIG", "GET", "appendonly") == {b"appendonly": b"yes"}
+        server.command("SET", "fleet:queue", "1")
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            server.command("SET", "other:queue", "1")
+        with pytest.raises(redis.exceptions.AuthenticationError), client(f"redis://127.0.0.1:{server.port}") as anybody:
+            anybody.get("fleet:queue")

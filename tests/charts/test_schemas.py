@@ -1,0 +1,164 @@
+"""Objects of the chart against the schemas of Kubernetes and of the operators, and the schema of its own values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.config.models import MODEL_FIELDS, SHORT
+from headway.config.settings import FIELDS
+from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
+from tests.clients.environments import run_client
+
+VERSIONS = ("1.30.0", "1.37.0")
+"""Oldest Kubernetes that the chart is for, and the newest whose schemas there are."""
+OPERATORS = ("keda.sh", "monitoring.coreos.com")
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+OPEN = {
+    "global", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
+}  # fmt: skip
+"""Values whose members are not the chart's to know: parts of Kubernetes' objects."""
+
+
+def ours(one: Object) -> bool:
+    return not one["apiVersion"].startswith(OPERATORS)
+
+
+def test_all_objects_keep_the_schemas_of_kubernetes_strictly(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}  # Most objects are the same whatever is turned on.
+    for switch in SWITCHES:
+        for one in filter(ours, render(switch)):
+            seen.setdefault(json.dumps(one), switch)
+    found: dict[str, list[Object]] = {"wrong": [{**render()[0], "unknown": 1}]}
+    for text, switch in seen.items():
+        found.setdefault(switch, []).append(json.loads(text))
+    file = tmp_path / "objects.json"
+    file.write_text(json.dumps(found))
+    wrong = run_client("kubernetes", "kubernetes_schemas.py", str(file), str(CHART), *VERSIONS)
+    assert len(wrong) == len(VERSIONS), wrong
+    assert all(one.startswith("wrong: ") and "unknown" in one for one in wrong)
+
+
+def test_all_custom_resources_keep_the_definitions_of_their_operators(tmp_path: Path) -> None:
+    found = [one for switch in SWITCHES for one in render(switch) if not ours(one)]
+    assert {one["kind"] for one in found} == {"PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+    odd = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "odd"}}
+    file = tmp_path / "objects.json"
+    file.write_text(
+        json.dumps([*found, {**odd, "spec": {"scaleTargetRef": {"name": "x"}, "triggers": [], "unknown": 1}}])
+    )
+    [wrong] = run_client("helm", "custom_resources.js", str(file))
+    assert "'\"unknown\"' does not exist" in wrong
+
+
+@pytest.mark.parametrize("switch", ["defaults", "all of a pod"])
+def test_the_chart_is_clean_to_helm(switch: str) -> None:
+    code, output = helm("lint", SWITCHES[switch], "--strict")
+    assert (code, "[ERROR]" in output, "[WARNING]" in output) == (0, False, False), output
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    assert unknown(yaml.safe_load((CHART / "values.yaml").read_text()), SCHEMA, "") == []
+
+
+def test_the_schema_knows_the_settings_of_headway() -> None:
+    process = SCHEMA["properties"]["settings"]["properties"]
+    model = SCHEMA["definitions"]["model"]["properties"]["settings"]["properties"]
+    assert [*process] == sorted(FIELDS)
+    assert [*model] == sorted({*MODEL_FIELDS, *SHORT, "arguments"})
+
+
+def unknown(values: Any, schema: Any, place: str) -> list[str]:
+    """Places where values and schema differ: values that it does not know, and those that it knows alone."""
+    schema = resolved(schema)
+    if not isinstance(values, dict) or "properties" not in schema or place.endswith("settings"):
+        return []
+    found = [f"{place}.{name}" for name in values.keys() ^ schema["properties"].keys() if name != "global"]
+    if place.endswith(".image") or place == ".image":  # What is left out is taken from the chart's own image.
+        found = [one for one in found if one.rpartition(".")[2] in values]
+    if place.endswith(".resources"):
+        found = [one for one in found if one.rpartition(".")[2] in values]
+    return found + [
+        one
+        for name in values.keys() & schema["properties"]
+        for one in unknown(values[name], schema["properties"][name], f"{place}.{name}")
+    ]
+
+
+def resolved(schema: Any) -> Any:
+    return SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def closed(schema: Any, name: str) -> Iterator[tuple[str, bool]]:
+    """Name of each object in a schema, and whether it refuses members that it does not know."""
+    schema = resolved(schema)
+    kind = schema.get("type")
+    if "object" in ([kind] if isinstance(kind, str) else kind or []):
+        yield name, schema.get("additionalProperties", True) is not True
+    for below, one in {**schema.get("properties", {}), **schema.get("patternProperties", {})}.items():
+        yield from closed(one, below)
+
+
+def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
+    found = list(closed(SCHEMA, ""))
+    assert len(found) > 60
+    assert {name for name, refuses in found if not refuses} == OPEN
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gatewy": {}}, "'gatewy' not allowed"),
+        ({"gateway": {"replica": 1}}, "'replica' not allowed"),
+        ({"models": {"greeter": {"target": "x", "worker": {"slot": 1}}}}, "'slot' not allowed"),
+        ({"models": {"greeter": {}}}, "missing property 'target'"),
+        ({"models": {"Greeter": {"target": "x"}}}, "'Greeter' not allowed"),
+        ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
+        ({"worker": {"slots": "2"}}, "/worker/slots"),
+        ({"scaling": {"by": "hpa"}}, "/scaling/by"),
+        ({"settings": {"models": {}}}, "/settings"),
+        ({"settings": {"Max-Batch": 1}}, "'Max-Batch' not allowed"),
+        ({"settings": {"prot": 1}}, "'prot' not allowed"),
+        ({"models": {"a": {"target": "x", "settings": {"port": 1}}}}, "'port' not allowed"),
+        (
+            {"settings": {"port": 8080}},
+            "settings.port: has no effect, as the chart sets it for each pod. Set gateway.service",
+        ),
+        (
+            {"settings": {"admin_port": 9100}},
+            "settings.admin_port: has no effect, as the chart sets it for each pod. Leave",
+        ),
+        ({"settings": {"lame_duck_ms": 1}}, "Set gateway.lameDuckSeconds"),
+        ({"settings": {"workers": 2}}, "Set worker.slots"),
+        ({"tls": {"clientCertificates": True}}, "tls.clientCertificates: has no effect without tls.existingSecret"),
+        (
+            {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}},
+            "gateway.autoscaling.minReplicas: is 4, and maxReplicas only 3",
+        ),
+        (
+            {"scaling": {"by": "controller"}, "models": MODELS},
+            "models.greeter.worker.scaling.max: set the most workers",
+        ),
+        (
+            {
+                "scaling": {"by": "controller"},
+                "models": {"a": {"target": "x", "worker": {"scaling": {"min": 3, "max": 2}}}},
+            },
+            "models.a.worker.scaling.min: is 3, and scaling.max only 2",
+        ),
+        ({"scaling": {"by": "controller"}}, "scaling.by: the controller has nothing to scale"),
+        ({"scaling": {"by": "keda"}}, "scaling.keda.serverAddress: name the Prometheus"),
+        ({"redis": {"enabled": False}}, "broker.existingSecret: name a Secret"),
+        (
+            {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+            "both would count everything twice",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_what_is_wrong(values: dict[str, Any], said: str) -> None:
+    assert said in refusal(**values)

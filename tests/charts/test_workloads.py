@@ -1,0 +1,305 @@
+"""Workloads of the chart: what each process is told, how it is found, how it ends, and who changes their number."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.app.roles import ROLES
+from headway.config import Settings, load
+from headway.model import Role
+from tests.charts.rendering import (
+    CHART,
+    MODELS,
+    NAME,
+    NAMESPACE,
+    POD,
+    SWITCHES,
+    Object,
+    environment,
+    of_kind,
+    pods,
+    render,
+    rendered,
+    workloads,
+)
+
+GATEWAY, CONTROLLER, REDIS = f"{NAME}-gateway", f"{NAME}-controller", f"{NAME}-redis"
+WORKERS = {key: f"{NAME}-worker-{key}" for key in MODELS}
+FILES = {GATEWAY: "gateway.toml", CONTROLLER: "controller.toml"} | {
+    name: f"worker-{key}.toml" for key, name in WORKERS.items()
+}
+"""File of settings of each workload."""
+
+
+def container(objects: list[Object], name: str) -> Object:
+    [found] = workloads(objects)[name]["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def settings(objects: list[Object], name: str, tmp_path: Any) -> Settings:
+    """Settings that a process of a workload comes to: file, environment and command line, as Headway reads them."""
+    file = tmp_path / "headway.toml"
+    file.write_text(of_kind(objects, "ConfigMap")[NAME]["data"][FILES[name]])
+    environ = environment(objects, name)
+    assert environ.pop("HEADWAY_CONFIG") == "/etc/headway/headway.toml"
+    role, *targets = container(objects, name)["args"]
+    used = {f"HEADWAY_{setting}".upper() for setting in ROLES[Role(role)].settings}
+    assert {one for one in environ if one.startswith("HEADWAY_")} <= used
+    return load({}, environ, file, targets=targets or None)
+
+
+def matches(selector: Object, labels: dict[str, str]) -> bool:
+    found = all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
+    return found and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+
+
+def labels(objects: list[Object]) -> dict[str, dict[str, str]]:
+    """Labels of the pods of each workload."""
+    return {name: pod["metadata"]["labels"] for name, pod in pods(objects)}
+
+
+def test_each_process_reads_its_settings_as_they_were_meant(tmp_path: Any) -> None:
+    objects = render("models")
+    for name in FILES:
+        found = settings(objects, name, tmp_path)
+        assert (found.max_batch_size, found.shed_depths, found.cache) == (100, "100,500", True)
+        assert found.name.startswith(name)
+        assert found.broker.startswith("redis://headway:") and found.broker.endswith(f"@{REDIS}:6379/0")
+        assert (found.admin_host, found.admin_port, len(found.admin_token)) == ("0.0.0.0", 9000, 32)
+    gateway, large = settings(objects, GATEWAY, tmp_path), settings(objects, WORKERS["large"], tmp_path)
+    assert (gateway.host, gateway.port, gateway.lame_duck_ms, gateway.drain_timeout_ms) == (
+        "0.0.0.0",
+        8000,
+        5000,
+        30_000,
+    )
+    assert [model.name for model in gateway.models] == ["greeter", "org/Large-2"]
+    assert [(model.name, model.target) for model in large.models] == [("org/Large-2", "large.py:Model")]
+    assert dict(large.models[0].values).items() >= {"max_batch_size": 16, "gpu_timeout_ms": 2500.5}.items()
+    assert large.workers == 4
+
+
+def test_the_controller_alone_is_told_what_to_scale(tmp_path: Any) -> None:
+    objects = render("controller scales")
+    found = settings(objects, CONTROLLER, tmp_path)
+    assert found.autoscale == "kubernetes"
+    large = dict(found.models[1].values)
+    assert (large["min_workers"], large["max_workers"], large["scale_slots"]) == (2, 10, 4)
+    assert [dict(model.values)["scale_target"] for model in found.models] == [
+        f"deployment/{one}" for one in WORKERS.values()
+    ]
+    for name in (GATEWAY, *WORKERS.values()):
+        assert "scale" not in of_kind(objects, "ConfigMap")[NAME]["data"][FILES[name]]
+    assert settings(render("keda scales"), CONTROLLER, tmp_path).autoscale == "none"
+
+
+def test_a_process_restarts_for_its_own_settings_alone() -> None:
+    def sums(**values: Any) -> dict[str, str]:
+        found = rendered(json.dumps({"models": MODELS, **values}))
+        return {name: pod["metadata"]["annotations"]["checksum/settings"] for name, pod in pods(found) if name in FILES}
+
+    before = sums()
+    assert sums() == before
+    changed = {name for name, one in sums(settings={"cache": True}).items() if one != before[name]}
+    assert changed == {*FILES}
+    more = sums(models={**MODELS, "third": {"target": "third.py:Model"}})
+    assert {name for name, one in before.items() if more[name] != one} == {GATEWAY, CONTROLLER}
+    scaled = sums(scaling={"by": "controller"}, worker={"scaling": {"max": 5}})
+    assert {name for name, one in before.items() if scaled[name] != one} == {CONTROLLER}
+
+
+@pytest.mark.parametrize("switch", ["models", "all of a pod", "tls of clients", "grpc"])
+def test_services_budgets_and_policies_find_the_pods_that_they_mean(switch: str) -> None:
+    objects = render(switch)
+    all_labels = labels(objects)
+    for name, one in of_kind(objects, "Service").items():
+        found = {pod for pod, given in all_labels.items() if matches({"matchLabels": one["spec"]["selector"]}, given)}
+        assert found == ({name} if name != f"{NAME}-admin" else {*all_labels}), name
+        ports = {port["name"] for pod in found & {name} for port in container(objects, pod)["ports"]}
+        assert {port["targetPort"] for port in one["spec"]["ports"]} <= ports | {"admin"}
+    for name, one in of_kind(objects, "PodDisruptionBudget").items():
+        assert [pod for pod, given in all_labels.items() if matches(one["spec"]["selector"], given)] == [name]
+    for name, one in of_kind(objects, "NetworkPolicy").items():
+        found = {pod for pod, given in all_labels.items() if matches(one["spec"]["podSelector"], given)}
+        assert found == ({*WORKERS.values()} & {*all_labels} if name == f"{NAME}-worker" else {name})
+    for name, one in workloads(objects).items():
+        given = all_labels[name]
+        assert [pod for pod, theirs in all_labels.items() if matches(one["spec"]["selector"], theirs)] == [name]
+        for spread in one["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
+            assert matches(spread["labelSelector"], given)
+            assert [pod for pod, theirs in all_labels.items() if matches(spread["labelSelector"], theirs)] == [name]
+        assert given["app.kubernetes.io/version"] and given["app.kubernetes.io/part-of"] == "headway"
+
+
+def test_pods_are_spread_over_zones_unless_told_otherwise() -> None:
+    for name, one in workloads(render("models")).items():
+        spread = one["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+        assert [each["topologyKey"] for each in spread] == (
+            [] if name == REDIS else ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+        )
+    for one in workloads(render("nothing of a pod")).values():
+        assert "topologySpreadConstraints" not in one["spec"]["template"]["spec"]
+    assert of_kind(render("nothing of a pod"), "PodDisruptionBudget") == {}
+
+
+def test_a_pod_has_longer_to_end_than_it_takes() -> None:
+    for switch in ("models", "controller scales"):
+        objects = render(switch)
+        for name in (GATEWAY, CONTROLLER, *WORKERS.values()):
+            environ = environment(objects, name)
+            pod = workloads(objects)[name]["spec"]["template"]["spec"]
+            sleep = (
+                container(objects, name).get("lifecycle", {}).get("preStop", {}).get("sleep", {"seconds": 0})["seconds"]
+            )
+            takes = float(environ["HEADWAY_DRAIN_TIMEOUT_MS"]) + float(environ.get("HEADWAY_LAME_DUCK_MS", 0))
+            assert pod["terminationGracePeriodSeconds"] >= sleep + takes / 1000 + 10
+    assert container(render("models"), GATEWAY)["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    everything = workloads(render("all of a pod")).values()
+    assert {one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for one in everything} == {77}
+
+
+def test_each_process_has_three_probes_of_routes_that_its_ports_have() -> None:
+    objects = render("models")
+    for name in FILES:
+        found = container(objects, name)
+        probes = {kind: found[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+        assert probes["startup"] == probes["liveness"] == {"path": "/livez", "port": "admin", "scheme": "HTTP"}
+        public = "http" if name == GATEWAY else "admin"
+        assert probes["readiness"] == {"path": "/readyz", "port": public, "scheme": "HTTP"}
+        assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in found["ports"]}
+
+
+def test_probes_go_with_tls_and_see_an_open_port_where_certificates_are_asked_for() -> None:
+    assert container(render("tls"), GATEWAY)["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    asked = container(render("tls of clients"), GATEWAY)
+    assert asked["readinessProbe"]["tcpSocket"] == {"port": "http"} and "httpGet" not in asked["livenessProbe"]
+    environ = {one["name"]: one.get("value") for one in asked["env"]}
+    assert environ["HEADWAY_TLS_CLIENT_CA"] == "/etc/headway-tls/ca.crt"
+
+
+def test_each_worker_slot_has_a_gpu() -> None:
+    objects = render("models")
+    assert container(objects, WORKERS["large"])["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    assert container(objects, WORKERS["greeter"])["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container(objects, GATEWAY)["resources"]["limits"] == {"memory": "512Mi"}
+    cpu = render("on the cpu")
+    assert container(cpu, WORKERS["large"])["resources"]["limits"] == {}
+    assert environment(cpu, WORKERS["large"])["HEADWAY_DEVICES"] == "cpu"
+
+
+def test_nobody_has_a_number_of_replicas_where_something_scales() -> None:
+    def without(switch: str) -> set[str]:
+        return {name for name, one in workloads(render(switch)).items() if "replicas" not in one["spec"]}
+
+    assert without("models") == set()
+    assert without("controller scales") == without("keda scales") == {*WORKERS.values()}
+    assert without("gateways scale") == {GATEWAY}
+    assert of_kind(render("models"), "HorizontalPodAutoscaler") == {}
+    autoscaler = of_kind(render("gateways scale"), "HorizontalPodAutoscaler")[GATEWAY]["spec"]
+    assert autoscaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": GATEWAY}
+    assert autoscaler["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 70}
+    assert container(render("gateways scale"), GATEWAY)["resources"]["requests"]["cpu"]
+
+
+def test_keda_counts_pods_where_headway_counts_workers() -> None:
+    found = of_kind(render("keda scales"), "ScaledObject")
+    large = found[WORKERS["large"]]["spec"]
+    assert (large["minReplicaCount"], large["maxReplicaCount"], large["fallback"]["replicas"]) == (1, 3, 3)
+    [trigger] = large["triggers"]
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "4")
+    assert trigger["metadata"]["query"] == 'max(headway_desired_workers{model="org/Large-2"})'
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert trigger["authenticationRef"] == {"name": "metrics"}
+    assert found[WORKERS["greeter"]]["spec"]["maxReplicaCount"] == 8
+    assert [of_kind(render(switch), "ScaledObject") for switch in ("models", "controller scales")] == [{}, {}]
+
+
+def test_each_workload_takes_what_a_pod_may_be_given() -> None:
+    for name, one in workloads(render("all of a pod")).items():
+        template, [first] = one["spec"]["template"], one["spec"]["template"]["spec"]["containers"]
+        assert POD["extraEnv"][0] in first["env"]
+        assert first["envFrom"] == [{"secretRef": {"name": "own-secret"}}, *POD["envFrom"]]
+        assert POD["extraVolumeMounts"][0] in first["volumeMounts"]
+        assert POD["extraVolumes"][0] in template["spec"]["volumes"]
+        assert first["image"].endswith(f"@sha256:{'a' * 64}"), name
+        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert template["metadata"]["annotations"]["own"] == "annotation"
+        assert template["metadata"]["labels"]["own"] == "label" and template["metadata"]["labels"]["team"] == "serving"
+        for member in ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName"):
+            assert template["spec"][member] == POD[member]
+    assert container(render("all of a pod"), REDIS)["image"].startswith("redis@sha256:")
+
+
+def test_an_image_has_the_tag_of_the_chart_unless_told_otherwise() -> None:
+    assert container(render("models"), GATEWAY)["image"] == "headway:0.1.0"
+    model = {"target": "x", "worker": {"image": {"repository": "registry.example/models", "tag": "7"}}}
+    own = rendered(json.dumps({"models": {"own": model}, "image": {"digest": ""}}))
+    assert container(own, f"{NAME}-worker-own")["image"] == "registry.example/models:7"
+
+
+def test_no_pod_gets_a_variable_for_each_service() -> None:
+    """A Service named headway would set HEADWAY_PORT, which start-up refuses."""
+    assert all(pod["spec"]["enableServiceLinks"] is False for switch in SWITCHES for _, pod in pods(render(switch)))
+
+
+def test_the_zone_of_gateways_and_workers_comes_from_the_pods_label(tmp_path: Any) -> None:
+    objects = render("on the cpu")
+    for name in FILES:
+        found = settings(objects, name, tmp_path)
+        assert bool(found.zone) is (name != CONTROLLER)
+        for one in container(objects, name)["env"]:
+            if one["name"] == "HEADWAY_ZONE":
+                assert one["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
+
+
+def test_the_test_of_helm_is_a_program_that_asks_the_service() -> None:
+    for switch in ("defaults", "tls", "tls of clients"):
+        [pod] = of_kind(render(switch), "Pod").values()
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        python, flag, program = pod["spec"]["containers"][0]["command"]
+        assert (python, flag) == ("python3", "-c") and GATEWAY in program
+        compile(program, "test", "exec")
+
+
+def test_what_is_made_is_in_the_namespace_of_the_release() -> None:
+    for switch in SWITCHES:
+        for one in render(switch):
+            assert one["metadata"].get("namespace", NAMESPACE) == NAMESPACE
+            assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "prod"
+
+
+def test_settings_are_written_as_toml_has_them() -> None:
+    odd = {
+        "zone": 'quote " \\ <&> line\nend ü',
+        "max_queue": 10_000_000,
+        "reserved_share": 0.25,
+        "cache": True,
+        "scale_rules": [{"queue_above": 500, "for_s": 30.5}],
+        "keys": [],
+    }
+    text = of_kind(rendered(json.dumps({"settings": odd})), "ConfigMap")[NAME]["data"]["gateway.toml"]
+    assert tomllib.loads(text) == odd
+    assert isinstance(tomllib.loads(text)["max_queue"], int)
+
+
+def test_the_values_that_the_page_shows_are_good_ones() -> None:
+    page = (CHART.parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    install, scale = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    objects = rendered(json.dumps(install))
+    worker = workloads(objects)[WORKERS["greeter"]]
+    assert container(objects, WORKERS["greeter"])["image"] == "registry.example/greeter:7"
+    assert worker["spec"]["replicas"] == 2
+    scaled = workloads(rendered(json.dumps(install | scale)))[WORKERS["greeter"]]
+    assert "replicas" not in scaled["spec"]
+    for name in ("networkPolicy.monitoring", "scaling.podDeletionCost", "zoneFromPodLabel", "gateway.autoscaling"):
+        assert f"`{name}`" in page or f"`{name}:" in page
+        values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+        for part in name.split("."):
+            values = values[part]

@@ -1,0 +1,118 @@
+"""Lists of inputs under one idempotency key, at two gateways: the first of them wins whole, however its parts come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headway import errors
+from headway.config import Settings
+from headway.gateway import fan_out
+from headway.gateway.fan_out import FanOut
+from headway.gateway.gateway import Gateway
+from headway.model import ItemResult, Lease, Principal, Reply, RequestOptions, Value
+from headway.runtime.counters import Counters
+from headway.runtime.fair_turns import FairTurns
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
+from tests.contracts.brokers import AT_ONCE, Harness, output, slot, story
+
+ADA = Principal("ada", "acme", 1)
+
+
+class Line(FairTurns):
+    """Line whose turns are given by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+        self.waiting: list[Callable[[], None]] = []
+
+    def wait(self, tenant: str, begin: Callable[[], None]) -> None:
+        self.waiting.append(begin)
+
+    def give(self, most: int) -> None:
+        """Give as many turns as are waited for, and at most so many."""
+        for _ in range(most):
+            if self.waiting:
+                self.waiting.pop()()
+
+
+class Door:
+    """A gateway, and the lists that it was asked."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.line = gateway.turns = Line()
+
+    def ask(self, inputs: Sequence[str], key: str = "k") -> asyncio.Future[Sequence[Reply]]:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        options = RequestOptions(100.0, 1, key)
+        FanOut(self.gateway, ADA, new_id(), options, "m", inputs, b"", ended.set_result).start()
+        return ended
+
+
+@asynccontextmanager
+async def doors(harness: Harness) -> AsyncIterator[tuple[Door, Door]]:
+    """Two gateways over the views of two processes."""
+    supervisor, settings = Supervisor(), Settings(model="m", max_batch_size=8)
+    made = [Gateway(settings, ["m"], broker, Counters(), harness.now) for broker in (harness.broker, harness.peer())]
+    for gateway in made:
+        gateway.start(supervisor)
+    try:
+        await harness.settle()
+        yield Door(made[0]), Door(made[1])
+    finally:
+        await supervisor.stop()
+
+
+async def worked_off(harness: Harness, *lists: asyncio.Future[Sequence[Reply]], lines: Sequence[Line]) -> list[Value]:
+    """Run what comes until the lists have their ends. Returns the inputs that ran."""
+    ran: list[Value] = []
+    while not all(one.done() for one in lists):
+        for line in lines:
+            line.give(1)
+        await harness.advance(0.01)
+        lease = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(lease, Lease):
+            ran += [entry.input for entry in lease.entries]
+            await harness.broker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+    return ran
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fan_out, "AT_ONCE", 4)
+    monkeypatch.setattr(fan_out, "FEW", 2)
+
+
+@story
+async def test_of_two_lists_under_a_key_one_is_answered_and_nothing_of_the_other_runs(harness: Harness) -> None:
+    async with doors(harness) as (one, other):
+        wanted, late = [f"a{number}" for number in range(8)], [f"b{number}" for number in range(8)]
+        first = one.ask(wanted)
+        one.line.give(1)
+        await harness.settle()
+        second = other.ask(late)
+        other.line.give(8)  # All that it may offer before the first list goes on.
+        await harness.settle()
+        assert sorted(map(str, await worked_off(harness, first, second, lines=[one.line, other.line]))) == wanted
+        assert [reply.output for reply in await first] == [output(text) for text in wanted]
+        [refused] = await second
+        assert refused.failure is not None
+        assert (refused.failure.code, refused.failure.message.startswith("input")) == (errors.IDEMPOTENCY_MISUSE, False)
+
+
+@story
+async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_its_outputs(harness: Harness) -> None:
+    async with doors(harness) as (one, other):
+        wanted = [f"a{number}" for number in range(8)]
+        both = [door.ask(wanted) for door in (one, other)]
+        ran = await worked_off(harness, *both, lines=[one.line, other.line])
+        assert sorted(map(str, ran)) == wanted
+        third = other.ask(wanted)
+        assert await worked_off(harness, third, lines=[other.line]) == []
+        for ended in (*both, third):
+            assert [reply.output for reply in await ended] == [output(text) for text in wanted]

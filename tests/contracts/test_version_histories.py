@@ -1,0 +1,123 @@
+"""Histories of rollouts at random over every broker, judged by the checker of promises, which must miss what is switched off.
+
+HEADWAY_TEST_ROLLOUT_SECONDS is how long each is asked, on the broker's clock; HEADWAY_TEST_ROLLOUT_SEED the seed of all dice.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headway.core import dedup
+from headway.core.versions import Versions
+from headway.gateway.version_choice import VersionChoice
+from headway.model import BatchRun
+from headway.worker import helping
+from tests.contracts.brokers import Harness, MemoryHarness
+from tests.contracts.rollout import rollout
+from tests.promises.checker import check
+from tests.promises.operation import mark_of
+
+SECONDS = float(os.environ.get("HEADWAY_TEST_ROLLOUT_SECONDS", "0"))
+SEED = int(os.environ.get("HEADWAY_TEST_ROLLOUT_SEED", "1"))
+TELLING = 4
+"""Seed of a history in which each promise that is switched off is missed."""
+LONG, SHORT = 60.0, 10.0
+"""Seconds in memory, and over a server, where they take longer."""
+
+
+def test_a_rollout_keeps_its_promises_whatever_the_weights_and_whoever_leaves(harness: Harness) -> None:
+    seconds = SECONDS or (LONG if isinstance(harness, MemoryHarness) else SHORT)
+    history = rollout(harness, SEED, seconds)
+    violations = check(history)
+    assert not violations, "\n".join(map(str, violations[:5]))
+    runs = {mark: run for run in history.runs for mark in run.marks()}
+    ran = Counter((one.wanted, runs[mark_of(output)].version) for one in history.operations for output in one.answers)
+    assert min(ran["", "3"], ran["", "4"]) > seconds / 2
+    assert min(ran["3", "3"], ran["4", "4"]) > 0
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _weights_are_never_read_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(VersionChoice, "weigh", lambda choice, weights: None)
+
+
+def _weights_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(1)
+    patch.setattr(
+        VersionChoice, "version", lambda choice, tenant, id, options, several: options.version or dice.choice("34")
+    )
+
+
+def _a_name_is_drawn_anew_each_time(patch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(1)
+    patch.setattr("headway.gateway.version_choice.position_of", lambda *names: dice.random())
+
+
+def _a_named_version_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    choose = VersionChoice.version
+
+    def version(choice: VersionChoice, tenant: str, id: str, options: Any, several: Any) -> str:
+        return choose(choice, tenant, id, replace(options, version=""), several)
+
+    patch.setattr(VersionChoice, "version", version)
+
+
+def _helpers_run_what_names_another_version(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(helping, "_is_elsewhere", lambda entry: False)
+
+
+def _nothing_that_is_named_is_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Versions, "takes", lambda versions, version: False)
+
+
+def _what_helpers_ran_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dedup, "_answers", lambda versions, ran: True)
+
+
+def _answers_tell_what_waited_and_not_what_ran(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "headway.brokers.memory.broker.run_of",
+        lambda lease, departure, worker, now: BatchRun(worker, 1, 0.1, now, lease.slot.version),
+    )
+
+
+def _a_key_is_of_its_version(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dedup, "_key", lambda queued, one: (queued.entry.tenant, one.kind, f"{queued.entry.queue} {one.key}"))
+
+
+@pytest.mark.parametrize(
+    ("switched_off", "promises"),
+    [
+        (_weights_are_never_read_again, {"a version that drains runs a new request"}),
+        (_weights_are_not_looked_at, {"a version that drains runs a new request"}),
+        (_a_name_is_drawn_anew_each_time, {"another version than its name draws"}),
+        (_a_named_version_is_not_looked_at, {"a request that names a version is answered by another"}),
+        (_helpers_run_what_names_another_version, {"a request that names a version is answered by another"}),
+        (_nothing_that_is_named_is_taken, {"a version that is there is refused"}),
+        (_what_helpers_ran_is_kept, {"a kept answer of a version that may not be drawn"}),
+        (
+            _answers_tell_what_waited_and_not_what_ran,
+            {"an answer tells another version than ran it", "the ledger tells another version"},
+        ),
+        (_a_key_is_of_its_version, {"two outcomes", "second run under a key"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_is_switched_off_is_missed(
+    switched_off: Patch, promises: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switched_off(monkeypatch)
+    harness = MemoryHarness()
+    try:
+        assert promises <= {violation.promise for violation in check(rollout(harness, TELLING, LONG))}
+    finally:
+        harness.close()

@@ -1,0 +1,280 @@
+"""Scaler of a model: one shortage is answered once, bounds are kept, and nothing flaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.scaling.rules import QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW, ScaleRule
+from headway.core.scaling.scaler import (
+    AGAIN,
+    DOWN,
+    MOST_REMOVED,
+    PLAN,
+    RULES,
+    UP,
+    ModelState,
+    ScaleDecision,
+    ScaleLimits,
+    Scaler,
+)
+from headway.core.scaling.sizing import BatchCost
+
+PACE = 100.0
+COST = BatchCost(0.1, 0.0, 10.0)
+
+
+class Fleet:
+    """Fleet of one model, whose workers take `start` seconds to come; those named in `broken` never do.
+
+    Attributes:
+        decisions: decisions with their instants.
+    """
+
+    def __init__(self, limits: ScaleLimits, workers: int, start: float = 60.0) -> None:
+        self.scaler = Scaler(limits, workers, 0.0)
+        self.start = start
+        self.ready = workers
+        self.now = 0.0
+        self.decisions: list[tuple[float, ScaleDecision]] = []
+        self.comes_at: list[float] = []
+        self.broken = 0
+
+    def run(self, seconds: float, rate: float, queue: float = 0.0, step: float = 1.0) -> list[ScaleDecision]:
+        """Run at one load; returns the decisions of that time."""
+        before = len(self.decisions)
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            arrived = [at for at in self.comes_at if at <= self.now]
+            self.comes_at = [at for at in self.comes_at if at > self.now]
+            self.ready += len(arrived)
+            state = ModelState(self.ready, queue, rate, self.ready * PACE, COST)
+            decision = self.scaler.decide(state, self.now)
+            if decision is not None:
+                self._take(decision)
+        return [one for _, one in self.decisions[before:]]
+
+    def _take(self, decision: ScaleDecision) -> None:
+        self.decisions.append((self.now, decision))
+        more = decision.desired - decision.before
+        for _ in range(more):
+            if self.broken:
+                self.broken -= 1
+            else:
+                self.comes_at.append(self.now + self.start)
+        self.ready = min(self.ready, decision.desired)
+
+
+def changes(decisions: list[ScaleDecision]) -> list[int]:
+    return [one.desired - one.before for one in decisions]
+
+
+def test_each_usual_rule_changes_the_number_once_its_condition_has_held() -> None:
+    fleet = Fleet(ScaleLimits(), 4)
+    assert fleet.run(30, 200, queue=501) == []
+    assert changes(fleet.run(1, 200, queue=501)) == [3]
+    fleet = Fleet(ScaleLimits(), 4)
+    assert fleet.run(60, 200, queue=101) == []
+    assert changes(fleet.run(1, 200, queue=101)) == [1]
+    fleet = Fleet(ScaleLimits(), 4)
+    assert fleet.run(300, 350) == []
+    assert changes(fleet.run(1, 350)) == [1]
+    fleet = Fleet(ScaleLimits(), 4)
+    assert fleet.run(900, 100) == []
+    assert changes(fleet.run(1, 100)) == [-1]
+
+
+def test_a_condition_that_is_broken_off_begins_anew() -> None:
+    fleet = Fleet(ScaleLimits(), 4)
+    for _ in range(20):
+        assert fleet.run(25, 200, queue=600) == []
+        assert fleet.run(1, 200, queue=10) == []
+
+
+def test_one_shortage_is_answered_once_while_workers_start() -> None:
+    fleet = Fleet(ScaleLimits(), 4, start=300)
+    assert changes(fleet.run(290, 560, queue=5000)) == [3]
+    assert fleet.scaler.coming == 3
+    assert fleet.run(60, 560, queue=0) == []
+
+
+def test_a_shortage_that_is_larger_than_what_comes_is_answered_further() -> None:
+    fleet = Fleet(ScaleLimits(), 4, start=300)
+    assert changes(fleet.run(100, 1200, queue=5000)) == [3, 3, 3]
+
+
+def test_workers_that_never_come_are_asked_for_again_and_not_counted() -> None:
+    fleet = Fleet(ScaleLimits(start_within=120), 4, start=60)
+    fleet.broken = 3
+    assert changes(fleet.run(120, 600, queue=5000)) == [3]
+    assert fleet.scaler.utilisation == pytest.approx(600 / 700, abs=0.02)
+    told = fleet.run(100, 600, queue=5000)
+    assert told[0].direction == AGAIN
+    assert "3 of 7 workers did not come within 120 s" in told[0].reason
+    assert told[1].direction == UP
+    assert told[1].desired == 10
+    fleet.run(100, 600)
+    assert fleet.ready == 7
+
+
+def test_a_plan_asks_for_what_did_not_come_besides() -> None:
+    fleet = Fleet(ScaleLimits(policy=PLAN, start_within=120), 4, start=60)
+    fleet.broken = 2
+    assert changes(fleet.run(100, 600))[0] >= 4
+    fleet.run(400, 600)
+    assert fleet.ready * PACE * 0.76 >= 600
+    assert len(fleet.decisions) <= 5
+
+
+def test_a_plan_asks_for_all_that_is_missing_at_once() -> None:
+    fleet = Fleet(ScaleLimits(policy=PLAN), 4)
+    assert fleet.run(300, 280) == []
+    told = fleet.run(60, 900)
+    assert fleet.scaler.desired >= 12
+    assert fleet.now - 60 < fleet.decisions[0][0] <= fleet.now - 40
+    assert all(one.direction == UP for one in told)
+
+
+def test_a_promise_that_needs_more_than_the_room_is_kept_by_more() -> None:
+    loose, tight = (Fleet(ScaleLimits(policy=PLAN, promise=promise), 4) for promise in (0.2, 0.11))
+    for fleet in (loose, tight):
+        fleet.run(100, 280)
+    assert tight.scaler.desired > loose.scaler.desired
+    assert "keep 110 ms" in tight.scaler.reason
+
+
+def test_a_promise_that_nobody_can_keep_leaves_the_room() -> None:
+    fleet = Fleet(ScaleLimits(policy=PLAN, promise=0.05), 4)
+    fleet.run(100, 400)
+    assert fleet.scaler.desired == 5
+    assert "none keep 50 ms" in fleet.scaler.reason
+
+
+def test_a_plan_without_any_measurement_goes_by_the_queue() -> None:
+    scaler = Scaler(ScaleLimits(policy=PLAN), 1, 0.0)
+    told = [scaler.decide(ModelState(1, 600, 50, 0.0), float(now)) for now in range(60)]
+    assert [one.desired for one in told if one is not None] == [4]
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+def test_a_large_fleet_shrinks_by_a_fifth_at_most_and_by_one_cooldown_at_a_time(policy: str) -> None:
+    rules = (ScaleRule(UTILISATION_BELOW, 0.4, 60.0, -50), ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1))
+    fleet = Fleet(ScaleLimits(policy=policy, rules=rules, cooldown=300, least=2), 40)
+    fleet.run(4 * 3600, 50)
+    assert fleet.scaler.desired == 2
+    for (at, one), (then, _) in itertools.pairwise(fleet.decisions):
+        assert one.direction == DOWN
+        assert one.before - one.desired <= max(1, MOST_REMOVED * one.before)
+        assert then - at >= 300
+
+
+def test_no_removal_makes_a_rule_add_again() -> None:
+    rules = (ScaleRule(UTILISATION_BELOW, 0.8, 1.0, -1), ScaleRule(UTILISATION_ABOVE, 0.85, 1.0, 1))
+    fleet = Fleet(ScaleLimits(rules=rules, cooldown=1), 3, start=2)
+    fleet.run(3000, 200)
+    assert fleet.decisions == []
+    assert fleet.scaler.desired == 3
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+@pytest.mark.parametrize("period", [2.0, 7.0, 20.0, 60.0])
+def test_flapping_load_does_not_flap_the_fleet(policy: str, period: float) -> None:
+    fleet = Fleet(ScaleLimits(policy=policy), 6, start=30)
+    fleet.run(2000, 360)
+    settled = len(fleet.decisions)
+    while fleet.now < 6000:
+        fleet.run(period, 200)
+        fleet.run(period, 520, queue=300)
+    turns = [one.direction for _, one in fleet.decisions[settled:]]
+    assert sum(one != other for one, other in itertools.pairwise(turns)) <= 1
+    assert len(turns) <= 8
+
+
+def test_bounds_that_change_are_kept_at_once() -> None:
+    fleet = Fleet(ScaleLimits(least=2, most=8), 4)
+    fleet.scaler.limits = ScaleLimits(least=6, most=8)
+    assert [one.desired for one in fleet.run(1, 400)] == [6]
+    fleet.scaler.limits = ScaleLimits(least=1, most=3)
+    assert [one.desired for one in fleet.run(1, 400)] == [3]
+
+
+def test_a_number_that_another_has_set_is_taken_over() -> None:
+    scaler = Scaler(ScaleLimits(), 4, 0.0)
+    assert scaler.adopt(4, 1.0, "found") is None
+    told = scaler.adopt(9, 1.0, "9 were set by another")
+    assert told == ScaleDecision(4, 9, UP, "9 were set by another")
+    assert scaler.coming == 5
+
+
+def test_a_worker_that_died_counts_as_coming_and_not_as_removed() -> None:
+    fleet = Fleet(ScaleLimits(), 4)
+    fleet.run(10, 200)
+    fleet.ready = 3
+    fleet.run(10, 200)
+    assert fleet.scaler.coming == 1
+    assert fleet.decisions == []
+
+
+def test_the_time_of_a_start_is_learnt() -> None:
+    fleet = Fleet(ScaleLimits(policy=PLAN), 2, start=200)
+    fleet.run(600, 600)
+    assert fleet.scaler.start_seconds == pytest.approx(200, abs=5)
+
+
+PIECES = st.lists(st.tuples(st.floats(1, 900), st.floats(0, 5000), st.floats(0, 2000)), min_size=1, max_size=8)
+
+
+@settings(max_examples=60)
+@given(
+    policy=st.sampled_from([RULES, PLAN]),
+    pieces=PIECES,
+    least=st.integers(1, 5),
+    more=st.integers(0, 30),
+    start=st.floats(1, 400),
+    cooldown=st.floats(0, 400),
+    broken=st.integers(0, 5),
+)
+def test_whatever_the_load_bounds_and_cooldown_are_kept(
+    policy: str,
+    pieces: list[tuple[float, float, float]],
+    least: int,
+    more: int,
+    start: float,
+    cooldown: float,
+    broken: int,
+) -> None:
+    limits = ScaleLimits(policy=policy, least=least, most=least + more, cooldown=cooldown)
+    fleet = Fleet(limits, least, start)
+    fleet.broken = broken
+    last, desired = -math.inf, least
+    for seconds, rate, queue in pieces:
+        fleet.run(seconds, rate, queue, step=5.0)
+    for at, one in fleet.decisions:
+        assert one.before == desired
+        assert limits.least <= one.desired <= limits.most
+        assert (one.desired > one.before) is (one.direction == UP)
+        assert (one.desired < one.before) is (one.direction == DOWN)
+        assert one.reason
+        if one.direction == DOWN:
+            assert at - max(last, 0.0) >= cooldown
+            assert one.before - one.desired <= max(1, MOST_REMOVED * one.before)
+        last, desired = at if one.direction != AGAIN else last, one.desired
+
+
+@settings(max_examples=40)
+@given(start=st.floats(31, 500), rate=st.floats(0, 690), queue=st.floats(501, 10_000))
+def test_however_long_the_start_takes_a_shortage_is_answered_once(start: float, rate: float, queue: float) -> None:
+    rules = tuple(rule for rule in ScaleLimits().rules if rule.condition == QUEUE_ABOVE)
+    fleet = Fleet(ScaleLimits(rules=rules), 4, start=start)
+    assert changes(fleet.run(30 + start, rate, queue)) == [3]
+
+
+def test_limits_are_what_they_were_given() -> None:
+    assert dataclasses.replace(ScaleLimits(least=2, most=4)).clamp(9) == 4
+    assert ScaleLimits(least=2, most=4).clamp(0) == 2

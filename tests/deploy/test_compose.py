@@ -1,0 +1,98 @@
+"""deploy/compose.yaml: the specification's schema takes it, its commands are ours, and its Redis will do for Headway."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.stand.stand import free_port
+from headway.config import Settings
+from tests.clients.environments import run_client
+from tests.deploy.containerfile import ROOT, stages
+from tests.docs.parsing import parse_headway
+from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.server import launched
+from tests.servers.reaper import the_reaper
+from tests.servers.redis import lacking
+
+FILE = ROOT / "deploy" / "compose.yaml"
+PASSWORD = "of-this-test"
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = run_client("deploy", "check_compose.py", str(FILE))["services"]
+    return found
+
+
+def test_every_process_of_ours_is_one_that_the_command_line_knows(
+    services: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours = {name: one for name, one in services.items() if "headway" in one["image"]}
+    assert set(ours) == {"gateway-1", "gateway-2", "worker", "controller"}
+    lame_duck = float(stages()[-1].environment["HEADWAY_LAME_DUCK_MS"])
+    for one in ours.values():
+        parse_headway(one["command"])
+        assert float(one["stop_grace_period"].removesuffix("s")) > (Settings().drain_timeout_ms + lame_duck) / 1000
+
+
+def test_no_container_may_do_more_than_it_must(services: dict[str, Any]) -> None:
+    for name, one in services.items():
+        assert one["read_only"] is True, name
+        assert one["cap_drop"] == ["ALL"], name
+        assert one["security_opt"] == ["no-new-privileges:true"], name
+        assert not one.get("privileged"), name
+    assert [name for name, one in services.items() if one.get("ports")] == ["proxy"]
+
+
+def test_no_secret_is_on_a_command_line(services: dict[str, Any]) -> None:
+    for name, one in services.items():
+        words = [*one.get("command", ()), *one.get("entrypoint", ()), *one.get("healthcheck", {}).get("test", ())]
+        assert not [word for word in words if "$" in word.replace("$$", "")], name
+
+
+def test_its_proxy_finds_the_gateways_where_they_are(services: dict[str, Any]) -> None:
+    text = (ROOT / "deploy" / "haproxy" / "haproxy.cfg").read_text()
+    for name in ("gateway-1", "gateway-2"):
+        [network] = services[name]["networks"].values()
+        assert f"server {name} {network['ipv4_address']}:8000\n" in text
+        assert f"server {name} {network['ipv4_address']}:8081 " in text
+        assert services[name]["environment"]["HEADWAY_GRPC_PORT"] == "8081"
+
+
+def test_its_redis_will_do_and_is_healthy_as_the_file_asks(services: dict[str, Any], tmp_path: Path) -> None:
+
+    if shutil.which("redis-server") is None:
+        lacking("redis-server is not on the path")
+    port = free_port()
+    redis = services["redis"]
+    command = [word.replace("$$", "$") for word in redis["command"]]
+    environ = {name: text.replace("${REDIS_PASSWORD}", PASSWORD) for name, text in redis["environment"].items()}
+    environ["PATH"] = "/usr/bin:/bin"
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--bind", "127.0.0.1"], cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL
+    )
+    the_reaper().watch(process.pid)
+    try:
+        _, *check = redis["healthcheck"]["test"]
+        check[1:1] = ["-p", str(port)]
+        wait_until(lambda: subprocess.run(check, env=environ, capture_output=True, text=True).stdout == "PONG\n")
+        url = services["worker"]["environment"]["HEADWAY_BROKER"]
+        url = url.replace("${REDIS_PASSWORD:?the password of Redis}", PASSWORD).replace(
+            "redis:6379", f"127.0.0.1:{port}"
+        )
+        with launched(tmp_path, "--broker", url) as server:
+            server.ready()
+            server.ask("through it").output()
+            server.signal()
+            server.check_end()
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+        the_reaper().forget(process.pid)

@@ -1,0 +1,303 @@
+"""A drill like `alerts_drill`, for the alerts that need no fleet: each is staged in a single process under a real Prometheus.
+
+python -m tests.e2e.alerts_alone_drill        # about five minutes
+
+Exits with 1 when an alert did not fire, or did not clear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.authority import Authority
+from tests.docs.pages import ROOT
+from tests.e2e.alerts_drill import Drill, ask, say, shortened
+from tests.e2e.client import Gate
+from tests.e2e.fleet import pause, resume
+from tests.e2e.server import Server
+from tests.servers import kubernetes
+from tests.servers.postgres import PostgresServer
+from tests.servers.prometheus import Prometheus
+from tests.servers.proxy import ChaosProxy
+from tests.servers.redis import RedisServer
+
+LONG = "--request-timeout-ms", "90000", "--gpu-timeout-ms", "80000"
+"""Flags of a process whose batches wait at a gate for long."""
+BUG = """
+import sys
+if sys.argv[1:2] == ["serve"] or "serve" in sys.orig_argv:
+    from headway.gateway import gateway
+    submit = gateway.Gateway.submit
+    def broken(self, sink, principal, id, options, model, input, *more, **named):
+        if input == "bug":
+            raise RuntimeError("a bug that the drill has built in")
+        return submit(self, sink, principal, id, options, model, input, *more, **named)
+    gateway.Gateway.submit = broken
+"""
+"""Bug that a process is started with, as there is no other way to `internal` that is known."""
+ELSEWHERE = """
+import sys
+if "serve" in sys.orig_argv:
+    from pathlib import Path
+    from headway.scaling.kubernetes import account
+    account.ServiceAccount.__init__.__defaults__ = (Path({folder!r}),)
+"""
+"""Has a process look for its service account where the drill may write."""
+
+
+def main() -> int:
+    """Run the drill, or the parts that the arguments name; returns the exit code."""
+    missed: list[str] = []
+    chosen = sys.argv[1:]
+    for part in (faults, crashes, scaling, platform, ledgers, certificates, broker):
+        if chosen and part.__name__ not in chosen:
+            continue
+        with tempfile.TemporaryDirectory(prefix="headway-drill-") as name:
+            say(f"{part.__name__}:")
+            part(Path(name), missed)
+    say("missed: " + ("; ".join(missed) or "nothing"))
+    return 1 if missed else 0
+
+
+@contextlib.contextmanager
+def watched(
+    folder: Path, *servers: Server, missed: list[str], certificate: tuple[Path, Path] | None = None
+) -> Iterator[Drill]:
+    """Drill of running processes; they are killed at its end, as none of what they were through is in good order."""
+    try:
+        for server in servers:
+            server.ready()
+        with Prometheus(
+            folder / "prometheus", servers, shortened(folder / "rules"), certificate=certificate
+        ) as prometheus:
+            prometheus.scraped()
+            yield Drill(prometheus, missed)
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def faults(folder: Path, missed: list[str]) -> None:
+    """Refusals, waste, a slow batch, a bug, too few descriptors, and nothing to scrape."""
+    (folder / "sitecustomize.py").write_text(BUG, encoding="utf-8")
+    flags = ("--max-queue", "4", "--max-batch-size", "1", "--queue-timeout-ms", "3000", "--gpu-timeout-ms", "3000")
+    server = Server(folder, flags=flags, environ={"PYTHONPATH": f"{folder}:{ROOT}"})
+    with watched(folder, server, missed=missed) as drill:
+        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        drill.fires("HeadwayInternalErrors", meanwhile=lambda: ask([server], "bug", "well"))
+        drill.clears("HeadwayInternalErrors", meanwhile=busy)
+
+        def crowd() -> None:
+            gate = Gate(folder)
+            held = [server.ask(gate.text())]
+            gate.reached()
+            held += [server.ask("waits") for _ in range(12)]
+            gate.open()
+            for asked in held:
+                asked.answer()
+
+        drill.fires("HeadwayRefusingPayers", meanwhile=crowd)
+        drill.clears("HeadwayRefusingPayers", meanwhile=busy)
+
+        def departed() -> None:
+            gate = Gate(folder)
+            asked = server.ask(gate.text())
+            gate.reached()
+            asked.connection.sock.close()
+            time.sleep(0.3)
+            gate.open()
+
+        drill.fires("HeadwayGpuTimeWasted", meanwhile=departed)
+        drill.clears("HeadwayGpuTimeWasted", meanwhile=busy)
+
+        def stands_still() -> None:
+            gate = Gate(folder)
+            asked = server.ask(gate.text())
+            gate.reached()
+            pause(server)
+            gate.open()
+            time.sleep(0.2)
+            resume(server)
+            asked.answer()
+
+        drill.clears("HeadwayBatchingSlow", meanwhile=busy)  # A busy machine has it without a fault.
+        drill.fires("HeadwayBatchingSlow", meanwhile=stands_still)
+        drill.clears("HeadwayBatchingSlow", meanwhile=busy)
+
+        before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        few = int(server.descriptors() / 0.9)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (few, before[1]))
+        drill.fires("HeadwayDescriptorsRunOut")
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
+        drill.clears("HeadwayDescriptorsRunOut")
+
+        drill.prometheus.scrape(nothing=True)
+        drill.fires("HeadwayNothingScraped")
+        drill.prometheus.scrape()
+        drill.clears("HeadwayNothingScraped")
+
+
+def crashes(folder: Path, missed: list[str]) -> None:
+    """A worker whose process dies again and again, and one whose breaker opens."""
+    server = Server(folder, flags=("--workers", "1"))
+    with watched(folder, server, missed=missed) as drill:
+        drill.fires("HeadwayWorkersRestart", meanwhile=lambda: ask([server], "exit"))
+        drill.clears("HeadwayWorkersRestart")
+        (folder / "broken").touch()
+
+        numbers = itertools.count()
+
+        def in_vain() -> None:  # Other inputs each time: one that has failed for good is known, and not run again.
+            server.ask(f"in vain {next(numbers)}", "X-Request-Timeout-Ms: 300").answer()
+
+        drill.fires("HeadwayBreakerOpen", meanwhile=in_vain)
+        (folder / "broken").unlink()
+        drill.clears("HeadwayBreakerOpen")
+
+
+RULES = '[{"queue_above": 1, "for_s": 1, "add": 2}, {"utilisation_below": 0.9, "for_s": 2, "remove": 1}]'
+
+
+def scaling(folder: Path, missed: list[str]) -> None:
+    """More load than the workers that there may be can carry, and workers that never come, as nobody sets their number."""
+    flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES, "--scale-cooldown-s", "1")
+    server = Server(folder, flags=(*flags, "--scale-start-s", "2", "--queue-timeout-ms", "60000", *LONG))
+    with watched(folder, server, missed=missed) as drill:
+        gate = Gate(folder)
+        held = [server.ask(gate.text())]
+        gate.reached()
+        held += [server.ask("waits") for _ in range(6)]
+        drill.fires("HeadwayScalingAtMost", "HeadwayScalingLate")
+        gate.open()
+        for asked in held:
+            asked.answer()
+        drill.clears("HeadwayScalingAtMost", "HeadwayScalingLate")
+
+
+def platform(folder: Path, missed: list[str]) -> None:
+    """A Kubernetes that has no such Deployment, until it has."""
+    with kubernetes.serving(folder) as cluster:
+        cluster.users["first"] = "controller", kubernetes.EVERYTHING
+        where = kubernetes.account(folder / "account", cluster)
+        (folder / "sitecustomize.py").write_text(ELSEWHERE.format(folder=str(where)), encoding="utf-8")
+        environ = {
+            "PYTHONPATH": f"{folder}:{ROOT}",
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT_HTTPS": cluster.url.rpartition(":")[2],
+        }
+        flags = ("--autoscale", "kubernetes", "--scale-target", "serving/deployment/worker", "--max-workers", "3")
+        server = Server(folder, flags=flags, environ=environ)
+        with watched(folder, server, missed=missed) as drill:
+            drill.fires("HeadwayScalingFails")
+            cluster.workload("deployments", "worker", 1)
+            drill.clears("HeadwayScalingFails")
+
+
+def ledgers(folder: Path, missed: list[str]) -> None:
+    """A database that stands still: the ledger and the keys."""
+    with PostgresServer() as postgres:
+        url = postgres.fresh()
+        key = subprocess.run(
+            [sys.executable, "-m", "headway", "keys", "create", "--user", "u", "--tenant", "t", "--tier", "paid",
+             "--ledger", url],
+            cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        token = next(word for word in key if word.startswith("hw_"))
+        flags = ("--keys", "ledger", "--ledger-buffer", "100")
+        server = Server(folder, flags=flags, environ={"HEADWAY_LEDGER": url})
+        with watched(folder, server, missed=missed) as drill:
+
+            def busy() -> None:
+                _burst(server, 25, token)
+
+            busy()
+            postgres.pause()
+            drill.fires("HeadwayKeysOld", "HeadwayLedgerBehind", "HeadwayLedgerDrops", meanwhile=busy)
+            postgres.resume()
+            drill.clears("HeadwayKeysOld", "HeadwayLedgerBehind", "HeadwayLedgerDrops")
+
+
+def _burst(server: Server, count: int, token: str) -> None:
+    for _ in range(count):
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}/v1/inference", b'{"input": "well"}', {"authorization": f"Bearer {token}"}
+        )
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(asked, timeout=10).close()
+
+
+def certificates(folder: Path, missed: list[str]) -> None:
+    """A certificate that ends in three days, and clients that have none."""
+    authority = Authority(folder)
+    certificate, key = authority.issue(days=3)
+    flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--tls-client-ca", str(authority.file))
+    server = Server(folder, flags=flags)
+    with watched(folder, server, missed=missed, certificate=(certificate, key)) as drill:
+
+        def strangers() -> None:
+            context = ssl.create_default_context(cafile=str(authority.file))
+            for _ in range(5):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", server.port), 5) as plain,
+                    context.wrap_socket(plain, server_hostname="localhost") as wrapped,
+                ):
+                    wrapped.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    wrapped.recv(100)
+
+        drill.fires("HeadwayClientsWithoutCertificate", "HeadwayCertificateEnds", meanwhile=strangers)
+        authority.issue(days=30)  # The files are read again when they change.
+        drill.clears("HeadwayClientsWithoutCertificate", "HeadwayCertificateEnds")
+
+
+def broker(folder: Path, missed: list[str]) -> None:
+    """Redis that fills up, is slow, and is away while there is a fallback."""
+    remote = Server(folder, "tests.targets.gates:Gated")
+    remote.ready()
+    with contextlib.ExitStack() as stack:
+        stack.callback(remote.kill)
+        redis = stack.enter_context(RedisServer("valkey", folder / "redis"))
+        port = int(redis.url.rpartition(":")[2].partition("/")[0])
+        proxy = stack.enter_context(ChaosProxy(port))
+        behind = redis.url.replace(str(port), str(proxy.port))
+        fallback = f"http://127.0.0.1:{remote.port}/v2/models/default/infer"
+        gateway = Server(
+            folder, flags=("--broker", behind, "--fallback", fallback, "--broker-timeout-ms", "1000"), role="gateway"
+        )
+        worker = Server(folder, "tests.targets.gates:Gated", ("--broker", redis.url), role="worker")
+        controller = Server(folder, flags=("--broker", redis.url), role="controller")
+        with watched(folder, gateway, worker, controller, missed=missed) as drill:
+
+            def busy() -> None:
+                ask([gateway], *["well"] * 8)
+
+            busy()
+            used = int(redis.command("INFO", "MEMORY")["used_memory"])
+            redis.command("CONFIG", "SET", "maxmemory", int(used / 0.75))
+            drill.fires("HeadwayBrokerFillsUp")
+            redis.command("CONFIG", "SET", "maxmemory", 0)
+            drill.clears("HeadwayBrokerFillsUp")
+            proxy.delay(0.06)
+            drill.fires("HeadwayBrokerSlow", meanwhile=busy)
+            proxy.normal()
+            drill.clears("HeadwayBrokerSlow", meanwhile=busy)
+            proxy.black_hole()
+            drill.fires("HeadwayDirectMode", meanwhile=busy)
+            proxy.normal()
+            drill.clears("HeadwayDirectMode", meanwhile=busy)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""A broker that is out of reach for as long as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headway.errors import BrokerUnavailable
+from tests.services.stand import Stand
+
+
+class Away:
+    """A board, and all else of a broker, that is out of reach until it is back."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+        self.back = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*arguments: Any) -> Any:
+            if not self.back.is_set():
+                raise BrokerUnavailable("connection refused")
+            for part in (self._stand.broker, self._stand.fleet, self._stand.dead):
+                if hasattr(part, name):
+                    return await getattr(part, name)(*arguments)
+            raise AttributeError(name)
+
+        return ask

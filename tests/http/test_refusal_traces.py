@@ -1,0 +1,220 @@
+"""Spans of what a port refuses before the gateway has it, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headway.core.trace_context import traceparent
+from headway.errors import BadRequest
+from headway.gateway.refusal_traces import BURST, RATE, RefusalTraces
+from headway.grpc import messages
+from headway.model import TraceContext
+from headway.runtime.counters import Counters
+from tests.grpc.stand import INFER, PREDICT, Port, predict
+from tests.grpc.stand import served as served_over_grpc
+from tests.http.stand import Stand, post, served
+from tests.services.tracing import CLIENT_SPAN, Recorded
+
+PARENT = f"traceparent: {traceparent(CLIENT_SPAN)}"
+STATE = "tracestate: vendor=1"
+UNSAMPLED = f"traceparent: {traceparent(TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, 0))}"
+GOOD = '{"input": "a"}'
+KEYS = {"hw_a": {"rate": 0.001, "burst": 1}}
+STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
+WAY = "POST /v1/inference"
+
+
+def refused(
+    request: bytes,
+    status: int,
+    error: str,
+    name: str = WAY,
+    keys: object = None,
+    before: Sequence[bytes] = (),
+    **settings: object,
+) -> None:
+    """The request gets this status, and leaves one span that says so."""
+
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for one in before:
+            await client.send(one)
+            assert (await client.answer()).status == 200
+        stand.recorded.spans()
+        await client.send(request)
+        assert (await client.answer()).status == status
+        [span] = stand.recorded.spans()
+        assert (span.name, span.trace, span.parent) == (name, CLIENT_SPAN.trace_id.hex(), CLIENT_SPAN.span_id.hex())
+        assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (status, error)
+        assert span.attributes["headway.request_id"].startswith("req_")
+        assert span.error is None or status >= 500
+        assert span.begun <= span.ended
+
+    served(main, keys=keys, trace=True, whole=True, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "status", "error"),
+    [
+        ("no JSON", (), 400, "BAD_REQUEST"), (GOOD, ("X-Request-Timeout-Ms: soon",), 400, "BAD_REQUEST"),
+        ('{"input": "' + "a" * 2000 + '"}', (), 413, "PAYLOAD_TOO_LARGE"),
+        (GOOD, ("Content-Encoding: br",), 400, "BAD_REQUEST"), ('{"model": "no", "input": "a"}', (), 404, "NOT_FOUND"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_leaves_a_span(body: str, fields: tuple[str, ...], status: int, error: str) -> None:
+    refused(post(body, "/v1/inference", PARENT, STATE, *fields), status, error, max_body_bytes=1024)
+
+
+def test_one_on_a_kept_connection_does_too() -> None:
+    before = [post(GOOD, "/v1/inference", PARENT)] * 2
+    refused(post("no JSON", "/v1/inference", PARENT), 400, "BAD_REQUEST", before=before)
+
+
+def test_one_in_chunks_that_grows_too_large_does_too() -> None:
+    head = post("", "/v1/inference", PARENT, "Transfer-Encoding: chunked")
+    head = head.replace(b"Content-Length: 0\r\n", b"").replace(b"content-length: 0\r\n", b"")
+    refused(head + b"1000\r\n" + b"a" * 4096, 413, "PAYLOAD_TOO_LARGE", max_body_bytes=1024)
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "error"),
+    [("", 401, "UNAUTHENTICATED"), ("hw_x", 401, "UNAUTHENTICATED"), ("hw_a", 429, "RATE_LIMITED")],
+)
+def test_one_without_a_good_key_or_over_its_limit_does_too(key: str, status: int, error: str) -> None:
+    def asked(key: str, body: str = GOOD) -> bytes:
+        return post(body, "/v1/inference", PARENT, *((f"Authorization: Bearer {key}",) if key else ()))
+
+    before = [asked("hw_a")] if key == "hw_a" else []
+    refused(asked(key), status, error, keys=KEYS, before=before)
+    if key == "hw_a":
+        refused(asked(key, "no JSON"), status, error, keys=KEYS, before=before)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"), [("GET /nowhere/at/all", 404), ("POST /livez", 405), ("GET /v1/result/x", 404)]
+)
+def test_an_error_of_an_ordinary_route_leaves_a_span_with_its_path(request_line: str, status: int) -> None:
+    method, path = request_line.split()
+
+    async def main(stand: Stand) -> None:
+        for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense"):
+            head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
+            assert (await stand.ask(head.encode())).status == status
+        assert (
+            await stand.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        ).status == status
+        [span] = stand.recorded.spans()
+        assert (span.name, span.attributes["url.path"], span.parent) == (method, path, CLIENT_SPAN.span_id.hex())
+        assert span.attributes["http.response.status_code"] == status
+
+    served(main, trace=True, whole=True)
+
+
+def test_what_is_not_sampled_leaves_nothing() -> None:
+    async def main(stand: Stand) -> None:
+        for body in ("no JSON", GOOD):
+            assert (await stand.ask(post(body, "/v1/inference", UNSAMPLED))).status in (200, 400)
+        assert stand.recorded.spans() == []
+
+    served(main, trace=True, whole=True)
+
+
+def test_a_flood_leaves_no_more_than_its_share_and_the_rest_is_counted() -> None:
+    now, counters = 100.0, Counters()
+    recorded = Recorded(lambda: now)
+    traces = RefusalTraces(recorded.recorder, counters)
+    fields = {b"traceparent": traceparent(CLIENT_SPAN).encode(), b"tracestate": b"a=1"}
+
+    def flood(count: int) -> int:
+        for _ in range(count):
+            traces.refused(WAY, fields, "req_x", BadRequest("no"), now)
+        return len(recorded.spans())
+
+    assert (flood(1000), counters.spans_dropped["refused"]) == (BURST, 1000 - BURST)
+    now += 2.0
+    assert flood(1000) == round(2 * RATE)
+    now += 3600.0
+    assert flood(1000) == BURST
+
+
+def test_a_long_path_is_cut() -> None:
+    recorded = Recorded(lambda: 0.0)
+    traces = RefusalTraces(recorded.recorder, Counters())
+    fields = {b"traceparent": traceparent(CLIENT_SPAN).encode()}
+    traces.answered("BREW", "/x" * 10_000, fields, "req_x", 405, 0.0)
+    [span] = recorded.spans()
+    assert (span.name, len(span.attributes["url.path"]), span.attributes["http.request.method"]) == (
+        "_OTHER",
+        256,
+        "_OTHER",
+    )
+
+
+OWN = "traceparent", traceparent(CLIENT_SPAN)
+LONG = "tracestate", ",".join(f"k{n}=" + "v" * 250 for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "more", "error"),
+    [
+        (PREDICT, b"\xff\xff", (), "BAD_REQUEST"), (INFER, b"\xff\xff", (LONG,), "BAD_REQUEST"),
+        (PREDICT, predict("a"), (("x-request-timeout-ms", "soon"),), "BAD_REQUEST"),
+        (PREDICT, predict("a"), (("x-request-id", "a"), ("x-request-id", "b")), "BAD_REQUEST"),
+        (PREDICT, predict("a"), (("authorization", "Bearer hw_x"),), "UNAUTHENTICATED"),
+    ],
+)  # fmt: skip
+def test_a_refused_call_of_grpc_leaves_a_span(
+    method: str, body: bytes, more: tuple[tuple[str, str], ...], error: str
+) -> None:
+    async def main(port: Port) -> None:
+        key = () if any(name == "authorization" for name, _ in more) else (("authorization", "Bearer hw_b"),)
+        client = port.client()
+        await client.fail(method, body, (*key, OWN, *more))
+        [span] = port.stand.recorded.spans()
+        assert (span.name, span.parent) == (method[1:], CLIENT_SPAN.span_id.hex())
+        assert (span.attributes["rpc.system"], span.attributes["error.type"]) == ("grpc", error)
+        await client.fail(method, body, (*key, ("traceparent", traceparent(CLIENT_SPAN)[:-1] + "0"), *more))
+        assert port.stand.recorded.spans() == []
+
+    served_over_grpc(main, keys={"hw_b": {}}, trace=True, whole=True)
+
+
+def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail() -> None:
+    async def main(port: Port) -> None:
+        nonsense = [
+            (("traceparent", "x" * 6_000),), (("traceparent", ""),), (OWN, LONG), (OWN, ("tracestate", "=,=,")),
+            (("traceparent-bin", b"\x00\xff" * 20), ("tracestate-bin", b"\xff")), (("tracestate", "a=1"),),
+            (("traceparent", traceparent(CLIENT_SPAN).replace("00-", "ff-", 1)),),
+        ]  # fmt: skip
+        client = port.client()
+        for metadata in nonsense:
+            await client.ask(PREDICT, predict("a"), metadata)  # type: ignore[arg-type]
+            [span] = [span for span in port.stand.recorded.spans() if span.name == PREDICT[1:]]
+            assert (span.parent, span.state) == (CLIENT_SPAN.span_id.hex() if metadata[0] == OWN else "", ""), metadata
+
+    served_over_grpc(main, trace=True, whole=True)
+
+
+def test_each_request_of_a_stream_has_a_trace_below_the_clients_span() -> None:
+    request = messages.message("inference.ModelInferRequest")
+    good = request(
+        model_name="default", id="1",
+        inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
+    )  # fmt: skip
+
+    async def main(port: Port) -> None:
+        stream = port.client().stream(STREAM, (OWN, ("tracestate", "vendor=1")))
+        for one in (good, request(model_name="default", id="2"), good):
+            await stream.write(one.SerializeToString())
+            await stream.read()
+        await stream.done_writing()
+        spans = port.stand.recorded.spans()
+        servers = [span for span in spans if span.name == STREAM[1:]]
+        assert [(span.parent, span.state) for span in servers] == [(CLIENT_SPAN.span_id.hex(), "vendor=1")] * 3
+        assert [span.attributes.get("error.type") for span in servers] == [None, "BAD_REQUEST", None]
+        sent = [span.parent for span in spans if span.name == "send default"]
+        assert sent == [servers[0].span, servers[2].span]
+
+    served_over_grpc(main, trace=True, whole=True)

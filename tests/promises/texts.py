@@ -1,0 +1,51 @@
+"""Texts that the clients of a crowd ask, at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tests.promises.operation import BAD
+from tests.promises.ways_in import VECTOR
+
+SEVERAL, MOST = 0.25, 6
+"""Share of the synchronous requests of new texts that have several, and most of them."""
+LARGE_BYTES = 66_000, 100_000
+"""Bytes of a large text: more than what is stored apart from its entry, and a list of them still is a body."""
+
+
+class Texts:
+    """Maker of texts.
+
+    Arguments:
+        rng: dice.
+        begin: what the numbers in the texts begin with.
+        number: returns a number that no other text has.
+        poison: share of the texts that make their batch raise.
+        large: share of the texts that are large, and their outputs with them.
+    """
+
+    def __init__(self, rng: random.Random, begin: str, number: Callable[[], int], poison: float, large: float) -> None:
+        self._rng, self._begin, self._number = rng, begin, number
+        self._poison, self._large = poison, large
+
+    def some(self, slow: float = 0.04, poison: float | None = None) -> tuple[str, ...]:
+        """Texts of one request."""
+        rng = self._rng
+        count = rng.randint(2, MOST) if rng.random() < SEVERAL else 1
+        kind = VECTOR if rng.random() < 0.1 else "caller"
+        poison = (self._poison if poison is None else poison) / count
+        words = [self.one(slow / count, poison, place, kind) for place in range(count)]
+        return tuple(words[:-1] + words[:1] if count > 2 and rng.random() < 0.1 else words)
+
+    def one(self, slow: float = 0.04, poison: float | None = None, place: int = 0, kind: str = "caller") -> str:
+        """One text."""
+        poison = self._poison if poison is None else poison
+        luck, number = self._rng.random(), f"{self._begin}-{self._number()}-{place}"
+        tail = "s'il vous plait"
+        if self._large and kind == "caller" and self._rng.random() < self._large:
+            tail += " x" * (self._rng.randint(*LARGE_BYTES) // 2)
+        if luck < poison:
+            return f"{BAD[1]} {number} {tail}"
+        slow = slow if kind == "caller" else 0.0
+        return f"{'slow' if luck < slow else BAD[0] if luck > 0.98 else kind} {number} {tail}"

@@ -1,0 +1,212 @@
+"""Versions of a model: who runs a request, by the version that it names or the weights, and what is told of it.
+
+A version is *drawn* for a request that names none, by the weights that its gateway goes by when it comes. A version is *bare*
+while it may have no healthy worker that gateways know of: then workers of another help with what was drawn for it, and what
+names it is refused. These spans are wide: what a fault may explain is no violation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from headway.core.versions import Versions, position_of
+from tests.promises.client import PATIENCE
+from tests.promises.faults import Fault
+from tests.promises.groups import Groups
+from tests.promises.operation import ASKS, History, Kind, Operation, Run, Telling, Violation, mark_of
+from tests.promises.spans import Span, common, touches, union
+
+KNOWN_SECONDS = 5.0
+"""Seconds after which all gateways that are not paused go by new weights, and know of workers that have come or recovered."""
+
+
+def versions(history: History) -> Iterator[Violation]:
+    """What is wrong with versions; nothing where none are known."""
+    if history.weighings:
+        yield from _Judge(history).judge()
+
+
+class Rollout:
+    """Versions that may be drawn, may be named, and may be bare, at any time.
+
+    Arguments:
+        history: history with weighings, processes and faults.
+    """
+
+    def __init__(self, history: History) -> None:
+        paused = [fault for fault in history.faults if fault.what == "gateway paused"]
+        begun = [weighing.began for weighing in history.weighings]
+        self._weighings = [
+            (weighing.weights, weighing.began, _known(after, paused) if after < math.inf else math.inf)
+            for weighing, after in zip(history.weighings, [*begun[1:], math.inf], strict=True)
+        ]
+        self._up = {one.name: one.up for one in history.processes if not one.version}
+        hosts = [one for one in history.processes if one.version]
+        trouble = _trouble(history.faults)
+        self._bare: dict[str, list[Span]] = {}
+        for host in hosts:
+            away = [(-math.inf, host.up + KNOWN_SECONDS), *trouble[""], *trouble[host.name]]
+            away += [(host.gone, math.inf)] if host.gone is not None else []
+            bare = self._bare.get(host.version, [(-math.inf, math.inf)])
+            self._bare[host.version] = common(bare, union(away))
+
+    def weights(self, since: float, until: float) -> list[Mapping[str, float]]:
+        """Weights that a gateway may go by in this time."""
+        return [weights for weights, began, ended in self._weighings if began <= until and ended >= since]
+
+    def drawn(self, since: float, until: float) -> set[str]:
+        """Versions that may be drawn in this time."""
+        return {version for weights in self.weights(since, until) for version, weight in weights.items() if weight}
+
+    def takes(self, version: str, since: float, until: float) -> bool:
+        """Whether requests that name a version are taken in all of this time."""
+        own = version in self._bare and not self.bare(version, since, until)
+        return own and all(weights.get(version) != 0.0 for weights in self.weights(since, until))
+
+    def bare(self, version: str, since: float, until: float) -> bool:
+        """Whether a version may have had no healthy worker at any time of this."""
+        return touches(self._bare.get(version, [(-math.inf, math.inf)]), since, until)
+
+    def is_young(self, gateway: str, at: float) -> bool:
+        """Whether a gateway may not have heard of all workers yet."""
+        return at < self._up.get(gateway, -math.inf) + KNOWN_SECONDS
+
+    def named(self, one: Operation, ran: float) -> str:
+        """Version that the key or the id of a request draws; empty where that cannot be told.
+
+        `ran`: instant from which the answer is.
+        """
+        until = _until(one)
+        found = self.weights(one.called, until)
+        by_name = one.key or one.chosen or one.kind is Kind.TASK or len(one.inputs) > 1
+        if len(found) != 1 or not by_name or not (one.key or one.id):
+            return ""
+        wanted = [version for version, weight in found[0].items() if weight]
+        if any(self.bare(version, min(one.called, ran), max(until, ran)) for version in wanted):
+            return ""
+        return Versions(dict.fromkeys(wanted, 1), wanted, found[0]).drawn(position_of(one.tenant, one.key or one.id))
+
+
+def _known(began: float, paused: Sequence[Fault]) -> float:
+    """Instant by which all gateways know of what changed at another."""
+    known = began + KNOWN_SECONDS
+    for fault in sorted(paused, key=lambda fault: fault.began):
+        if fault.began <= known and (fault.ended is None or fault.ended >= began):
+            known = max(known, math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS)
+    return known
+
+
+def _trouble(faults: Sequence[Fault]) -> defaultdict[str, list[Span]]:
+    """Times in which a host may not be taken for healthy, by its name; those of all hosts are at ""."""
+    found = defaultdict[str, list[Span]](list)
+    for fault in faults:
+        role = fault.what.partition(" ")[0]
+        if role in ("redis", "connections", "worker", "gpu", "service"):
+            ended = math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS
+            found[fault.whom if role in ("worker", "gpu", "service") else ""].append((fault.began, ended))
+    return found
+
+
+class _Judge:
+    def __init__(self, history: History) -> None:
+        self._history, self._rollout = history, Rollout(history)
+        self._runs: dict[str, Run] = {mark: run for run in history.runs for mark in run.marks()}
+        self._groups = Groups(history, shares=False)
+        self._mates = defaultdict[object, list[tuple[Operation, int]]](list)
+        for one in history.operations:
+            if one.kind in ASKS and one.lost != "torn":
+                for place in range(len(one.texts)):
+                    self._mates[self._groups.of(one, place)].append((one, place))
+
+    def judge(self) -> Iterator[Violation]:
+        for one in self._history.operations:
+            yield from self._told(one)
+            yield from self._refused(one)
+            for place, output in enumerate(one.answers):
+                run = self._runs.get(mark_of(output))
+                if run is not None and (one.kind in ASKS or self._groups.knows(one)):
+                    yield from self._ran(one, place, run)
+        yield from self._tellings()
+
+    def _told(self, one: Operation) -> Iterator[Violation]:
+        run = self._runs.get(mark_of(one.answers[0])) if one.answers else None
+        if run is not None and one.version and one.version != run.version:
+            yield Violation(
+                "an answer tells another version than ran it", f"{one}: tells {one.version}, {run.version} ran"
+            )
+
+    def _refused(self, one: Operation) -> Iterator[Violation]:
+        if not one.wanted or one.returned is None or self._rollout.is_young(one.gateway, one.called):
+            return
+        if not self._rollout.takes(one.wanted, one.called, one.returned):
+            return
+        if one.status == 404 and one.kind is Kind.ASK:
+            yield Violation("a version that is there is refused", str(one))
+        if one.code == "NO_WORKERS":
+            yield Violation("a request for a version that is there failed for want of workers", str(one))
+
+    def _ran(self, one: Operation, place: int, run: Run) -> Iterator[Violation]:
+        """A run is of a version that was named, or drawn, or helped with what was drawn."""
+        if one.wanted and run.version != one.wanted:
+            yield Violation("a request that names a version is answered by another", f"{one}: {run.version} ran")
+            return
+        mates = [mate for mate, _ in self._mates[self._groups.of(one, place)]]
+        before = [mate for mate in mates if mate.called <= run.began]
+        asked = before or [mate for mate in mates if mate.called <= (one.returned or 0.0)]
+        cached = not before and run.ended is not None and run.ended < min(mate.called for mate in asked)
+        if any(self._may_be(mate, run, helped=not cached) for mate in asked):
+            if len(asked) == 1 and not asked[0].wanted:
+                yield from self._named(asked[0], run, asked[0].called if cached else run.began)
+            return
+        yield Violation(self._promise(asked, run, cached), f"{one}: {run.version} ran at {run.began:.3f}")
+
+    def _may_be(self, one: Operation, run: Run, *, helped: bool) -> bool:
+        """Whether a request may be answered by a run, for its version."""
+        until = _until(one)
+        if one.wanted:
+            return one.wanted == run.version
+        if self._rollout.is_young(one.gateway, one.called):
+            return True  # It may wait for any version.
+        drawn = self._rollout.drawn(one.called, until)
+        since = min(one.called, run.began)
+        return run.version in drawn or (helped and any(self._rollout.bare(each, since, run.began) for each in drawn))
+
+    def _named(self, one: Operation, run: Run, ran: float) -> Iterator[Violation]:
+        """A key, an id and a list draw the same version wherever and whenever they come, as long as the weights stay."""
+        if self._rollout.is_young(one.gateway, one.called):
+            return
+        due = self._rollout.named(one, ran)
+        if due and due != run.version:
+            yield Violation("another version than its name draws", f"{one}: {run.version} ran, {due} was due")
+
+    def _promise(self, asked: Sequence[Operation], run: Run, cached: bool) -> str:
+        if cached:
+            return "a kept answer of a version that may not be drawn"
+        weights = [each for one in asked for each in self._rollout.weights(one.called, _until(one))]
+        if all(each.get(run.version) == 0.0 for each in weights):
+            return "a version that drains runs a new request"
+        return "an answer of a version that was not drawn"
+
+    def _tellings(self) -> Iterator[Violation]:
+        """Ledger and status tell the version that ran."""
+        told = defaultdict[tuple[str, str], list[Telling]](list)
+        for telling in self._history.tellings:
+            told[telling.tenant, telling.id].append(telling)
+        uses = defaultdict[tuple[str, str], list[Operation]](list)
+        for one in self._history.operations:
+            if one.kind in ASKS and one.id:
+                uses[one.tenant, one.id].append(one)
+        for name, [*asked] in uses.items():
+            [first, *more] = asked
+            run = self._runs.get(mark_of(first.answers[0])) if first.answers and not more else None
+            for telling in told[name] if run is not None else ():
+                if run is not None and telling.version != run.version:
+                    what = "nothing" if telling.version is None else f"version {telling.version!r}"
+                    yield Violation(f"{telling.source} tells another version", f"{first}: {what}, {run.version} ran")
+
+
+def _until(one: Operation) -> float:
+    """Instant by which a version is drawn for a request."""
+    return one.returned if one.returned is not None else one.called + PATIENCE

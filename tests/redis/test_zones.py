@@ -1,0 +1,401 @@
+"""Zones over one Redis: requests stay in their zone, others help where one is behind, and what is in common is the fleet's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from headway import errors
+from headway.core.departure import Rule
+from headway.model import (
+    BatchFailure,
+    Cause,
+    Entry,
+    EntryState,
+    Failure,
+    ItemResult,
+    Lease,
+    Limit,
+    NoWork,
+    Reply,
+    Subscription,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.ports import Broker
+from tests.contracts import dedup_keys as common
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_BATCH,
+    Fixed,
+    RedisHarness,
+    ask,
+    drained,
+    failed,
+    ids,
+    measure,
+    output,
+    slot,
+    story,
+)
+from tests.servers.redis import SharedServers
+
+WINDOW = 0.05
+POLICY = Fixed(Rule(size=MAX_BATCH, window=WINDOW, rate=1e6))
+
+
+@pytest.fixture
+def shards() -> int:
+    return 1
+
+
+cut = pytest.mark.parametrize("shards", [4])
+
+
+@pytest.fixture
+def harness(servers: SharedServers, shards: int) -> Iterator[RedisHarness]:
+    made = RedisHarness(servers.of("redis"), shards, zones=("a", "b"))
+    yield made
+    made.close()
+
+
+async def beat(broker: Broker, *workers: str, version: str = "") -> None:
+    for worker in workers:
+        info = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY, version=version)
+        await broker.heartbeat(info)
+
+
+async def both(harness: RedisHarness, seconds: int = 2) -> None:
+    """Heartbeats of a worker in each zone, until each process knows of both."""
+    for _ in range(seconds):
+        await beat(harness.broker, "gpu-a")
+        await beat(harness.peer(), "gpu-b")
+        await harness.advance(1.01)
+    await beat(harness.broker, "gpu-a")
+    await beat(harness.peer(), "gpu-b")
+
+
+async def waiting(broker: Broker) -> dict[str, int]:
+    """Entries that wait, by zone."""
+    depths = Counter[str]()
+    for one in await broker.depths():
+        depths[one.zone] += one.depth
+    return {zone: depth for zone, depth in depths.items() if depth}
+
+
+async def ran(broker: Broker, worker: str) -> list[Entry]:
+    """Entries of all batches that a slot gets, which it answers."""
+    entries: list[Entry] = []
+    for _ in range(20):
+        lease = await broker.claim(slot(worker), AT_ONCE)
+        if isinstance(lease, Lease):
+            await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
+            entries += lease.entries
+    return entries
+
+
+@story
+async def test_requests_run_in_the_zone_of_their_gateway(harness: RedisHarness) -> None:
+    await both(harness)
+    here, there = [ask() for _ in range(5)], [ask(limits=(Limit("user:u", "user", 600.0, 10.0),)) for _ in range(3)]
+    assert await harness.broker.enqueue(here) == [None] * 5
+    assert await harness.peer().enqueue(there) == [None] * 3
+    assert await waiting(harness.broker) == {"a": 5, "b": 3}
+    assert {worker.worker_id: worker.zone for worker in await harness.broker.workers()} == {"gpu-a": "a", "gpu-b": "b"}
+    assert ids(await ran(harness.peer(), "gpu-b")) == ids(there)
+    assert ids(await ran(harness.broker, "gpu-a")) == ids(here)
+
+
+@story
+async def test_requests_of_a_zone_without_a_worker_go_to_one_that_has_some(harness: RedisHarness) -> None:
+    await beat(harness.peer(), "gpu-b")
+    await harness.advance(1.01)
+    await harness.broker.enqueue([ask(), ask()])
+    assert await waiting(harness.broker) == {"b": 2}
+    assert len(await ran(harness.peer(), "gpu-b")) == 2
+    await harness.advance(12.0)
+    await harness.broker.enqueue([ask()])  # Nobody is anywhere.
+    assert await waiting(harness.broker) == {"a": 1}
+    await both(harness)
+    assert len(await ran(harness.broker, "gpu-a")) == 1
+
+
+@story
+async def test_what_waits_where_no_worker_is_left_is_run_by_another_zone(harness: RedisHarness) -> None:
+    await both(harness)
+    entries = [ask(dedup_keys=(common.task(f"job {number}"),), id=f"job {number}") for number in range(3)]
+    await harness.peer().enqueue(entries)
+    for _ in range(3):
+        await harness.advance(1.01)
+        await beat(harness.broker, "gpu-a")
+    assert await harness.broker.outcome("t", "job 1") is EntryState.QUEUED
+    lease = await harness.broker.claim(slot("gpu-a"), AT_ONCE)
+    if isinstance(lease, NoWork):  # Every second claim is at home.
+        lease = await harness.broker.claim(slot("gpu-a"), AT_ONCE)
+    assert isinstance(lease, Lease)
+    assert lease.slot.zone == "b"
+    assert await harness.broker.extend(lease)
+    await harness.answer(lease)
+    rest = [one for one in entries if one not in lease.entries]
+    assert sorted(ids(await ran(harness.broker, "gpu-a"))) == sorted(ids(rest))
+    found = await harness.broker.outcome("t", "job 2")
+    assert isinstance(found, Reply)
+    assert found.output == output(entries[2].input)
+
+
+@cut
+@story
+async def test_an_idle_slot_helps_a_zone_only_once_that_is_behind(harness: RedisHarness) -> None:
+    await both(harness)
+    await measure(harness, 0.5, workers=("gpu-a",))
+    for gone in await drained(harness, "nobody"):
+        assert gone
+    await both(harness)
+    helper = harness.peer()
+    assert isinstance(await helper.claim(slot("gpu-b"), AT_ONCE), NoWork)
+    looking = asyncio.ensure_future(helper.wait_for_work(slot("gpu-b"), None))
+    await harness.broker.enqueue([ask() for _ in range(3)])
+    for _ in range(5):
+        await harness.advance(0.08)
+    assert not looking.done()  # The slot at home may come free yet.
+    for _ in range(20):
+        await harness.advance(0.08)
+        if looking.done():
+            break
+    assert looking.done()
+    lease = await helper.claim(slot("gpu-b"), AT_ONCE)
+    assert isinstance(lease, Lease)
+    assert (len(lease.entries), lease.slot.zone) == (3, "a")
+    assert await helper.release(lease, BatchFailure(Cause.CRASHED, "gone", "gpu-b"))
+    await harness.advance(1.0)
+    assert len(await ran(harness.broker, "gpu-a")) == 3
+
+
+@story
+async def test_a_slot_that_never_rests_takes_every_second_batch_from_a_zone_that_is_behind(
+    harness: RedisHarness,
+) -> None:
+    await both(harness)
+    await measure(harness, 0.2, workers=("gpu-a",))
+    behind, helper = [ask() for _ in range(3 * MAX_BATCH)], harness.peer()
+    await harness.broker.enqueue(behind)
+    helped = []
+    for _ in range(16):
+        await harness.advance(0.25)
+        for broker, worker in ((harness.broker, "gpu-a"), (helper, "gpu-b")):
+            await beat(broker, worker)
+        await helper.enqueue([ask(gateway="h") for _ in range(2)])
+        lease = await helper.claim(slot("gpu-b"), AT_ONCE)
+        if isinstance(lease, Lease):
+            helped.append(lease.slot.zone)
+            await helper.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
+    assert helped.count("a") == 3
+    first = helped.index("a")
+    assert helped[first : first + 5] == ["a", None, "a", None, "a"]
+    assert set(helped[first + 5 :]) == {None}
+
+
+@story
+async def test_a_zone_that_is_behind_itself_helps_none_that_has_slots(harness: RedisHarness) -> None:
+    await both(harness)
+    for broker, worker in ((harness.broker, "gpu-a"), (harness.peer(), "gpu-b")):
+        await broker.heartbeat(
+            WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY, warm_up=((1, 0.2), (MAX_BATCH, 0.2)))
+        )
+        await broker.enqueue([ask(gateway=worker) for _ in range(4 * MAX_BATCH)])
+    await harness.advance(1.01)
+    await both(harness, 1)
+    taken = []
+    for _ in range(4):
+        lease = await harness.peer().claim(slot("gpu-b"), AT_ONCE)
+        assert isinstance(lease, Lease)
+        taken.append(lease.slot.zone)
+    assert taken == [None] * 4
+
+
+@story
+async def test_a_key_runs_once_whichever_zone_it_is_sent_to(harness: RedisHarness) -> None:
+    await both(harness)
+    first = common.sharing("first", common.key(), input="a")
+    again = common.sharing("again", common.key(), input="a", gateway="h")
+    assert await harness.broker.enqueue([first]) == [None]
+    assert await harness.peer().enqueue([again]) == [None]
+    assert await waiting(harness.broker) == {"a": 1}
+    [entry] = await ran(harness.broker, "gpu-a")
+    assert entry.id == first.id
+    replies = {**await drained(harness, "g"), **await drained(harness, "h")}
+    assert {replies[id].output for id in (first.id, again.id)} == {output("a")}
+    late = common.sharing("late", common.key(), input="a", gateway="h")
+    assert await harness.peer().enqueue([late]) == [None]
+    [refusal] = await harness.peer().enqueue([common.sharing("b", common.key(digest=b"another"))])
+    assert refusal is not None
+    assert refusal.code == errors.IDEMPOTENCY_MISUSE
+    assert not await ran(harness.peer(), "gpu-b")
+
+
+@cut
+@story
+async def test_a_task_is_followed_and_cancelled_from_another_zone(harness: RedisHarness) -> None:
+    await both(harness)
+    entries = [ask(name, dedup_keys=(common.task(name),), id=name) for name in ("one", "two")]
+    await harness.peer().enqueue(entries)
+    assert await harness.broker.outcome("t", "one") is EntryState.QUEUED
+    subscription = Subscription("sub", "one", "m", "t", "g2", 60.0, 1)
+    assert await harness.broker.subscribe([subscription, replace(subscription, id="other", model="")]) == [None, None]
+    await harness.broker.cancel_task("t", "two")
+    assert [entry.input for entry in await ran(harness.peer(), "gpu-b")] == ["one"]
+    replies = await drained(harness, "g2")
+    assert {id: reply.output for id, reply in replies.items()} == dict.fromkeys(("sub", "other"), output("one"))
+
+
+@story
+async def test_a_limit_of_a_tenant_is_one_for_all_zones(harness: RedisHarness) -> None:
+    await both(harness)
+    limit = Limit("user:u", "user", 60.0, 4.0)
+    verdicts: list[Failure | None] = []
+    for number in range(8):
+        broker = (harness.broker, harness.peer())[number % 2]
+        verdicts += await broker.enqueue([ask(limits=(limit,))])
+    assert [verdict is None for verdict in verdicts] == [True] * 4 + [False] * 4
+    assert harness.broker.rate_limit_debt(limit) > 0.0
+
+
+@story
+async def test_an_id_that_a_client_chose_is_live_in_all_zones(harness: RedisHarness) -> None:
+    await both(harness)
+    assert await harness.broker.enqueue([ask(id="mine", digest=b"x")]) == [None]
+    [refusal] = await harness.peer().enqueue([ask(id="mine", digest=b"x", gateway="h", nonce=1)])
+    assert refusal is not None
+    assert refusal.code == errors.IDEMPOTENCY_CONFLICT
+
+
+@story
+async def test_a_process_that_comes_late_finds_what_is_kept_in_a_zone_that_is_gone(harness: RedisHarness) -> None:
+    await both(harness)
+    await harness.peer().enqueue([ask("done", dedup_keys=(common.task("job", keep=3000.0),), id="job")])
+    assert len(await ran(harness.peer(), "gpu-b")) == 1
+    await drained(harness)
+    await harness.advance(200.0)  # The registry has forgotten the worker.
+    late = await harness.of_zone("a")
+    assert not await late.workers()
+    assert isinstance(await late.outcome("t", "job"), Reply)
+
+
+@story
+async def test_the_id_of_a_task_in_one_zone_decides_before_a_key_that_is_known_in_another(
+    harness: RedisHarness,
+) -> None:
+    await both(harness)
+    kept = ask("asked", id="mine", digest=b"one", dedup_keys=(common.task("mine", digest=b"one"),))
+    await harness.peer().enqueue([kept])
+    assert len(await ran(harness.peer(), "gpu-b")) == 1
+    await harness.broker.enqueue([common.sharing("first", common.key(digest=b"two"))])
+    assert len(await ran(harness.broker, "gpu-a")) == 1
+    assert len(await drained(harness)) == 2
+    for digest, verdict in ((b"two", errors.IDEMPOTENCY_MISUSE), (b"one", None)):
+        again = ask("asked", id="mine", digest=digest, nonce=1, dedup_keys=(common.key(digest=digest),), gateway="h")
+        [told] = await harness.broker.enqueue([again])
+        assert (told and told.code) == verdict
+
+
+class Play:
+    """Workers in both zones, a gateway in each, and all that was asked and answered."""
+
+    def __init__(self, harness: RedisHarness, seed: int) -> None:
+        self.harness = harness
+        self.hosts = [harness.broker, harness.peer()]
+        self.rng = random.Random(seed)
+        self.asked: dict[str, Entry] = {}
+        self.replies: dict[str, Reply] = {}
+        self.strangers = 0
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._others = [asyncio.create_task(act(n)) for n in (0, 1) for act in (self._reap, self._read)]
+
+    def start(self, *workers: str) -> None:
+        for worker in workers:
+            host = self.hosts[worker[0] == "b"]
+            self._tasks[worker] = [asyncio.create_task(act(worker, host)) for act in (self._beat, self._work)]
+
+    async def kill(self, *workers: str) -> None:
+        await ended([task for worker in workers for task in self._tasks.pop(worker)])
+
+    async def rush(self, seconds: float) -> None:
+        until = self.harness.now() + seconds
+        while self.harness.now() < until:
+            await self.harness.advance(self.rng.expovariate(50.0))
+            host = self.rng.randrange(2)
+            entries = [
+                ask(gateway=f"g-{host}", tenant=self.rng.choice("ab")) for _ in range(self.rng.choice((1, 1, 8)))
+            ]
+            verdicts = await self.hosts[host].enqueue(entries)
+            self.asked |= {entry.id: entry for entry, told in zip(entries, verdicts, strict=True) if told is None}
+
+    async def close(self) -> None:
+        """Check that every entry has been answered, once and rightly, and nothing is left."""
+        assert set(self.replies) == set(self.asked)
+        assert all(reply.output == output(self.asked[id].input) for id, reply in self.replies.items())
+        assert not any(one.depth for one in await self.hosts[0].depths())
+        await self.kill(*self._tasks)
+        await ended(self._others)
+
+    async def _beat(self, worker: str, host: Broker) -> None:
+        while True:
+            await beat(host, worker)
+            await self.harness.advance(0.5)
+
+    async def _work(self, worker: str, host: Broker) -> None:
+        while True:
+            claimed = await host.claim(slot(worker), POLICY)
+            if isinstance(claimed, NoWork):
+                await host.wait_for_work(slot(worker), claimed.until)
+                continue
+            self.strangers += claimed.slot.zone is not None
+            await self.harness.advance(0.02)
+            if self.rng.random() < 0.05:
+                await host.release(claimed, failed(Cause.CRASHED, worker) if self.rng.random() < 0.5 else None)
+            else:
+                await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
+
+    async def _reap(self, number: int) -> None:
+        while True:
+            await self.harness.advance(await self.hosts[number].reap())
+
+    async def _read(self, number: int) -> None:
+        cursor = 0
+        while True:
+            replies, cursor = await self.hosts[number].replies(f"g-{number}", cursor)
+            for reply in replies:
+                assert reply.id not in self.replies
+                self.replies[reply.id] = reply
+
+
+async def ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(outcome, asyncio.CancelledError):
+            raise outcome or AssertionError("it ended by itself")
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@story
+async def test_nothing_is_lost_while_zones_come_and_go(harness: RedisHarness) -> None:
+    play = Play(harness, seed=6)
+    workers = {"a": [f"a{n}" for n in range(4)], "b": [f"b{n}" for n in range(4)]}
+    play.start(*workers["a"], *workers["b"])
+    await harness.advance(2.0)
+    await play.rush(1.0)
+    for lost in ("b", "a"):
+        await play.kill(*workers[lost])
+        await play.rush(3.0)
+        play.start(*workers[lost])
+        await harness.advance(2.0)
+        await play.rush(0.5)
+    await harness.advance(10.0)
+    assert play.strangers > 0
+    await play.close()

@@ -6,6 +6,7 @@ Nobody waits for the bytes of another's: small entries go by, and tenants take t
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -69,6 +70,6 @@ def _next(waiting: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
     for position, entry in enumerate(waiting):
         places.append((seen[entry.tenant], position))
         seen[entry.tenant] += 1
-    chosen = [position for _, position in sorted(places)[:AT_ONCE]]
-    rest = {*range(len(waiting))}.difference(chosen)
-    return [waiting[position] for position in chosen], [waiting[position] for position in sorted(rest)]
+    chosen = dict.fromkeys(position for _, position in heapq.nsmallest(AT_ONCE, places))
+    rest = [entry for position, entry in enumerate(waiting) if position not in chosen]
+    return [waiting[position] for position in chosen], rest

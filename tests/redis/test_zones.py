@@ -176,6 +176,49 @@ async def test_an_idle_slot_helps_a_zone_only_once_that_is_behind(harness: Redis
     assert len(await ran(harness.broker, "gpu-a")) == 3
 
 
+async def rests(harness: RedisHarness, broker: Broker, worker: str, seconds: float) -> bool:
+    """Whether a slot that finds nothing to claim rests for so long, while its process says that it is there."""
+    assert isinstance(await broker.claim(slot(worker), AT_ONCE), NoWork)
+    resting = asyncio.ensure_future(broker.wait_for_work(slot(worker), None))
+    for _ in range(int(seconds / 0.25)):
+        await beat(broker, worker)
+        await harness.advance(0.25)
+    if resting.done():
+        await resting
+        return False
+    resting.cancel()
+    await asyncio.gather(resting, return_exceptions=True)
+    return True
+
+
+@story
+async def test_a_slot_that_rests_helps_a_zone_whose_last_slot_had_left_before(harness: RedisHarness) -> None:
+    await both(harness)
+    await harness.peer().enqueue([ask()])
+    for _ in range(4):
+        await harness.advance(1.01)
+        await beat(harness.broker, "gpu-a")
+    assert not await rests(harness, harness.broker, "gpu-a", 3.0)
+    assert len(await ran(harness.broker, "gpu-a")) == 1
+    assert await rests(harness, harness.broker, "gpu-a", 3.0)
+
+
+@story
+async def test_a_slot_that_rests_helps_a_zone_that_came_up_meanwhile(harness: RedisHarness) -> None:
+    await beat(harness.broker, "gpu-a")
+    await harness.advance(1.01)
+    helper = harness.broker
+    assert isinstance(await helper.claim(slot("gpu-a"), AT_ONCE), NoWork)
+    resting = asyncio.ensure_future(helper.wait_for_work(slot("gpu-a"), None))
+    await both(harness)
+    await harness.peer().enqueue([ask()])
+    for _ in range(8):
+        await both(harness, 1)
+    assert resting.done()
+    await resting
+    assert len(await ran(helper, "gpu-a")) == 1
+
+
 @story
 async def test_a_slot_that_never_rests_takes_every_second_batch_from_a_zone_that_is_behind(
     harness: RedisHarness,

@@ -472,15 +472,15 @@ class RedisBroker:
     async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard, or another zone, is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
-        others = self._router.others(home)
-        if not others:
-            await asyncio.Event().wait()
-        start, pause = int(self._rng() * len(others)), sharding.LOOK_EVERY
+        start, pause = int(self._rng() * len(self._router.others(home))), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
+            others = self._router.others(home)  # They come and go while it rests.
+            if not others:
+                continue
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
                 if self._router.may_help(queue, await queue.glance(), slot.max_batch):

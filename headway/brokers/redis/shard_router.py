@@ -103,13 +103,17 @@ class ShardRouter:
         return [*self._queues[own][self._in_use(own) : spread], *strays]
 
     def others(self, queue: Queue) -> list[Queue]:
-        """Other shards of the queue of a slot that is at home here, and those in use of zones with slots of their own."""
+        """Queues that an idle slot at home in this one looks at.
+
+        Those are the other shards, the shards in use of zones with slots of their own, and whatever was behind in other zones
+        when that was last looked at: a zone whose last slot has left is among the last only.
+        """
         name, spread = name_and_zone(queue.name)[0], self._spread.get(queue.model, 1)
         found = [one for one in self._queues[queue.name] if one is not queue]
         for zone in self._slots.get(name, {}):
             if zone != queue.zone:
                 found += self._queues[in_zone(name, zone)][:spread]
-        return found
+        return [*found, *(stray for stray in self._strays.get(name, []) if stray not in found)]
 
     def may_help(self, queue: Queue, glance: QueueGlance, max_batch: int) -> bool:
         """Whether a slot that is at home in another shard or zone may claim from a queue."""

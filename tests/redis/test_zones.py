@@ -58,8 +58,13 @@ cut = pytest.mark.parametrize("shards", [4])
 
 
 @pytest.fixture
-def harness(servers: SharedServers, shards: int) -> Iterator[RedisHarness]:
-    made = RedisHarness(servers.of("redis"), shards, zones=("a", "b"))
+def zones() -> tuple[str, str]:
+    return "a", "b"
+
+
+@pytest.fixture
+def harness(servers: SharedServers, shards: int, zones: tuple[str, str]) -> Iterator[RedisHarness]:
+    made = RedisHarness(servers.of("redis"), shards, zones=zones)
     yield made
     made.close()
 
@@ -217,6 +222,39 @@ async def test_a_slot_that_rests_helps_a_zone_that_came_up_meanwhile(harness: Re
     assert resting.done()
     await resting
     assert len(await ran(helper, "gpu-a")) == 1
+
+
+async def rest(broker: Broker, worker: str) -> Lease:
+    """Lease of a slot that rests until there is one."""
+    while isinstance(claimed := await broker.claim(slot(worker), AT_ONCE), NoWork):
+        await broker.wait_for_work(slot(worker), claimed.until)
+    return claimed
+
+
+@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("zones", [("", "b")])
+@story
+async def test_a_slot_without_a_zone_that_rests_helps_a_zone_that_comes_later(
+    harness: RedisHarness, lives: bool
+) -> None:
+    await beat(harness.broker, "gpu-a")
+    resting = asyncio.ensure_future(rest(harness.broker, "gpu-a"))
+    entries = [ask() for _ in range(3)]
+    for second in range(20):
+        await harness.advance(1.01)
+        await harness.broker.reap()
+        await beat(harness.broker, "gpu-a")
+        if lives or second < 3:
+            await beat(harness.peer(), "gpu-b")
+        if second == 2:
+            await harness.peer().enqueue(entries)
+            assert await waiting(harness.peer()) == {"b": 3}
+        if resting.done():
+            break
+    assert resting.done()
+    lease = await resting
+    assert (ids(lease.entries), lease.slot.zone) == (ids(entries), "b")
+    await harness.answer(lease)
 
 
 @story

@@ -120,7 +120,7 @@ class RedisBroker:
         self._lease_seconds, self._shards, self._zone = lease_seconds, shards, zone
         self._mailboxes: dict[str, Mailbox] = {}
         self._queues = QueueTable(self._make_queue, shards, zone)
-        self._queues.added = self._read_out_of
+        self._queues.added = self._hear_of
         self._every = self._queues.every
         self._budgets = Budgets(connection, kept, queue_bytes, shards, lambda: len(self._every))
         self._registry = Registry(connection)
@@ -176,10 +176,12 @@ class RedisBroker:
         budgets = self._lease_seconds, self._budgets.kept, self._budgets.room, self._values
         return Queue(self._connection, name, shard, limits, *budgets)
 
-    def _read_out_of(self, added: Sequence[Queue]) -> None:
-        """Have the replies in these queues read, too."""
+    def _hear_of(self, added: Sequence[Queue]) -> None:
+        """Have the replies in these queues read, too. Slots that rest look at zones from then on."""
         for box in self._mailboxes.values():
             box.add(added)
+        for queue in self._every if any(queue.zone for queue in added) else ():
+            queue.wakeups.wake_all()
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
@@ -472,14 +474,13 @@ class RedisBroker:
     async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard, or another zone, is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
-        start, pause = int(self._rng() * len(self._router.others(home))), sharding.LOOK_EVERY
+        start, pause = int(self._rng() * SHARDS), sharding.LOOK_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
-            others = self._router.others(home)  # They come and go while it rests.
-            if not others:
+            if not (others := self._router.others(home)):  # They come and go while a slot rests.
                 continue
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):

@@ -53,7 +53,6 @@ async def until_signalled(
     Raises:
         HeadwayError: the service does not start.
     """
-    loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
 
@@ -61,10 +60,10 @@ async def until_signalled(
         (second if first.is_set() else first).set()
 
     for number in _ENDING:
-        loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, hangups.came)
+        _listen(number, on_signal)
+    _listen(signal.SIGHUP, hangups.came)
     for number in _IDLE:
-        loop.add_signal_handler(number, partial(_say_nothing_is_done, number))
+        _listen(number, partial(_say_nothing_is_done, number))
     try:
         if await _unless(first, service.start()):
             hangups.up = True
@@ -79,8 +78,16 @@ async def until_signalled(
         await hangups.end()
         await service.stop()
         for number in (*_ENDING, signal.SIGHUP, *_IDLE):
-            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
+
+
+def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
+    """Have the running loop react to a signal.
+
+    The loop's own handlers leave the default for an instant when they are removed, in which a signal would kill the process.
+    """
+    loop = asyncio.get_running_loop()
+    signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))
 
 
 class _Hangups:

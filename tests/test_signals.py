@@ -1,0 +1,74 @@
+"""Reactions to signals of a process that starts, runs and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import uvloop
+
+from headway.app import signals
+from headway.app.lifecycle import Service
+from headway.app.signals import until_signalled
+
+ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Slow(Service):
+    """A service whose drain never ends by itself."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def start(self) -> None:
+        self.done.append("started")
+
+    async def drain(self) -> None:
+        self.done.append("drains")
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.done.append("stopped")
+
+    async def reread(self) -> None:
+        self.done.append("reread")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Gives the signals back the handlers that they had."""
+    before = {number: signal.getsignal(number) for number in ALL}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_no_signal_finds_its_default_from_the_start_to_the_end() -> None:
+    service, defaults = Slow(), list[int]()
+
+    def look(frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename != signals.__file__:
+            return None
+        if service.done:
+            defaults.extend(number for number in ALL if signal.getsignal(number) == signal.SIG_DFL)
+        return look
+
+    traced = sys.gettrace()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.settrace(look)
+        try:
+            runner.run(until_signalled(service, lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        finally:
+            sys.settrace(traced)
+    assert service.done == ["started", "reread", "drains", "stopped"]
+    assert defaults == []
+    assert {signal.getsignal(number) for number in ALL} == {signal.SIG_IGN}

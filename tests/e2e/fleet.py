@@ -128,9 +128,11 @@ class Fleet:
 
     def kill(self, server: Server) -> None:
         """End a process and its children at once; its clients see that."""
+        processes = server.processes()
         server.signal(signal.SIGKILL)
         assert server.ended() == -signal.SIGKILL
-        wait_until(lambda: not server.processes())
+        # What it held open is closed only at its very end, after its environment is gone.
+        wait_until(lambda: not server.processes() and all(_state(pid) in "ZX" for pid in processes))
         self._of(server).remove(server)
         self._gone.append(self._ids[server])
         for asked in server.asked:
@@ -349,4 +351,8 @@ def gate_of(it: Fleet, gateway: Server) -> tuple[Gate, Asked]:
 
 
 def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """State of a process as Linux tells it; X of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

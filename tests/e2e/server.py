@@ -300,7 +300,7 @@ class Server:
 
     def check_end(self, code: int = 0) -> None:
         """Check that it has ended in order, logged nothing alarming, and left nothing behind, on the wire or running."""
-        assert self.ended() == code, self.log_text()
+        assert (ended := self.ended()) == code, f"it ended with {ended}: {self.log_text()}"
         wait_until(lambda: not self.processes())
         self.check_wire()
         if self.logs_json:

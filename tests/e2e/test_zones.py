@@ -32,13 +32,15 @@ def ran_by(it: Fleet, asked: Asked) -> Server:
 def test_requests_stay_in_their_zone_and_nothing_of_a_killed_zone_is_lost(tmp_path: Path) -> None:
     with (
         RedisServer("valkey", tmp_path / "redis") as redis,
-        fleet(tmp_path, redis, gateways=0, workers=0, worker_flags=FORGETFUL) as it,
+        fleet(
+            tmp_path, redis, gateways=0, workers=0, worker_flags=FORGETFUL, target="tests.targets.journal:Long"
+        ) as it,
     ):
         (near, here), (far, there) = zone_of(it, "near"), zone_of(it, "far")
         it.up(near, here, far, there)
         for gateway in (near, far):
             wait_until(lambda gateway=gateway: gateway.health()["workers"]["healthy"] == 2)  # type: ignore[misc]
-        for number in range(4):
+        for number in range(3):
             assert ran_by(it, near.ask(f"near {number}")) is here
             assert ran_by(it, far.ask(f"far {number}")) is there
         assert {worker["zone"]: worker["worker_id"] for worker in near.workers()} == {
@@ -60,12 +62,12 @@ def test_requests_stay_in_their_zone_and_nothing_of_a_killed_zone_is_lost(tmp_pa
         again = near.ask("torn", "Idempotency-Key: once")
         busy.open()
         first.output()
-        again.output()
         gate.reached()  # Its lease has ended.
         gate.open()
+        again.output()
         assert len(it.runs(again)) == 1
         for path, text in ((running, gate.text()), (waiting, "waits")):
             answer = near.get(f"{path}?wait=30").json
             assert (answer["status"], answer.get("output")) == ("SUCCESS", text.upper())
         assert ran_by(it, near.ask("after")) is here
-        assert here.metrics().value("zone_help_batches_total", zone="far") >= 2
+        assert here.metrics().value("zone_help_batches_total", zone="far") >= 1

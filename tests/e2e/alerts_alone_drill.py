@@ -23,8 +23,7 @@ from pathlib import Path
 
 from tests.authority import Authority
 from tests.docs.pages import ROOT
-from tests.e2e.alerts_drill import Drill, ask, say, shortened
-from tests.e2e.client import Gate
+from tests.e2e.alerts_drill import Drill, ask, held, say, shortened
 from tests.e2e.fleet import pause, resume
 from tests.e2e.server import Server
 from tests.servers import kubernetes
@@ -100,34 +99,25 @@ def faults(folder: Path, missed: list[str]) -> None:
         drill.clears("HeadwayInternalErrors", meanwhile=busy)
 
         def crowd() -> None:
-            gate = Gate(folder)
-            held = [server.ask(gate.text())]
-            gate.reached()
-            held += [server.ask("waits") for _ in range(12)]
-            gate.open()
-            for asked in held:
+            with held(server, folder) as first:
+                waiting = [server.ask("waits") for _ in range(12)]
+            for asked in (first, *waiting):
                 asked.answer()
 
         drill.fires("HeadwayRefusingPayers", meanwhile=crowd)
         drill.clears("HeadwayRefusingPayers", meanwhile=busy)
 
         def departed() -> None:
-            gate = Gate(folder)
-            asked = server.ask(gate.text())
-            gate.reached()
-            asked.connection.sock.close()
-            time.sleep(0.3)
-            gate.open()
+            with held(server, folder) as asked:
+                asked.connection.sock.close()
+                time.sleep(0.3)
 
         drill.fires("HeadwayGpuTimeWasted", meanwhile=departed)
         drill.clears("HeadwayGpuTimeWasted", meanwhile=busy)
 
         def stands_still() -> None:
-            gate = Gate(folder)
-            asked = server.ask(gate.text())
-            gate.reached()
-            pause(server)
-            gate.open()
+            with held(server, folder) as asked:
+                pause(server)
             time.sleep(0.2)
             resume(server)
             asked.answer()
@@ -175,13 +165,10 @@ def scaling(folder: Path, missed: list[str]) -> None:
     flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES, "--scale-cooldown-s", "1")
     server = Server(folder, flags=(*flags, "--scale-start-s", "2", "--queue-timeout-ms", "60000", *LONG))
     with watched(folder, server, missed=missed) as drill:
-        gate = Gate(folder)
-        held = [server.ask(gate.text())]
-        gate.reached()
-        held += [server.ask("waits") for _ in range(6)]
-        drill.fires("HeadwayScalingAtMost", "HeadwayScalingLate")
-        gate.open()
-        for asked in held:
+        with held(server, folder) as first:
+            waiting = [server.ask("waits") for _ in range(6)]
+            drill.fires("HeadwayScalingAtMost", "HeadwayScalingLate")
+        for asked in (first, *waiting):
             asked.answer()
         drill.clears("HeadwayScalingAtMost", "HeadwayScalingLate")
 

@@ -13,12 +13,12 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.docs.pages import ROOT
-from tests.e2e.client import Gate
+from tests.e2e.client import Asked, Gate
 from tests.e2e.fleet import Fleet, fleet, pause, resume
 from tests.e2e.server import TARGET, Server
 from tests.servers.prometheus import Prometheus
@@ -110,6 +110,16 @@ def ask(servers: Sequence[Server], *texts: str) -> None:
         servers[number % len(servers)].ask(text).answer()
 
 
+@contextlib.contextmanager
+def held(server: Server, folder: Path) -> Iterator[Asked]:
+    """Request whose batch waits at a gate until the block ends."""
+    gate = Gate(folder)
+    asked = server.ask(gate.text())
+    gate.reached()
+    yield asked
+    gate.open()
+
+
 def staged(drill: Drill, it: Fleet, redis: RedisServer, folder: Path) -> None:
     """Stage the faults of a fleet, one after the other."""
     busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
@@ -128,25 +138,18 @@ def staged(drill: Drill, it: Fleet, redis: RedisServer, folder: Path) -> None:
     drill.clears("HeadwayDeadLetters", "HeadwayManyRetries")
 
     def slow() -> None:
-        gate = Gate(folder)
-        asked = it.gateways[0].ask(gate.text())
-        gate.reached()
-        time.sleep(0.4)
-        gate.open()
+        with held(it.gateways[0], folder) as asked:
+            time.sleep(0.4)
         asked.answer()
 
     drill.fires("HeadwayLatencyNearPromise", meanwhile=slow)
     drill.clears("HeadwayLatencyNearPromise", meanwhile=busy)
 
-    gates = [Gate(folder) for _ in it.workers]
-    held = [it.gateways[0].ask(gate.text()) for gate in gates]
-    for gate in gates:
-        gate.reached()
-    held += [it.gateways[0].ask("waits") for _ in range(4)]
-    drill.fires("HeadwayQueueOld")
-    for gate in gates:
-        gate.open()
-    for asked in held:
+    with contextlib.ExitStack() as gates:
+        waiting = [gates.enter_context(held(it.gateways[0], folder)) for _ in it.workers]
+        waiting += [it.gateways[0].ask("waits") for _ in range(4)]
+        drill.fires("HeadwayQueueOld")
+    for asked in waiting:
         asked.answer()
     drill.clears("HeadwayQueueOld")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
@@ -127,8 +128,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     scaling: dict[str, ScalingLine] = {}
 
 
-async def collect(process: ProcessView) -> Snapshot:
-    """Ask the broker for the state of the fleet.
+async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
+    """Ask the broker for the state of the fleet. `learn` is told of the workers.
 
     Raises:
         BrokerUnavailable: it does not answer.
@@ -141,6 +142,7 @@ async def collect(process: ProcessView) -> Snapshot:
         process.fleet.capacities(),
         process.now(),
     )
+    learn(workers)
     return Snapshot(
         now,
         queue_lines(depths, process.settings.tier_names),
@@ -149,6 +151,18 @@ async def collect(process: ProcessView) -> Snapshot:
         [capacity_line(capacity, now) for capacity in capacities],
         letters,
         scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
+    )
+
+
+def aged(last: Snapshot, age: float, away: str) -> Snapshot:
+    """Snapshot as it was `age` seconds ago: whatever tells since when it is known is that much older. `away`: see Snapshot."""
+    return replace(
+        last,
+        now=last.now + age,
+        age_seconds=round(age, 1),
+        away=away,
+        members=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.members],
+        capacities=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.capacities],
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-
-from msgspec.structs import replace
+from collections.abc import Callable, Sequence
 
 from headway.admin import snapshot
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
+from headway.model import WorkerInfo
 from headway.runtime.supervisor import Supervisor
 
 KEEP_EVERY = 15.0
@@ -23,10 +23,12 @@ class SnapshotSource:
 
     Arguments:
         process: view of the process.
+        learn: is told of the workers of each snapshot.
     """
 
-    def __init__(self, process: ProcessView) -> None:
+    def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
         self._process = process
+        self._learn = learn
         self._last: Snapshot | None = None
         self._taken_at = 0.0
         self._stopped = asyncio.Event()
@@ -48,7 +50,7 @@ class SnapshotSource:
         Raises:
             BrokerUnavailable: the broker does not answer.
         """
-        found = await soon(snapshot.collect(self._process))
+        found = await soon(snapshot.collect(self._process, self._learn))
         self._last, self._taken_at = found, self._process.clock()
         return found
 
@@ -71,7 +73,7 @@ class SnapshotSource:
         if self._last is None:
             return None
         age = self._process.clock() - self._taken_at
-        return replace(self._last, now=self._last.now + age, age_seconds=round(age, 1), away=away)
+        return snapshot.aged(self._last, age, away)
 
     async def _run(self) -> None:
         while not self._stopped.is_set():

@@ -212,7 +212,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         expected,
         bundle.memory,
     )
-    snapshots = SnapshotSource(shown)
+    snapshots = SnapshotSource(shown, ready.learn)
     certificates = make_certificates(settings, counters) if listener.takes_address else None
     admin_listener = listener.admin(settings, admin.build(shown, ready, snapshots), new_id, counters, certificates)
     figures.ports["admin"] = admin_listener
@@ -230,7 +230,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, gateway.rules)
+        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, (gateway.rules, ready))
         ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         refused = None if recorder is None else RefusalTraces(recorder, counters, settings.scheme)
@@ -243,7 +243,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         if settings.weights_file:
             resources.append(WeightsResource(settings, gateway.rules))
     elif parts.controller:
-        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models))
+        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models, (ready,)))
     resources.append(
         BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
     )

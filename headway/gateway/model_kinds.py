@@ -175,7 +175,7 @@ class KindsWatcher:
         registry: broker that knows the workers.
         clock: monotonic seconds.
         before: learner that is told first, as it may change which models are served.
-        after: learner that is told then.
+        after: learners that are told then.
     """
 
     def __init__(
@@ -184,10 +184,9 @@ class KindsWatcher:
         registry: Registry,
         clock: Callable[[], float],
         before: Learner | None = None,
-        after: Learner | None = None,
+        after: Iterable[Learner] = (),
     ) -> None:
-        self._kinds = kinds
-        self._before, self._after = before, after
+        self._learners: list[Learner] = [*([] if before is None else [before]), kinds, *after]
         self._registry = registry
         self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
 
@@ -207,6 +206,5 @@ class KindsWatcher:
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what workers report."""
-        for learner in (self._before, self._kinds, self._after):
-            if learner is not None:
-                learner.learn(workers)
+        for learner in self._learners:
+            learner.learn(workers)

@@ -86,7 +86,7 @@ class Readiness:
             workers = await soon(self.broker.workers())
         except BrokerUnavailable:
             return await self.alone(), self._last_known() | await self._fallback() | {"broker": "out of reach"}
-        self._see(workers)
+        self.learn(workers)
         if self.told is not None:
             self.told(workers)
         return self._look_at(workers)
@@ -101,10 +101,11 @@ class Readiness:
 
     def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by the broker's present registry, and the workers that it comes from."""
-        self._see(workers)
+        self.learn(workers)
         return self._judge(workers)
 
-    def _see(self, workers: Sequence[WorkerInfo]) -> None:
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of the broker's present registry, whoever has asked for it: it is what is known once the broker is away."""
         self._last_seen, self._seen_at = workers, self.clock()
 
     def _last_known(self) -> dict[str, Any]:

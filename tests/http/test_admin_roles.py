@@ -289,6 +289,11 @@ def test_while_the_broker_is_away_the_fleet_is_told_as_it_was() -> None:
         assert (stale.status, stale.json["age_seconds"], stale.json["away"]) == (200, 7.0, "connection refused")
         assert stale.json["workers"] == fresh["workers"]
         assert stale.json["now"] == pytest.approx(fresh["now"] + 7.0)
+        for lines in ("members", "capacities"):
+            then, now = ([one["age_seconds"] for one in told[lines]] for told in (fresh, stale.json))
+            assert then and now == pytest.approx([age + 7.0 for age in then])
+        checks = (await port.get("/readyz?verbose")).json["checks"]
+        assert checks["workers"] == "unknown; 1 of 1 healthy 7 s ago", "nobody has asked for health before"
         assert (await port.get("/internal/health")).json["message"] == "connection refused"
 
     played(scene)

@@ -146,7 +146,7 @@ class Stand:
             ledger=ledger,
             figures=self._figures,
         )
-        return routes.build(process, ready, SnapshotSource(process))
+        return routes.build(process, ready, SnapshotSource(process, ready.learn))
 
     def _figures(self) -> ProcessFigures:
         gateway = self.gateway

@@ -10,9 +10,11 @@ import pytest
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
+from headway.gateway.model_kinds import KindsWatcher, ModelKinds
 from headway.http.readiness import Readiness
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import Connection
@@ -74,6 +76,24 @@ def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none() -> None:
             await asyncio.sleep(1.0)  # The fallback is warm then.
             _, checks = await ready.look()
             assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
+
+    run(main)
+
+
+def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            ready = readiness(fleet)
+            ready.learn(())  # As at a start, before there are any.
+            watcher = KindsWatcher(ModelKinds(["m"]), Connection(fleet.server), clock, after=[ready])
+            supervisor = Supervisor()
+            watcher.start(supervisor)
+            await asyncio.sleep(200.0)
+            await fleet.server.become("refuse")
+            await asyncio.sleep(12.0)
+            _, checks = await ready.look()
+            assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
+            await supervisor.stop()
 
     run(main)
 

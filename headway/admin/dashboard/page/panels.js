@@ -42,7 +42,7 @@ export function tables(recent, snapshot, tiers, promise) {
   ), (one) => one.tier);
   const models = [...new Set([...snapshot.capacities.map((one) => one.model), ...Object.keys(recent.ended ?? {})])].filter(Boolean).sort();
   rows(body("capacity"), models, (model) => {
-    const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds < STALE);
+    const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds - snapshot.age_seconds < STALE);
     const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}` : "–";
     return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);

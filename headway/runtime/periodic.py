@@ -49,7 +49,7 @@ class Periodic:
         """Stop calling. A call that is under way comes to its end first."""
         self._stopped.set()
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait({self._task})  # Who waits for it may be cancelled; the loop may not.
 
     async def _run(self) -> None:
         while not self._stopped.is_set():

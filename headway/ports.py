@@ -253,6 +253,10 @@ class Fleet(Protocol):
         """Publish the capacity of a model's workers."""
         ...
 
+    async def withdraw_capacity(self, model: str) -> None:
+        """Forget the capacity of a model that is gone. Of a model without one, nothing happens."""
+        ...
+
     async def capacities(self) -> Sequence[Capacity]:
         """Last published capacity of each model."""
         ...
@@ -330,10 +334,7 @@ class Backend(Protocol):
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Sizes and run times in seconds of the batches that the last start has run once the target was warm.
-
-        Empty where it ran none.
-        """
+        """Sizes and run times in seconds of the batches that the last start has run once the target was warm, if any."""
         ...
 
     async def start(self) -> float:

@@ -10,6 +10,7 @@ model, so that another leader goes on from there, and every process can tell it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ import msgspec
 import structlog
 
 from headway.core.departure import Load
-from headway.core.scaling.scaler import ModelState, ScaleDecision, ScaleLimits, Scaler
+from headway.core.scaling.scaler import AS_FOUND, ModelState, ScaleDecision, ScaleLimits, Scaler
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStatus
@@ -37,6 +38,8 @@ AGAIN_AFTER = 5.0
 """Seconds after which a platform that did not answer is asked again."""
 REFUSED_AGAIN_AFTER = 30.0
 """Seconds after which a platform that refused is asked again, as somebody may have mended it."""
+SETTLES_AFTER = 3.0
+"""Seconds for which a leader that knows no number of a model hears of its workers before it tells one."""
 BUSY_COST, WARM_COST = 10, 1
 """Costs of losing a slot that runs a batch, and one that is warm."""
 
@@ -54,9 +57,11 @@ class ScaledModel:
         trouble: why the last call of the driver did not succeed; empty when it did.
         live: workers that are there or start, as last heard.
         follows: whether the number follows those that turn up: nothing was decided yet, and the platform knows none.
-        published: number that the leader before has published; None: none is known.
+        since: monotonic instant from which on it is scaled here.
+        published: what was published last, before this process led; None: that is not known.
     """
 
+    since: float
     scaler: Scaler | None = None
     due: bool = False
     not_before: float = 0.0
@@ -65,7 +70,7 @@ class ScaledModel:
     trouble: str = ""
     live: int = 0
     follows: bool = False
-    published: int | None = None
+    published: Scaling | None = None
 
 
 class Autoscaler:
@@ -77,6 +82,9 @@ class Autoscaler:
         counters: counters of the process.
         clock: monotonic seconds.
         name: name of the driver, as the setting has it.
+
+    Attributes:
+        leads_until: monotonic instant from which on another controller may decide.
     """
 
     def __init__(
@@ -88,7 +96,10 @@ class Autoscaler:
         name: str = "none",
     ) -> None:
         self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
+        self.leads_until = -math.inf
         self._workers: Sequence[WorkerInfo] = ()
+        self._told: dict[str, Scaling] = {}
+        """Last publications of this process, by model, since another controller led."""
         self._models: dict[str, ScaledModel] = {}
         self._periodic = Periodic("autoscaler", self._carry_out, clock, every=CARRY_OUT_EVERY)
 
@@ -102,19 +113,22 @@ class Autoscaler:
 
     def forget(self) -> None:
         """Forget all that was decided, as another controller leads."""
+        self.interrupt()
+        self._told.clear()
+
+    def interrupt(self) -> None:
+        """Decide no more, as it is not known who leads."""
         self._models.clear()
 
     def begin(self, published: Collection[Capacity]) -> None:
-        """Begin to lead, from the numbers that were published last."""
-        self.forget()
-        for one in published:
-            if one.scaling is not None:
-                self._models[one.model] = ScaledModel(published=one.scaling.desired)
+        """Begin to lead, from the numbers that were published last; if the broker has lost them, from this process's own."""
+        found = {one.model: one.scaling for one in published if one.scaling is not None} or self._told
+        self._models = {model: ScaledModel(self._clock(), published=scaling) for model, scaling in found.items()}
 
-    def keep(self, models: Collection[str]) -> None:
-        """Forget models other than these."""
-        for model in self._models.keys() - set(models):
-            del self._models[model]
+    def drop(self, model: str) -> None:
+        """Forget a model, which is gone."""
+        self._models.pop(model, None)
+        self._told.pop(model, None)
 
     def look(
         self,
@@ -140,11 +154,11 @@ class Autoscaler:
             reason = "its workers share GPUs with other models, which are not scaled"
             held = Scaling(desired=len(own), current=found.healthy, reason=reason, driver=self._name)
             return msgspec.structs.replace(found, scaling=held)
-        state = self._models.setdefault(model, ScaledModel())
+        state = self._models.setdefault(model, ScaledModel(self._clock()))
         state.live, self._workers = len(own), workers
-        if state.scaler is None:
-            return found
         scaler, now = state.scaler, self._clock()
+        if scaler is None:
+            return msgspec.structs.replace(found, scaling=self._as_published(state, found.healthy))
         scaler.limits = limits
         if state.follows and state.live > scaler.desired:
             scaler.desired, state.due = limits.clamp(state.live), True
@@ -152,7 +166,8 @@ class Autoscaler:
         decision = scaler.decide(ModelState(found.healthy, queue, rate, found.items_per_second, batch_cost(load)), now)
         if decision is not None:
             self._order(model, state, decision)
-        return msgspec.structs.replace(found, scaling=self._shown(state, scaler, found.healthy))
+        self._told[model] = scaling = self._shown(state, scaler, found.healthy)
+        return msgspec.structs.replace(found, scaling=scaling)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
         """Limits of a model where processes scale themselves: each keeps one worker, and has devices for so many."""
@@ -162,6 +177,15 @@ class Autoscaler:
             return limits
         most = max(min(limits.most, sum(most for _, most in room)), 1)
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
+
+    def _as_published(self, state: ScaledModel, ready: int) -> Scaling | None:
+        """Number that stands as long as the platform has not told what it has."""
+        if state.published is None:
+            return None
+        coming = max(state.published.desired - ready - state.published.late, 0)
+        return msgspec.structs.replace(
+            state.published, current=ready, coming=coming, driver=self._name, trouble=state.trouble
+        )
 
     def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:
         limits, utilisation = scaler.limits, scaler.utilisation
@@ -199,7 +223,7 @@ class Autoscaler:
 
     async def _carry_out(self) -> None:
         for model, state in list(self._models.items()):
-            if self._clock() < state.not_before:
+            if not state.not_before <= self._clock() < self.leads_until:
                 continue
             try:
                 if state.scaler is None:
@@ -217,19 +241,30 @@ class Autoscaler:
 
     async def _begin(self, model: str, state: ScaledModel) -> None:
         """Take over what was published last, or what the platform has, or what is there."""
-        limits = self._limits(model)
+        limits, published = self._limits(model), state.published
         if limits is None:
             return
         try:
             current = await self._driver.current(model)
         except (ScalingRefused, ScalingUnavailable):
-            state.scaler = Scaler(limits, state.published or max(state.live, 1), self._clock())
+            self._decide_from(state, limits, 0)
+            state.due = published is not None
             raise
-        desired = state.published or current or max(state.live, 1)
-        state.scaler = Scaler(limits, desired, self._clock())
-        state.set_to, state.due = current, desired != current
-        state.follows = not (state.published or current)
+        if published is None and not current and self._clock() < state.since + SETTLES_AFTER:
+            return  # Workers tell of themselves one after another, as when the broker has lost what it knew.
+        scaler = self._decide_from(state, limits, current)
+        state.set_to, state.due = current, scaler.desired != current
         state.check_at = self._clock() + CHECK_EVERY
+
+    def _decide_from(self, state: ScaledModel, limits: ScaleLimits, current: int) -> Scaler:
+        """Begin to decide. `current`: workers that the platform was last asked for; 0: that is not known."""
+        published, now = state.published, self._clock()
+        if published is not None:
+            state.scaler = Scaler(limits, published.desired, now, published.reason)
+        else:
+            state.scaler = Scaler(limits, current or max(state.live, 1), now)
+        state.follows = published is None and not current
+        return state.scaler
 
     async def _scale(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
         desired = scaler.desired
@@ -243,8 +278,10 @@ class Autoscaler:
         """Take over what another has set on the platform, such as an operator."""
         state.check_at = self._clock() + CHECK_EVERY
         current = await self._driver.current(model)
-        if state.set_to is not None and current != state.set_to:
-            decision = scaler.adopt(current, self._clock(), f"{current} were set by another")
+        first = state.set_to is None
+        if current != state.set_to and (not first or (state.follows and current)):
+            reason = AS_FOUND if first else f"{current} were set by another"
+            decision = scaler.adopt(current, self._clock(), reason)
             if decision is not None:
                 self._order(model, state, decision)
                 state.due = False

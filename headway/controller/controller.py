@@ -7,7 +7,7 @@ follow ──lead is free──▶ lead ──not renewed in time──▶ follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from headway.controller.autoscaler import Autoscaler
 from headway.core.capacity import capacity
 from headway.core.departure import Load
+from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable
 from headway.model import Capacity, model_and_version
 from headway.ports import Broker, Fleet
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
 """Seconds between two publications. The limits made from them are older by that, beside the heartbeats."""
+GONE_AFTER = OFFLINE_AFTER
+"""Seconds for which neither a worker nor a setting has named a model before its capacity is withdrawn."""
 LEADS_FOR = 3.0
 """Seconds for which a leader leads unless it renews that, which it does with each publication."""
 
@@ -66,6 +69,8 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
+        self._published: dict[str, float] = {}
+        """Instants of the last publications, by model."""
         self._told: dict[str, bool] = {}
         """Whether what was logged last of a model's capacity was an estimate."""
         self._periodic = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
@@ -93,13 +98,21 @@ class Controller:
             led = self.leads
             self._become(await self._fleet.acquire_leadership(self._id, LEADS_FOR))
             self._led_until = until
-            if self.leads and not led and self.autoscaler is not None:
-                self.autoscaler.begin(await self._fleet.capacities())
+            if self.leads and not led:
+                self._begin(await self._fleet.capacities())
             if self.leads:
+                if self.autoscaler is not None:
+                    self.autoscaler.leads_until = until
                 await self._publish()
         except BrokerUnavailable:
-            self._become(leader=False)  # Another may lead before we hear of it.
+            self._become(leader=False, known=False)  # Another may lead before we hear of it.
             raise
+
+    def _begin(self, published: Sequence[Capacity]) -> None:
+        """Begin to lead, from what was published last."""
+        self._published = dict.fromkeys((one.model for one in published), self._clock())
+        if self.autoscaler is not None:
+            self.autoscaler.begin(published)
 
     async def _publish(self) -> None:
         workers, loads = await self._broker.workers(), await self._broker.loads()
@@ -120,7 +133,6 @@ class Controller:
         if self.autoscaler is not None:
             depths, members = await self._broker.depths(), await self._fleet.members()
             asked = {model: replace(load, rate=rates[model]) for model, load in of_models.items()}
-            self.autoscaler.keep([one.model for one in found])
             found = [
                 self.autoscaler.look(
                     one,
@@ -132,8 +144,22 @@ class Controller:
                 for one in found
             ]
         for one in found:
+            if not self.leads_now:  # It stood still, and another may lead meanwhile.
+                return
             await self._fleet.publish(one)
+            self._published[one.model] = self._clock()
             self._tell(one)
+        await self._withdraw({one.model for one in found})
+
+    async def _withdraw(self, there: Collection[str]) -> None:
+        """Withdraw the capacities of models that are gone."""
+        for model, at in [*self._published.items()]:
+            if model not in there and self._clock() - at >= GONE_AFTER and self.leads_now:
+                await self._fleet.withdraw_capacity(model)
+                del self._published[model]
+                self._told.pop(model, None)
+                if self.autoscaler is not None:
+                    self.autoscaler.drop(model)
 
     def _tell(self, found: Capacity) -> None:
         """Log a capacity when it becomes known, and when it becomes an estimate or sure."""
@@ -146,9 +172,10 @@ class Controller:
                 workers=found.healthy,
             )
 
-    def _become(self, leader: bool) -> None:
+    def _become(self, leader: bool, known: bool = True) -> None:
+        """Note whether this controller leads. `known`: whether another leads if it does not."""
         if not leader and self.autoscaler is not None:
-            self.autoscaler.forget()
+            (self.autoscaler.forget if known else self.autoscaler.interrupt)()
         if leader is not self.leads:
             self.leads = leader
             self._say("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)

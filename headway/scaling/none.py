@@ -8,16 +8,12 @@ from collections.abc import Mapping
 class NoScaling:
     """Driver without a platform. See `headway.ports.ScalingDriver`."""
 
-    def __init__(self) -> None:
-        self._asked: dict[str, int] = {}
-
     async def current(self, model: str) -> int:
-        """See ScalingDriver."""
-        return self._asked.get(model, 0)
+        """See ScalingDriver. Nobody can be asked."""
+        return 0
 
     async def scale(self, model: str, workers: int) -> None:
-        """See ScalingDriver."""
-        self._asked[model] = workers
+        """See ScalingDriver. Nobody is told."""
 
     async def mark(self, costs: Mapping[str, int]) -> None:
         """See ScalingDriver. Nobody is told."""

@@ -175,6 +175,18 @@ async def test_the_capacity_of_a_model_is_what_was_published_last(harness: Harne
 
 
 @story
+async def test_a_capacity_that_is_withdrawn_is_forgotten_at_once_and_may_come_back(harness: Harness) -> None:
+    for model in ("m", "n"):
+        await harness.fleet.publish(capacity(model))
+    await harness.fleet_peer.withdraw_capacity("m")
+    await harness.fleet_peer.withdraw_capacity("m")
+    await harness.fleet_peer.withdraw_capacity("unknown")
+    assert {one.model for one in await harness.fleet.capacities()} == {"n"}
+    await harness.fleet_peer.publish(capacity("m"))
+    assert {one.model for one in await harness.fleet.capacities()} == {"m", "n"}
+
+
+@story
 async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harness) -> None:
     await harness.fleet.publish(capacity("retired"))
     await harness.fleet.publish(capacity("m"))

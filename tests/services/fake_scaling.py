@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from headway.errors import HeadwayError, ScalingRefused
@@ -19,6 +20,7 @@ class FakeScaling:
         asked: every call of `scale`.
         costs: costs as they were last marked.
         trouble: error that each call raises; None: calls succeed.
+        answers: event without which no call returns; set at first.
     """
 
     def __init__(self, workers: Mapping[str, int], slots: int = 1) -> None:
@@ -26,14 +28,16 @@ class FakeScaling:
         self.asked: list[tuple[str, int]] = []
         self.costs: dict[str, int] = {}
         self.trouble: HeadwayError | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
         self._slots = slots
 
     async def current(self, model: str) -> int:
-        self._check(model)
+        await self._check(model)
         return self.workers[model]
 
     async def scale(self, model: str, workers: int) -> None:
-        self._check(model)
+        await self._check(model)
         self.asked.append((model, workers))
         self.workers[model] = -(-workers // self._slots) * self._slots
 
@@ -42,7 +46,8 @@ class FakeScaling:
             raise self.trouble
         self.costs = dict(costs)
 
-    def _check(self, model: str) -> None:
+    async def _check(self, model: str) -> None:
+        await self.answers.wait()
         if self.trouble is not None:
             raise self.trouble
         if model not in self.workers:

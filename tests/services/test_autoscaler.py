@@ -6,20 +6,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import AGAIN_AFTER, CHECK_EVERY, REFUSED_AGAIN_AFTER, Autoscaler
+from headway.controller.autoscaler import AGAIN_AFTER, CHECK_EVERY, REFUSED_AGAIN_AFTER, SETTLES_AFTER, Autoscaler
 from headway.controller.controller import LEADS_FOR, Controller
 from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.fleet.scaling_follower import ScalingFollower
-from headway.model import ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
 from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -28,6 +29,7 @@ from headway.scaling.none import NoScaling
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling
 from tests.services.stand import Stand, codes
+from tests.services.test_roles import Away
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
@@ -85,6 +87,11 @@ class Scene:
         made.autoscaler = Autoscaler(driver, lambda model: limits, self.counters, self.clock, "fake")
         made.start(self.supervisor)
         return made
+
+    async def publish(self, scaling: Scaling) -> None:
+        """Publish as a leader before did."""
+        capacity = Capacity(model="m", healthy=1, degraded=0, items_per_second=0.0, usable_per_second=0.0)
+        await self.fleet.publish(msgspec.structs.replace(capacity, scaling=scaling))
 
     async def scaling(self) -> Scaling:
         [found] = await self.fleet.capacities()
@@ -196,6 +203,127 @@ def test_another_leader_goes_on_from_the_published_number_and_removes_nothing_at
     run(main)
 
 
+def test_a_new_leader_whose_platform_is_slow_never_unpublishes_the_number() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock, 1) as scene:
+            scene.rate = 350.0
+            told = Scaling(desired=4, current=1, coming=3, reason="queue above 3 for 1 s", driver="fake", most=8)
+            await scene.publish(told)
+            driver = FakeScaling({"m": 1})
+            driver.answers.clear()
+            scene.controller(driver)
+            for number in range(100):
+                await asyncio.sleep(0.1)
+                shown = await scene.scaling()
+                assert (shown.desired, shown.reason) == (4, told.reason)
+                if number == 50:
+                    driver.answers.set()
+            assert driver.asked == [("m", 4)]
+
+    run(main)
+
+
+def test_a_new_leader_decides_though_its_platform_does_not_answer_and_has_it_set_later() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock) as scene:
+            await scene.publish(Scaling(desired=4, current=2, coming=2, driver="fake"))
+            driver = FakeScaling({"m": 2})
+            driver.trouble = ScalingUnavailable("no answer within 5 s")
+            scene.controller(driver)
+            await asyncio.sleep(3)
+            assert (await scene.scaling()).desired == 4
+            driver.trouble = None
+            await asyncio.sleep(AGAIN_AFTER)
+            assert driver.asked == [("m", 4)]
+
+    run(main)
+
+
+def test_a_number_that_was_guessed_while_the_platform_was_away_gives_way_to_that_of_the_platform() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock, 1) as scene:
+            scene.rate = 150.0
+            driver = FakeScaling({"m": 3})
+            driver.trouble = ScalingUnavailable("no answer within 5 s")
+            scene.controller(driver, limits=replace(QUICK, rules=read("")))
+            await asyncio.sleep(2)
+            assert (await scene.scaling()).desired == 1
+            driver.trouble = None
+            await asyncio.sleep(AGAIN_AFTER + 1)
+            assert ((await scene.scaling()).desired, driver.asked) == (3, [])
+
+    run(main)
+
+
+def test_a_leader_goes_on_from_its_own_number_when_the_broker_was_away_and_has_lost_it() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock) as scene:
+            scene.rate = 240.0
+            controller = scene.controller(NoScaling())
+            await asyncio.sleep(25)
+            assert (await scene.scaling()).desired == 4
+            controller._fleet = away = Away(MemoryFleet(clock))
+            away.away = True
+            await asyncio.sleep(2)
+            assert not controller.leads
+            away.away, scene.workers = False, 1
+            seen = set()
+            for _ in range(80):
+                await asyncio.sleep(0.1)
+                seen |= {one.scaling and one.scaling.desired for one in await away.capacities()}
+            assert seen == {4}
+
+    run(main)
+
+
+def test_a_controller_that_another_one_followed_knows_nothing_of_its_own_any_more() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock) as scene:
+            scene.rate = 240.0
+            controller = scene.controller(NoScaling())
+            await asyncio.sleep(25)
+            controller._fleet = other = MemoryFleet(clock)
+            await other.acquire_leadership("d", 2.0)
+            scene.rate = 100.0
+            await asyncio.sleep(2 + SETTLES_AFTER + 2)
+            assert [one.scaling and one.scaling.desired for one in await other.capacities()] == [2]
+
+    run(main)
+
+
+def test_a_leader_that_knows_no_number_waits_until_the_workers_that_are_there_have_told_of_themselves() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock, 1) as scene:
+            scene.rate = 120.0
+            scene.controller(NoScaling())
+            await asyncio.sleep(SETTLES_AFTER - 0.5)
+            assert [one.scaling for one in await scene.fleet.capacities()] == [None]
+            scene.workers = 3
+            await asyncio.sleep(2)
+            assert (await scene.scaling()).desired == 3
+
+    run(main)
+
+
+def test_a_controller_whose_lead_has_run_out_asks_its_platform_for_nothing() -> None:
+    async def main(clock: Clock) -> None:
+        async with Scene(clock) as scene:
+            driver = FakeScaling({"m": 2})
+            controller = scene.controller(driver)
+            await asyncio.sleep(2)
+            driver.trouble = ScalingUnavailable("no answer within 5 s")
+            scene.rate = 300.0
+            await asyncio.sleep(12)
+            assert (await scene.scaling()).desired > 2
+            await controller._periodic.stop()
+            await asyncio.sleep(LEADS_FOR)
+            driver.trouble = None
+            await asyncio.sleep(AGAIN_AFTER + 1)
+            assert driver.asked == []
+
+    run(main)
+
+
 def test_what_an_operator_sets_is_taken_over() -> None:
     async def main(clock: Clock) -> None:
         driver = FakeScaling({"m": 2}, slots=2)
@@ -231,7 +359,7 @@ def test_without_a_platform_the_number_is_published_all_the_same() -> None:
     async def main(clock: Clock) -> None:
         async with Scene(clock) as scene:
             scene.controller(NoScaling())
-            await asyncio.sleep(2)
+            await asyncio.sleep(SETTLES_AFTER + 1)
             assert (await scene.scaling()).desired == 2
             scene.rate = 180.0
             await asyncio.sleep(25)
@@ -248,7 +376,7 @@ def test_workers_that_turn_up_after_the_first_leader_are_no_surplus() -> None:
         async with Scene(clock, 1) as scene:
             scene.rate = 250.0
             scene.controller(NoScaling(), limits=replace(QUICK, rules=read("")))
-            await asyncio.sleep(3)
+            await asyncio.sleep(SETTLES_AFTER + 1)
             assert (await scene.scaling()).desired == 1
             scene.workers = 4
             await asyncio.sleep(2)

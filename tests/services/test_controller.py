@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.controller import LEADS_FOR, PUBLISH_EVERY, Controller
-from headway.core.capacity import FORGOTTEN_AFTER
+from headway.controller.controller import GONE_AFTER, LEADS_FOR, PUBLISH_EVERY, Controller
+from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
+from headway.model import Capacity
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import run
@@ -29,9 +30,48 @@ def test_a_model_that_is_served_no_longer_loses_its_capacity() -> None:
         await asyncio.sleep(1.0)
         assert {one.model for one in await fleet.capacities()} == {"m", "retired"}
         served.remove("retired")
-        await asyncio.sleep(FORGOTTEN_AFTER + 1.0)
+        await asyncio.sleep(GONE_AFTER - 1.0)
+        assert {one.model for one in await fleet.capacities()} == {"m", "retired"}, "it may only be away"
+        await asyncio.sleep(2.0)
         assert {one.model for one in await fleet.capacities()} == {"m"}
         await supervisor.stop()
+
+    run(main)
+
+
+def test_another_leader_withdraws_what_its_predecessor_has_published_of_a_model_that_is_gone() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        fleet, supervisor = MemoryFleet(clock), Supervisor()
+        await fleet.publish(Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0))
+        Controller("c", broker, fleet, 0.7, clock).start(supervisor)
+        await asyncio.sleep(GONE_AFTER + 1.0)
+        assert {one.model for one in await fleet.capacities()} == {"m"}
+        await supervisor.stop()
+
+    run(main)
+
+
+def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_of_before() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        fleet, supervisor = MemoryFleet(clock), Supervisor()
+        stood, loads = 0.0, broker.loads
+
+        async def stand_still() -> Mapping[str, Load]:
+            nonlocal stood
+            found = await loads()
+            stood = LEADS_FOR
+            return found
+
+        broker.loads = stand_still  # type: ignore[method-assign]
+        controller = Controller("c", broker, fleet, 0.7, lambda: clock() + stood)
+        controller.start(supervisor)
+        await asyncio.sleep(0.01)
+        led, published = controller.leads, await fleet.capacities()
+        await supervisor.stop()
+        assert led
+        assert not published
 
     run(main)
 

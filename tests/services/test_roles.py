@@ -94,6 +94,9 @@ class Away:
     async def publish(self, capacity: Capacity) -> None:
         await self.inner.publish(capacity)
 
+    async def withdraw_capacity(self, model: str) -> None:
+        await self.inner.withdraw_capacity(model)
+
     async def capacities(self) -> Sequence[Capacity]:
         return await self.inner.capacities()
 

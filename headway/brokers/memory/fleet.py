@@ -64,6 +64,10 @@ class MemoryFleet:
         """See Fleet."""
         self._capacities[capacity.model] = msgspec.structs.replace(capacity, measured_at=self._clock())
 
+    async def withdraw_capacity(self, model: str) -> None:
+        """See Fleet."""
+        self._capacities.pop(model, None)
+
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
         since = self._clock() - FORGOTTEN_AFTER

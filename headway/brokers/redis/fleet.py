@@ -45,6 +45,10 @@ class RedisFleet:
         """See Fleet."""
         await self._ask("publish", capacity.model, wire.encode(capacity))
 
+    async def withdraw_capacity(self, model: str) -> None:
+        """See Fleet."""
+        await self._ask("withdraw_capacity", model)
+
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
         return wire.readable(wire.read_capacity, await self._ask("capacities"))

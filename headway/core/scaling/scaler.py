@@ -23,6 +23,8 @@ RULES, PLAN = "rules", "plan"
 UP, DOWN, AGAIN = "up", "down", "again"
 DIRECTIONS = (UP, DOWN, AGAIN)
 """Directions of a decision: more workers, fewer, or as many as were asked for before and did not come."""
+AS_FOUND = "as it was found"
+"""Reason of a number that nobody has decided yet."""
 MOST_REMOVED = 0.2
 """Share of the workers that may be removed at once."""
 ROOM = 0.8
@@ -114,7 +116,7 @@ class Scaler:
         utilisation: offered load over the capacity of all workers that are there or coming; None while it is not known.
     """
 
-    def __init__(self, limits: ScaleLimits, desired: int, now: float, reason: str = "as it was found") -> None:
+    def __init__(self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND) -> None:
         self.limits = limits
         self.desired = desired
         self.reason = reason

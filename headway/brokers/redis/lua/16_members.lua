@@ -79,6 +79,11 @@ redis.register_function{function_name = VERSION .. '_publish', flags = {'allow-o
   return 1
 end}
 
+redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)
+  redis.call('HDEL', keys[1] .. 'capacity', args[2])
+  return 1
+end}
+
 redis.register_function{function_name = VERSION .. '_capacities', flags = {'allow-oom'}, callback = function(keys, args)
   return recent(keys[1] .. 'capacity', clock(args[1]), CAPACITY_SECONDS)
 end}

@@ -1,0 +1,115 @@
+"""The autoscaler over Redis with real processes: hosts follow the number, and it outlives the controller that decided it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.e2e.client import Gate, wait_until
+from tests.e2e.fleet import HARDY, Fleet, fleet
+from tests.e2e.server import Server
+from tests.servers.redis import RedisServer
+
+GROWS = {"queue_above": 3, "for_s": 0.5, "add": 1}
+SHRINKS = {"utilisation_below": 0.4, "for_s": 1, "remove": 1}
+NEVER = {"utilisation_above": 5, "for_s": 3600, "add": 1}
+"""A bound for removals, which the load of these tests never reaches."""
+LOCAL = "--autoscale", "local", "--max-workers", "2"
+SCALED = (*HARDY, "--workers", "1", *LOCAL)
+"""Flags of a worker process that makes its own workers."""
+
+
+def rules(*those: Mapping[str, float]) -> tuple[str, ...]:
+    return "--scale-rules", json.dumps(those), "--scale-cooldown-s", "2"
+
+
+def leader(it: Fleet, *flags: str) -> Server:
+    """A controller that leads from its start."""
+    made = it.start("controller", *flags)
+    made.logged("leads the fleet")
+    return made
+
+
+def scaling(server: Server) -> dict[str, object]:
+    found: dict[str, object] = server.admin("/internal/scaling").json["models"].get("default", {})
+    return found
+
+
+def pids(server: Server) -> dict[str, int]:
+    """Process ids of the healthy workers, by their names."""
+    return {one["worker_id"]: one["pid"] for one in server.workers() if one["status"] == "healthy"}
+
+
+def seen_until(condition: Callable[[], bool], look: Callable[[], float]) -> set[float]:
+    """All values but 0 that `look` returns until a condition is true."""
+    found = set[float]()
+
+    def both() -> bool:
+        done = condition()
+        found.add(look())
+        return done
+
+    wait_until(both)
+    return found - {0.0}
+
+
+def test_the_number_does_not_jump_when_the_controller_that_decided_it_is_killed(tmp_path: Path) -> None:
+    flags = *rules(GROWS, NEVER), "--max-workers", "2", "--scale-start-s", "2"
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, workers=1) as it,
+    ):
+        [gateway], first = it.gateways, leader(it, *flags)
+        second = it.start("controller", *flags)
+        gate = Gate(tmp_path)
+        held = gateway.ask(gate.text())
+        gate.reached()
+        waiting = [gateway.ask(f"text {number}") for number in range(8)]
+        wait_until(lambda: scaling(first).get("desired") == 2)
+        it.kill(first)
+        seen = seen_until(
+            lambda: bool(second.log("workers are scaled")), lambda: second.metrics().value("desired_workers")
+        )
+        assert seen == {2}
+        told = second.logged("workers are scaled")
+        assert (told["before"], told["workers"], told["direction"]) == (2, 2, "again")
+        gate.open()
+        for one in (held, *waiting):
+            one.output()
+
+
+def test_hosts_follow_the_number_and_busy_workers_outlive_the_controller(tmp_path: Path) -> None:
+    flags = *rules(GROWS, SHRINKS, NEVER), *LOCAL
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, workers=1, worker_flags=SCALED) as it,
+    ):
+        [gateway], [host] = it.gateways, it.workers
+        first = leader(it, *flags)
+        second = it.start("controller", *flags)
+        gates = [Gate(tmp_path), Gate(tmp_path)]
+        held = [gateway.ask(gates[0].text())]
+        gates[0].reached()
+        waiting = [gateway.ask(f"text {number}") for number in range(8)]
+        for one in waiting:
+            one.output()
+        told = first.logged("workers are scaled", direction="up")
+        assert (told["before"], told["workers"], told["driver"]) == (1, 2, "local")
+        assert len(pids(gateway)) == 2
+        held.append(gateway.ask(gates[1].text()))
+        gates[1].reached()
+        busy = pids(gateway)
+        it.kill(first)
+        second.logged("leads the fleet")
+        wait_until(lambda: scaling(second).get("current") == 2)
+        assert pids(gateway) == busy
+        for gate, one in zip(gates, held, strict=True):
+            gate.open()
+            one.output()
+            assert len(it.runs(one)) == 1
+        second.logged("workers are scaled", direction="down")
+        wait_until(lambda: len(pids(gateway)) == 1)
+        gateway.ask("after").output()
+        assert scaling(second)["trouble"] == ""
+        assert not host.log("the workers of this process cannot be scaled")

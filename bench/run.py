@@ -105,6 +105,9 @@ PROGRAMS = {
     "neighbours": Program(
         "load", "one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")
     ),
+    "large_neighbours": Program(
+        "load", "large inputs and outputs of one tenant, another one beside it", ("--seconds", "5"), ("--seconds", "30")
+    ),
     "crashes": Program(
         "promises", "do dead workers leave anything behind?", ("--crashes", "60"), ("--crashes", "1000")
     ),

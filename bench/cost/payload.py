@@ -45,6 +45,7 @@ MOST_MS = 4.0
 MOST_COPIES = 2.0
 """Most copies of a payload in the memory of one process."""
 BODY_LIMIT = 16 << 20
+TARGETS = "bench/stand/large_targets.py"
 FLAGS = ("--max-body-bytes", str(BODY_LIMIT), "--max-batch-size", "8", "--log-level", "warning")
 DEADLINES = ("--request-timeout-ms", "30000", "--queue-timeout-ms", "20000")
 
@@ -123,7 +124,7 @@ def _measure(
 
 def _copies(way: Way) -> dict[str, float]:
     """Payloads that fit into what each process took at most for one request, by role."""
-    with contextlib.closing(_Client(way.url)) as client:
+    with contextlib.closing(Client(way.url)) as client:
         for _ in range(3):
             client.ask(way.small)
         before = {pid: _memory(pid, "VmRSS") for pid in way.pids}
@@ -150,7 +151,7 @@ def _small_beside(
 ) -> list[float]:
     """Seconds of each small request, while something goes on beside."""
     found: list[float] = []
-    with beside(), contextlib.closing(_Client(way.url)) as client:
+    with beside(), contextlib.closing(Client(way.url)) as client:
         begun = time.monotonic()
         for number in range(int(seconds / SMALL_EVERY)):
             time.sleep(max(0.0, begun + number * SMALL_EVERY - time.monotonic()))
@@ -168,7 +169,7 @@ def _load_beside(url: str, request: bytes, done: list[int]) -> Iterator[None]:
     over = threading.Event()
 
     def run() -> None:
-        with contextlib.closing(_Client(url)) as client:
+        with contextlib.closing(Client(url)) as client:
             while not over.is_set():
                 client.ask(request)
                 done[0] += 1
@@ -184,7 +185,7 @@ def _load_beside(url: str, request: bytes, done: list[int]) -> Iterator[None]:
             thread.join()
 
 
-class _Client:
+class Client:
     """One connection."""
 
     def __init__(self, url: str) -> None:
@@ -222,29 +223,28 @@ def _post(path: str, body: bytes, *fields: str) -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def _asked(direction: str) -> tuple[str, bytes, bytes]:
+def asked(direction: str) -> tuple[str, bytes, bytes]:
     """Target, large request and small one."""
     post = partial(_post, "/v1/predict?model_id=default")
     fields = ("Content-Type: application/octet-stream",)
     if direction == "in":
-        return "Measure", post(os.urandom(SIZE), *fields), post(os.urandom(SMALL), *fields)
+        return f"{TARGETS}:Measure", post(os.urandom(SIZE), *fields), post(os.urandom(SMALL), *fields)
     accept = (*fields, "Accept: application/octet-stream")
-    return "Grow", post(str(SIZE).encode(), *accept), post(str(SMALL).encode(), *accept)
+    return f"{TARGETS}:Grow", post(str(SIZE).encode(), *accept), post(str(SMALL).encode(), *accept)
 
 
 @contextlib.contextmanager
 def _serve(flags: tuple[str, ...], direction: str, workers: int) -> Iterator[Way]:
-    name, large, small = _asked(direction)
-    target = f"bench/stand/large_targets.py:{name}"
+    target, large, small = asked(direction)
     with stand.headway(target, "--workers", str(workers), *FLAGS, *DEADLINES, *flags, name="payload") as server:
         yield Way(server.url, large, small, _pids(server), server.usage)
 
 
 @contextlib.contextmanager
 def _redis(direction: str, workers: int) -> Iterator[Way]:
-    name, large, small = _asked(direction)
+    target, large, small = asked(direction)
     with fleet.fleet(
-        f"bench/stand/large_targets.py:{name}",
+        target,
         "--max-batch-size",
         "8",
         name="payload",
@@ -253,7 +253,7 @@ def _redis(direction: str, workers: int) -> Iterator[Way]:
     ) as made:
         pids = {pid: role for server in made.every() for pid, role in _pids(server).items()}
         pids[made.redis.server.pid] = "redis"
-        made.gateways[0].wait_for(lambda: _takes(made.url, small))
+        made.gateways[0].wait_for(lambda: takes(made.url, small))
         yield Way(made.url, large, small, pids, made.usage)
 
 
@@ -273,9 +273,9 @@ def _tensor(octets: bytes) -> bytes:
     return _post("/v2/models/measure/infer", body, f"Inference-Header-Content-Length: {len(head)}")
 
 
-def _takes(url: str, request: bytes) -> bool:
+def takes(url: str, request: bytes) -> bool:
     """Whether a gateway has heard by now what its workers take."""
-    with contextlib.closing(_Client(url)) as client:
+    with contextlib.closing(Client(url)) as client:
         try:
             client.ask(request)
         except Broken:

@@ -234,7 +234,7 @@ class BrokerSession:
         mine = {one.entry.submission for one in self._pending.on(self)}
         mine.update(one.subscription.submission for one in self._subscriptions.on(self))
         self._outbox = [entry for entry in self._outbox if entry.submission in mine]
-        self._large.waiting = [entry for entry in self._large.waiting if entry.submission in mine]
+        self._large.waiting.keep(lambda entry: entry.submission in mine)
         self._subscribing = {name: one for name, one in self._subscribing.items() if name in mine}
 
     def withdraw(self, submission: Submission) -> None:

@@ -6,15 +6,16 @@ Nobody waits for the bytes of another's: small entries go by, and tenants take t
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+from headway.core.tenant_turns import TenantTurns
 from headway.errors import BrokerUnavailable
 from headway.model import Entry
 
 AT_ONCE = 8
 """Most entries in one call."""
+MOST_BYTES = 8 << 20
+"""Bytes of inputs from which no further entry joins a call: an entry is admitted when all inputs of its call are stored."""
 
 
 class LargeEntries:
@@ -29,7 +30,7 @@ class LargeEntries:
     """
 
     def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]], on_offered: Callable[[], None]) -> None:
-        self.waiting: list[Entry] = []
+        self.waiting = TenantTurns[Entry]()
         self._offer, self._on_offered = offer, on_offered
         self._work = asyncio.Event()
         self._offering: list[Entry] = []
@@ -41,7 +42,8 @@ class LargeEntries:
     def split(self, entries: list[Entry], most: float) -> list[Entry]:
         """Take the entries whose inputs are longer than `most`; returns the others."""
         if large := [entry for entry in entries if len(entry.input) > most]:
-            self.waiting += large
+            for entry in large:
+                self.waiting.add(entry.tenant, entry)
             self._work.set()
             entries = [entry for entry in entries if len(entry.input) <= most]
         return entries
@@ -50,7 +52,7 @@ class LargeEntries:
         """Offer what waits, again and again."""
         while True:
             await self._work.wait()
-            self._offering, self.waiting = _next(self.waiting)
+            self._offering = self._next()
             if not self.waiting:
                 self._work.clear()
             try:
@@ -61,15 +63,11 @@ class LargeEntries:
                 self._offering = []
             self._on_offered()
 
-
-def _next(waiting: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Entries of the next call, and the rest. Tenants take turns, and the entries of each keep their order."""
-    if len(waiting) <= AT_ONCE:
-        return list(waiting), []
-    seen, places = Counter[str](), []
-    for position, entry in enumerate(waiting):
-        places.append((seen[entry.tenant], position))
-        seen[entry.tenant] += 1
-    chosen = dict.fromkeys(position for _, position in heapq.nsmallest(AT_ONCE, places))
-    rest = [entry for position, entry in enumerate(waiting) if position not in chosen]
-    return [waiting[position] for position in chosen], rest
+    def _next(self) -> list[Entry]:
+        """Take the entries of the next call."""
+        chosen, size = list[Entry](), 0
+        while self.waiting and len(chosen) < AT_ONCE and size < MOST_BYTES:
+            entry = self.waiting.take()
+            chosen.append(entry)
+            size += len(entry.input)
+        return chosen

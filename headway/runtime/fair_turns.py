@@ -7,8 +7,9 @@ process, and a flood of one tenant holds up no other's.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+
+from headway.core.tenant_turns import TenantTurns
 
 Begin = Callable[[], None]
 """Piece of work. Raises nothing; whoever wanted it may have left meanwhile."""
@@ -24,7 +25,7 @@ class FairTurns:
 
     def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._clock, self._loop = clock, loop
-        self._lines: dict[str, deque[Begin]] = {}
+        self._waiting = TenantTurns[Begin]()
         self._begun = False
         """Whether a piece is under way. What it asks for itself waits until its own cost is known."""
         self._next = 0.0
@@ -32,9 +33,9 @@ class FairTurns:
 
     def wait(self, tenant: str, begin: Begin) -> None:
         """Have a piece of work done in a later turn of the loop."""
-        if not self._lines and not self._begun:
+        if not self._waiting and not self._begun:
             self._schedule()
-        self._lines.setdefault(tenant, deque()).append(begin)
+        self._waiting.add(tenant, begin)
 
     def _schedule(self) -> None:
         loop, pause = self._loop or asyncio.get_running_loop(), self._next - self._clock()
@@ -44,16 +45,12 @@ class FairTurns:
             loop.call_soon(self._give)
 
     def _give(self) -> None:
-        tenant, line = next(iter(self._lines.items()))
-        begin = line.popleft()
-        del self._lines[tenant]
-        if line:
-            self._lines[tenant] = line  # behind the other tenants
+        begin = self._waiting.take()
         self._begun, before = True, self._clock()
         try:
             begin()
         finally:
             now = self._clock()
             self._begun, self._next = False, now + (now - before)
-            if self._lines:
+            if self._waiting:
                 self._schedule()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from unittest.mock import AsyncMock
 
 import pytest
 
 from headway import errors
+from headway.brokers.redis import entry_wire, large_values
 from headway.brokers.redis.completion import fitting
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
+from headway.brokers.redis.large_values import LargeValues
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
@@ -300,6 +302,45 @@ async def test_without_room_for_it_an_output_goes_with_its_reply(
     monkeypatch.setattr(RedisConnection, "store", full)
     await harness.broker.complete(lease, [ItemResult(LARGE)])
     assert (await drained(harness))["a"].output == LARGE
+
+
+MODEST = ask(LARGE, id="modest", tenant="modest")
+MOVES: dict[str, Callable[[LargeValues], Awaitable[object]]] = {
+    "an input to the server": lambda values: values.bring("q:", [MODEST]),
+    "an input to a worker": lambda values: values.input_of(
+        "q:", entry_wire.read_payload(entry_wire.pack_entry(MODEST, "tmodest", len(LARGE)))
+    ),
+    "an output to the server": lambda values: values.bring_output("q:", LARGE, "modest"),
+    "an output to a gateway": lambda values: values.output_of("q:", "tmodest", len(LARGE), "modest"),
+    "the input of a dead letter": lambda values: values.read("q:zp:modest", "tmodest", len(LARGE), "modest"),
+}
+
+
+@pytest.mark.parametrize("way", MOVES)
+def test_values_of_one_tenant_keep_those_of_another_waiting_for_a_few_only(way: str) -> None:
+    async def main() -> None:
+        begun, go = list[str](), asyncio.Semaphore(0)
+
+        class Slow:
+            async def fetch(self, key: str, length: int) -> bytes:
+                begun.append("greedy" if "greedy" in key else "modest")
+                await go.acquire()
+                return b"x" * length
+
+            async def store(self, key: str, value: bytes, seconds: int) -> None:
+                await self.fetch(key, len(value))
+
+        values = LargeValues(Slow(), APART_FROM)  # type: ignore[arg-type]
+        greedy = [values.output_of("q:", f"tgreedy{number}", 5000, "greedy") for number in range(20)]
+        moving = asyncio.gather(*greedy, MOVES[way](values))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for _ in range(21):
+            go.release()
+        await moving
+        assert begun.index("modest") == large_values.AT_ONCE + 1
+
+    asyncio.run(main())
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Event:

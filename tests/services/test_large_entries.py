@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from headway.errors import BrokerUnavailable
+from headway.gateway import large_entries
 from headway.gateway.large_entries import AT_ONCE, LargeEntries
 from headway.model import Entry
 from tests.contracts.brokers import ask, ids
@@ -62,3 +65,51 @@ def test_a_tenant_with_many_keeps_no_other_waiting_for_all_of_them() -> None:
         running.cancel()
 
     asyncio.run(main())
+
+
+def test_the_turns_of_tenants_go_on_from_call_to_call() -> None:
+    async def main() -> None:
+        calls = asyncio.Queue[list[str]]()
+
+        async def offer(entries: Sequence[Entry]) -> None:
+            calls.put_nowait(ids(entries))
+
+        line = LargeEntries(offer, lambda: None)
+        tenants = [f"tenant {number}" for number in range(AT_ONCE + 2)]
+        line.split([ask("x" * 20, id=f"{tenant} {n}", tenant=tenant) for n in range(2) for tenant in tenants], 10)
+        running = asyncio.ensure_future(line.run())
+        order = [id for _ in range(3) for id in await calls.get()]
+        assert order == [f"{tenant} {n}" for n in range(2) for tenant in tenants]
+        running.cancel()
+
+    asyncio.run(main())
+
+
+def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry of a call waits until all inputs of that call are stored."""
+    monkeypatch.setattr(large_entries, "MOST_BYTES", 100)
+
+    async def main() -> None:
+        calls = asyncio.Queue[list[str]]()
+
+        async def offer(entries: Sequence[Entry]) -> None:
+            calls.put_nowait(ids(entries))
+
+        line = LargeEntries(offer, lambda: None)
+        line.split([ask("x" * size, id=f"{size}") for size in (60, 61, 200, 62, 20, 30)], 10)
+        running = asyncio.ensure_future(line.run())
+        assert [await calls.get() for _ in range(3)] == [["60", "61"], ["200"], ["62", "20", "30"]]
+        running.cancel()
+
+    asyncio.run(main())
+
+
+def test_what_another_session_has_taken_over_waits_no_longer() -> None:
+    line = LargeEntries(lambda entries: asyncio.sleep(0), lambda: None)
+    entries = [ask("x" * 20, id=f"{n}", tenant=f"{n % 2}") for n in range(5)]
+    line.split(entries, 10)
+    line.waiting.keep(lambda entry: entry.id in ("1", "4"))
+    assert sorted(ids(list(line.waiting))) == ["1", "4"]
+    assert len(line.waiting) == 2
+    assert line.has("1", "1")
+    assert not line.has("0", "0")

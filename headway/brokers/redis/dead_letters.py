@@ -104,7 +104,8 @@ class RedisDeadLetters:
         with contextlib.suppress(*wire.UNREADABLE):
             found = payload_of(packed)
             if found.apart:
-                value = await self._values.read(f"{queue}zp:{found.tenant}\0{found.id}", found.apart, found.length)
+                key = f"{queue}zp:{found.tenant}\0{found.id}"
+                value = await self._values.read(key, found.apart, found.length, found.tenant)
         return _read(packed, value)
 
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:

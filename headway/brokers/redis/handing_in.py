@@ -51,7 +51,7 @@ async def _bring(
     An output that the server has no room for goes in its reply, if that has, and is no longer `lonely`.
     """
     wanted = [position for position in positions if position in lonely]
-    apart = await queue.bring_outputs(items, wanted)
+    apart = await queue.bring_outputs(lease, items, wanted)
     if len(apart) < len(wanted):
         lonely.difference_update(position for position in wanted if position not in apart)
         items = fitting(lease.entries, items, lonely)

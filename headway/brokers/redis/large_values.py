@@ -6,7 +6,8 @@ and read after the claim; an output is stored ahead of the completion, and read 
 
     gateway ──SET input──▶ enqueue … claim ──GET input──▶ worker ──SET output──▶ complete … reply ──GET output──▶ gateway
 
-A value goes in the same step as what it belongs to. Each has an end of its own besides, should that never come.
+A value goes in the same step as what it belongs to. Each has an end of its own besides, should that never come. A process moves a
+few at a time, and tenants take turns: the values of one wait for no more than a few of another's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headway.brokers.redis.entry_wire import WireEntry
 from headway.brokers.redis.wire import encode
 from headway.core.values import octets
 from headway.model import Entry, Octets, Value
+from headway.runtime.fair_slots import FairSlots
 
 GRACE_SECONDS = 60
 """Seconds for which an input outlasts its entry's deadline."""
@@ -44,7 +46,7 @@ class LargeValues:
         self.threshold = threshold
         self._connection = connection
         self._secret = secrets.token_bytes(16)
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = FairSlots(AT_ONCE)
         self._outputs = 0
 
     def is_large(self, value: Value | None) -> bool:
@@ -70,38 +72,39 @@ class LargeValues:
 
     async def _bring(self, queue: str, entry: Entry) -> None:
         seconds = math.ceil(entry.timeout) + GRACE_SECONDS
-        async with self._turns:
+        async with self._slots.of(entry.tenant):
             await self._connection.store(f"{queue}P:{self.name_of(entry)[1:]}", octets(entry.input), seconds)
 
     async def input_of(self, queue: str, found: WireEntry) -> Value | None:
         """Input of a claimed entry that is stored apart; None when it is not there."""
-        return await self.read(f"{queue}P:{found.apart[1:]}", found.apart, found.length)
+        return await self.read(f"{queue}P:{found.apart[1:]}", found.apart, found.length, found.tenant)
 
-    async def bring_output(self, queue: str, value: Value) -> str:
-        """Store an output beside a queue. Returns its kind and token."""
+    async def bring_output(self, queue: str, value: Value, tenant: str) -> str:
+        """Store a tenant's output beside a queue. Returns its kind and token."""
         self._outputs += 1
         digest = hashlib.blake2b(b"%d" % self._outputs, key=self._secret, digest_size=8).digest()
         name = _kind(value) + _token(digest)
-        async with self._turns:
+        async with self._slots.of(tenant):
             await self._connection.store(f"{queue}R:{name[1:]}", octets(value), OUTPUT_SECONDS)
         return name
 
-    async def output_of(self, queue: str, name: str, length: int) -> Value | None:
-        """Output that is stored apart; None when it is not there."""
-        return await self.read(f"{queue}R:{name[1:]}", name, length)
+    async def output_of(self, queue: str, name: str, length: int, tenant: str) -> Value | None:
+        """A tenant's output that is stored apart; None when it is not there."""
+        return await self.read(f"{queue}R:{name[1:]}", name, length, tenant)
 
-    async def read(self, key: str, name: str, length: int) -> Value | None:
+    async def read(self, key: str, name: str, length: int, tenant: str) -> Value | None:
         """Read a stored value.
 
         Arguments:
             key: where it is stored.
             name: its kind and token.
             length: its bytes.
+            tenant: tenant whose it is.
 
         Returns:
             The value; None when it is not there, or is not what was stored.
         """
-        async with self._turns:
+        async with self._slots.of(tenant):
             found = await self._connection.fetch(key, length)
         if found is None or len(found) != length:
             return None

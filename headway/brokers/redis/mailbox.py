@@ -162,17 +162,17 @@ class Mailbox:
 
     async def _bring(self, read: _Read, name: str, length: int) -> None:
         """Bring the output that is stored apart of a reply."""
-        output = await self._output(read.queue, name, length)
+        output = await self._output(read.queue, name, length, read.replies[0].tenant)
         failure = failures.lost_output() if output is None else None
         read.replies = [replace(read.replies[0], output=output, failure=failure)]
         self._reads.append(read)
         self._arrival.set()
 
-    async def _output(self, queue: Queue, name: str, length: int) -> Value | None:
+    async def _output(self, queue: Queue, name: str, length: int, tenant: str) -> Value | None:
         """Read an output that is stored apart, as often as that takes; None when it is lost."""
         while True:
             try:
-                return await queue.output_of(name, length)
+                return await queue.output_of(name, length, tenant)
             except BrokerUnavailable as exc:
                 self._broken = exc
                 self._arrival.set()

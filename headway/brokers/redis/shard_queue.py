@@ -411,8 +411,10 @@ class Queue:
         """Positions of the large outputs."""
         return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
 
-    async def bring_outputs(self, items: Sequence[ItemResult], positions: Sequence[int]) -> dict[int, str]:
-        """Store the outputs at these positions apart. Returns kind and token of each, by position.
+    async def bring_outputs(
+        self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int]
+    ) -> dict[int, str]:
+        """Store the outputs at these positions of a lease apart. Returns kind and token of each, by position.
 
         Where the server has no room for one, it goes in its reply.
         """
@@ -420,15 +422,15 @@ class Queue:
 
         async def bring(position: int, output: Value) -> None:
             with contextlib.suppress(OutOfMemory):
-                found[position] = await self._values.bring_output(self._key, output)
+                found[position] = await self._values.bring_output(self._key, output, lease.entries[position].tenant)
 
         outputs = [(position, items[position].output) for position in positions]
         await asyncio.gather(*(bring(position, output) for position, output in outputs if output is not None))
         return found
 
-    async def output_of(self, name: str, length: int) -> Value | None:
-        """Output that is stored apart; None when it is not there."""
-        return await self._values.output_of(self._key, name, length)
+    async def output_of(self, name: str, length: int, tenant: str) -> Value | None:
+        """A tenant's output that is stored apart; None when it is not there."""
+        return await self._values.output_of(self._key, name, length, tenant)
 
     async def _drop_outputs(self, names: Iterable[str]) -> None:
         """Drop outputs that nobody will read."""

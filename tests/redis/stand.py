@@ -81,6 +81,21 @@ class Stand(RedisHarness):
             patched.setattr(link, way, deaf)
             yield
 
+    @contextmanager
+    def overtaken(self, function: str) -> Iterator[asyncio.Event]:
+        """The first process's calls of a function of the library arrive at the server once the event is set."""
+        link, arrives = self._links[0], asyncio.Event()
+        ask = link.call
+
+        async def late(name: str, key: str, *arguments: Any) -> Any:
+            if name == function:
+                await arrives.wait()
+            return await ask(name, key, *arguments)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(link, "call", late)
+            yield arrives
+
     def keys(self, model: str = "m", shard: int = 0) -> set[str]:
         """Keys of a queue now, without the prefix."""
         prefix = self.key("", shard, model)

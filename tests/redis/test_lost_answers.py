@@ -9,7 +9,8 @@ import pytest
 
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, slot, story
+from tests.contracts import dedup_keys as common
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, read_mailbox, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
 
@@ -44,6 +45,26 @@ async def test_entries_that_were_let_in_unheard_are_let_in_once(harness: Stand) 
     assert await harness.broker.enqueue(entries) == [None] * 5
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert set(await drained(harness)) == set(ids(entries))
+
+
+@story
+async def test_an_offer_that_is_overtaken_by_what_was_read_brings_nothing_back(harness: Stand) -> None:
+    entry, broker = ask(id="job", dedup_keys=(common.task("job"),)), harness.broker
+    await broker.enqueue([entry])
+    await harness.answer(await harness.claim())
+    with harness.overtaken("enqueue") as arrives:
+        offered = asyncio.create_task(broker.enqueue([entry]))
+        replies, cursor = await read_mailbox(harness, broker, "g", 0)
+        assert [reply.id for reply in replies] == ["job"]
+        reading = asyncio.create_task(broker.replies("g", cursor))
+        await harness.advance(1.0)
+        await harness.peer().cancel_task("t", "job")
+        arrives.set()
+        assert await offered == [None]
+    assert await broker.outcome("t", "job") is None
+    await harness.advance(1.0)
+    assert harness.server.command("HLEN", harness.key("e")) == 0
+    reading.cancel()
 
 
 @story

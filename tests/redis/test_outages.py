@@ -17,7 +17,7 @@ from headway.errors import BrokerUnavailable
 from headway.model import EntryState, ItemResult, Lease, NoWork, Value, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
-from tests.redis.stand import TIMEOUT, answered, brokers, hasty, real, refused, until
+from tests.redis.stand import TIMEOUT, Steady, answered, brokers, hasty, real, refused, until
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import KINDS, RedisServer, client
 
@@ -281,3 +281,29 @@ async def test_a_slow_network_costs_time_and_nothing_else(server: RedisServer) -
             await answered(broker)
             replies, _ = await broker.replies("g", 0)
             assert ids(replies) == ["a"]
+
+
+@real
+async def test_a_call_that_was_given_up_is_not_done_later(server: RedisServer) -> None:
+    async with brokers(server.url) as [broker]:
+        await broker.enqueue([ask(id="a")])  # By now the server's clock is known.
+        with sleeping(server), hasty(broker):
+            given_up = (
+                broker.enqueue([ask(id="b")]),
+                broker.claim(slot(), AT_ONCE),
+                broker.withdraw([("t", "a", 0)], "g"),
+            )
+            await asyncio.gather(*map(refused, given_up))
+        for _ in range(3):  # The server has got to all that was sent before.
+            assert await broker.state("t", "b") is None
+            assert await broker.state("t", "a") is EntryState.QUEUED
+
+
+@real
+async def test_a_call_that_is_heard_is_done_whatever_the_clock_of_the_server_was_put_to(server: RedisServer) -> None:
+    clock = Steady()
+    async with brokers(server.url, clock=clock) as [broker]:
+        for at, seconds in enumerate((0.0, 3600.0, 1.0, -1.0, -3600.0, -0.5, 90.0)):
+            clock.skip(seconds)
+            assert await broker.enqueue([ask(id=f"id {at}")]) == [None]
+            assert await broker.state("t", f"id {at}") is EntryState.QUEUED

@@ -28,6 +28,7 @@ from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.offering import all_of, offer
 from headway.brokers.redis.queue_answers import Granted, Look
 from headway.brokers.redis.queue_table import QueueTable
+from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Queue
 from headway.brokers.redis.shard_router import ShardRouter
@@ -119,6 +120,7 @@ class RedisBroker:
         self._counters, self._rng = counters, rng
         self._lease_seconds, self._shards, self._zone = lease_seconds, shards, zone
         self._mailboxes: dict[str, Mailbox] = {}
+        self._numbers, self._offers = itertools.count(), Offers()
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every
@@ -126,7 +128,6 @@ class RedisBroker:
         self._registry = Registry(connection)
         self._router = ShardRouter(self._queues, shards, self._registry, rng)
         self.know(models)
-        self._numbers = itertools.count()
         self._doubts: dict[Slot, _Doubt] = {}
         self._idle_at: dict[Slot, Queue] = {}
         self._hints: dict[Slot, Queue] = {}
@@ -173,8 +174,8 @@ class RedisBroker:
         self._queues.know(models)
 
     def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
-        budgets = self._lease_seconds, self._budgets.kept, self._budgets.room, self._values
-        return Queue(self._connection, name, shard, limits, *budgets)
+        budgets = self._lease_seconds, self._budgets.kept, self._budgets.room
+        return Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers)
 
     def _hear_of(self, added: Sequence[Queue]) -> None:
         """Have the replies in these queues read, too. Slots that rest look at zones from then on."""
@@ -192,10 +193,9 @@ class RedisBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        await self._router.count()
         if not all(self._queues.has(entry.queue) for entry in entries):
             return await self._enqueue_known(entries)
-        return await offer(entries, self._router, self._queues.beside)
+        return await offer(entries, self._router, self._offers, self._queues.beside)
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""

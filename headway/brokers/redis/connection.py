@@ -54,6 +54,8 @@ MISSING = "Function not found"
 """Text of the server's error for a function of a library that it lacks."""
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 """Exceptions that redis-py raises when there is no answer."""
+OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
+"""Text of the library's error for a call for which nobody waits any more, and the server's instant."""
 CLOSED = "the handler is closed"
 """Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
 
@@ -114,6 +116,11 @@ class RedisConnection:
         self._closed = False
         self._unfit = ""
         """Reason for which the server cannot be used; empty as far as is known."""
+
+    @property
+    def timeout(self) -> float:
+        """Longest time in seconds for a call."""
+        return self._timeout
 
     def clock_text(self) -> str:
         """Clock argument of the functions: empty for the server's own clock."""
@@ -305,6 +312,8 @@ class RedisConnection:
             try:
                 return await client.call(key, "FCALL", name, 1, key, *arguments)
             except ResponseError as exc:
+                if overdue := OVERDUE.search(str(exc)):
+                    raise Overdue(float(overdue[1])) from exc
                 if MISSING not in str(exc):
                     raise
             await self._load(client, key, known)
@@ -399,6 +408,18 @@ class NoCluster(BrokerUnavailable):
 
 class NoDatabase(BrokerUnavailable):
     """The server has no database of this number."""
+
+
+class Overdue(BrokerUnavailable):
+    """The server got to the call after the instant until which its caller waits, and did nothing.
+
+    Arguments:
+        now: the server's instant.
+    """
+
+    def __init__(self, now: float) -> None:
+        super().__init__(f"the broker got to a call too late, at instant {now:.3f} of its clock")
+        self.now = now
 
 
 class OutOfMemory(BrokerUnavailable):

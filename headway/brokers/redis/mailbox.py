@@ -119,8 +119,8 @@ class Mailbox:
                 0.0,
                 read.queue.born,
             ):  # Otherwise it was lost meanwhile, and another may have the same id.
-                keys = [wire.name_of(reply.tenant, reply.id, reply.nonce) for reply in read.replies]
-                read.queue.receipts.add(Receipt(self._gateway, read.id, keys, read.outputs))
+                submissions = list(map(_submission, read.replies))
+                read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, read.outputs))
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headway.brokers.redis.queue_answers import Moved, Verdict
+from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.shard_queue import Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.core import failures
@@ -25,15 +26,24 @@ T = TypeVar("T")
 
 
 async def offer(
-    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
+    entries: Sequence[Entry], router: ShardRouter, offers: Offers, beside: Callable[[Queue, str, str], Queue]
 ) -> list[Failure | None]:
     """Offer entries whose queues there are. Returns the verdicts in order, None for an admitted one.
 
     Arguments:
         entries: entries to offer.
         router: router that deals them out.
+        offers: offers of this process, to which this is added.
         beside: returns the queue of another version or zone of the same model and shard.
     """
+    with offers.under_way(entries):
+        await router.count()
+        return await _offer(entries, router, beside)
+
+
+async def _offer(
+    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
+) -> list[Failure | None]:
     result: list[Failure | None] = [None] * len(entries)
     offered = list(entries)
     queues: dict[int, Queue] = dict(enumerate(router.deal(entries)))

@@ -1,13 +1,19 @@
-"""Receipts: what gateways have read of a queue's replies. Mostly the next enqueue tells the server of it."""
+"""Receipts: what gateways have read of a queue's replies. Mostly the next enqueue tells the server of it.
+
+The server knows by its replies which submissions have had their outcome, until it hears that those were read. An offer of such a
+submission that it gets to later would be a new one. So a receipt waits while a call that offers one of its submissions is under way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from headway.brokers.redis import wire
 from headway.errors import BrokerUnavailable
+from headway.model import Entry, Submission
 
 READ_DELAY = 0.05
 """Longest time in seconds before the server hears what was read."""
@@ -22,24 +28,25 @@ class Receipt:
     Attributes:
         gateway: id of the gateway.
         last: id of the last entry of the stream.
-        names: names of the submissions that were replied to.
+        submissions: submissions that were replied to.
         outputs: tokens of their outputs that are stored apart.
     """
 
     gateway: str
     last: bytes
-    names: list[bytes]
+    submissions: list[Submission]
     outputs: list[str] = field(default_factory=list)
 
     @property
     def packed(self) -> tuple[object, ...]:
         """The receipt as the functions take it."""
-        return self.gateway, self.last, len(self.names), len(self.outputs), *self.names, *self.outputs
+        names = [wire.name_of(*submission) for submission in self.submissions]
+        return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs
 
     def and_then(self, later: Receipt) -> Receipt:
         """Receipt of both."""
         last = max(self.last, later.last, key=_numbers)  # A large output may have been read after what followed it.
-        return Receipt(self.gateway, last, self.names + later.names, self.outputs + later.outputs)
+        return Receipt(self.gateway, last, self.submissions + later.submissions, self.outputs + later.outputs)
 
 
 def _numbers(id: bytes) -> list[int]:
@@ -47,21 +54,48 @@ def _numbers(id: bytes) -> list[int]:
     return list(map(int, id.split(b"-")))
 
 
+class Offers:
+    """Entries that the calls under way of this process offer."""
+
+    def __init__(self) -> None:
+        self._under_way: list[Sequence[Entry]] = []
+
+    @contextlib.contextmanager
+    def under_way(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Note that a call offers these entries, until the context ends."""
+        self._under_way.append(entries)
+        try:
+            yield
+        finally:
+            self._under_way.remove(entries)
+
+    def hold(self, receipt: Receipt) -> bool:
+        """Whether a submission of a receipt is offered."""
+        if not self._under_way:
+            return False
+        read = set(receipt.submissions)
+        return any(entry.submission in read for entries in self._under_way for entry in entries)
+
+
 class Receipts:
     """Receipts that the server has not heard of, by gateway.
 
     Arguments:
         tell: tells the server of one; may raise BrokerUnavailable.
+        offers: offers of this process, which hold receipts back.
     """
 
-    def __init__(self, tell: Callable[[Receipt], Awaitable[None]]) -> None:
-        self._tell_server = tell
+    def __init__(self, tell: Callable[[Receipt], Awaitable[None]], offers: Offers) -> None:
+        self._tell_server, self._offers = tell, offers
         self._receipts: dict[str, Receipt] = {}
         self._telling: asyncio.Task[None] | None = None
 
     def take(self, gateway: str) -> Receipt | None:
-        """Take out what a gateway has read, to tell of it; `keep` it if that fails."""
-        return self._receipts.pop(gateway, None)
+        """Take out what a gateway has read, to tell of it; `keep` it if that fails. None while it is kept back."""
+        receipt = self._receipts.get(gateway)
+        if receipt is None or self._offers.hold(receipt):
+            return None
+        return self._receipts.pop(gateway)
 
     def add(self, receipt: Receipt) -> None:
         """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""

@@ -19,7 +19,8 @@ from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of
 from headway.brokers.redis.queue_answers import Granted, Look, Moved, QueueGlance, Verdict
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
-from headway.brokers.redis.receipts import NOTHING_READ, Receipt, Receipts
+from headway.brokers.redis.receipts import NOTHING_READ, Offers, Receipt, Receipts
+from headway.brokers.redis.steps import Steps
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy
@@ -75,6 +76,7 @@ class Queue:
         kept: returns the budgets of kept outcomes.
         room: returns the bytes of the room for large entries.
         values: store of large values.
+        offers: offers of this process.
 
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
@@ -97,6 +99,7 @@ class Queue:
         kept: Callable[[], KeptLimits],
         room: Callable[[], int],
         values: LargeValues,
+        offers: Offers,
     ) -> None:
         self.connection = connection
         self.name, self.model, self.zone = name, model_and_version(name)[0], name_and_zone(name)[1]
@@ -114,14 +117,14 @@ class Queue:
         counted_at = wire.prefix_of(connection.prefix, self.model, shard)
         self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._rate_limit_cache = RateLimitCache()
-        self._offset = 0.0
+        self._steps = Steps(connection, self._key, self._head)
         self._load: tuple[float, Load] | None = None
-        self.receipts = Receipts(self._tell)
+        self.receipts = Receipts(self._tell, offers)
         self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
         """Instant on the server's clock, as far as it is known."""
-        return asyncio.get_running_loop().time() + self._offset
+        return self._steps.clock.now()
 
     def stream_of(self, gateway: str) -> str:
         """Key of the stream of a gateway's replies."""
@@ -216,9 +219,7 @@ class Queue:
         for _ in range(TRIES):
             began = loop.time()
             rule = self._rule(policy, took)
-            answer = await self.connection.claim(
-                "claim", self._key, *self._head(), name, slot.max_batch, token, int(guest), rule
-            )
+            answer = await self._steps.claim("claim", name, slot.max_batch, token, int(guest), rule)
             if answer[0] == b"lease":
                 return await self._granted(slot, answer)
             self._learn(answer[-1])
@@ -370,7 +371,7 @@ class Queue:
         return " ".join(map(str, settings))
 
     async def _call(self, function: str, *arguments: object) -> Any:
-        return await self.connection.call(function, self._key, *self._head(), *arguments)
+        return await self._steps.call(function, *arguments)
 
     def _note(self, instants: bytes) -> float:
         """Note the packed instant and birth that a call returned. Returns the instant."""
@@ -380,7 +381,7 @@ class Queue:
 
     def _heed(self, now: float, born: float) -> None:
         """Note the server's clock, and the birth of the queue: another one than before, if what was there is lost."""
-        self._offset = now - asyncio.get_running_loop().time()
+        self._steps.clock.learn(now)
         if born != self.born:
             if self.born != 0.0:
                 self.losses += 1
@@ -440,7 +441,7 @@ class Queue:
     async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
         _, numbers, reason, arrivals, payloads = answer
         now, fence, left_at, ends, time_left, attempt = wire.read_numbers(numbers)
-        self._offset = now - asyncio.get_running_loop().time()
+        self._steps.clock.learn(now)
         entries: list[Entry] = []
         unreadable = ""
         waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]

@@ -57,8 +57,8 @@
 local INF = 1 / 0
 
 -- Arguments that every step begins with.
-local CLOCK, SETTINGS = 1, 2
-local HEAD = 2
+local CLOCK, SETTINGS, PATIENCE = 1, 2, 3
+local HEAD = 3
 
 local function exact(number)
   return string.format('%.17g', number)
@@ -331,11 +331,18 @@ end
 
 -- The state at the beginning of a step. Instants are seconds on the server's clock. `touched` has the sections of which the step
 -- has changed a figure: whoever changes one marks its section. What is not the step's own is what the caller knows of the queue.
+--
+-- A step whose caller waits for it no longer does nothing. The server may get to it when the caller has long made the call again,
+-- acted on its answer, and told a client.
 local function open(keys, args, looks_only)
+  local now, patience = clock(args[CLOCK]), tonumber(args[PATIENCE])
+  if patience and now > patience then
+    error(redis.error_reply('OVERDUE ' .. exact(now)))
+  end
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
   local prefix = keys[1]
   local s = setmetatable({
-    prefix = prefix, now = clock(args[CLOCK]), tiers = known.tiers, figures = read_figures(prefix, known.tiers),
+    prefix = prefix, now = now, tiers = known.tiers, figures = read_figures(prefix, known.tiers),
     touched = {[STEP] = true}, q = nil,
   }, known.of_step)
   if s.figures then

@@ -34,6 +34,10 @@ GRACE = 10.0
 """Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
 DISPATCH = 1.0
 """Seconds that may pass on a busy machine from the claim of a batch until the model function has it."""
+PATIENT = 2.0
+"""Least seconds that a request must give itself to be judged by when it was late: of a shorter one the next batch alone may take all."""
+EARLY = 0.5
+"""Share of its time before which no request can be late: it is once no run would end by its deadline."""
 SHOWN = 12
 """Operations of an object's history that are told with a violation."""
 ALLOWED = "not allowed by its history"
@@ -42,7 +46,7 @@ ALLOWED = "not allowed by its history"
 def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
     return [
-        *_answers(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
+        *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
         *charges(history), *versions(history),
     ]  # fmt: skip
 
@@ -63,6 +67,16 @@ def _answers(history: History) -> Iterator[Violation]:
             yield Violation("no answer", str(one))
     for text in history.unasked:
         yield Violation("bytes that nobody asked for", text)
+
+
+def _deadlines(history: History) -> Iterator[Violation]:
+    """No request is late before its time, except who hears by an id what became of the task under it."""
+    tasks = {(one.tenant, one.id) for one in history.operations if one.kind is Kind.TASK}
+    for one in history.operations:
+        own = one.kind is Kind.ASK and one.status == 504 and (one.tenant, one.id) not in tasks
+        early = (one.returned or one.called) - one.called < EARLY * one.timeout
+        if own and early and one.timeout >= PATIENT:
+            yield Violation("late long before its deadline", str(one))
 
 
 def _verdicts(history: History) -> Iterator[Violation]:

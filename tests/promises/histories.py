@@ -60,13 +60,13 @@ class Scribe:
         **told: Any,
     ) -> None:
         """An operation that was called, and returned unless it did not, at these instants."""
-        chosen = bool(id)
+        chosen, timeout = bool(id), told.pop("timeout", 30.0)
         if told.get("output") is not None:
             told.setdefault("status", 200)
         self.history.operations.append(
             Operation(
                 len(self.history.operations) + 1, kind, tenant, "gateway", at[0],
-                id=id or str(uuid.uuid4()), chosen=chosen, text=text, timeout=30.0,
+                id=id or str(uuid.uuid4()), chosen=chosen, text=text, timeout=timeout,
                 returned=None if told.get("lost") else at[1], **told,
             )
         )  # fmt: skip

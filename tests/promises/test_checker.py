@@ -135,7 +135,7 @@ def who_left_may_be_there_or_not(it: Scribe) -> None:
 @allowed
 def a_deadline_that_passed_frees_the_id_sooner_or_later(it: Scribe) -> None:
     [output] = it.run("c", at=(3.5, 3.6))
-    it.ask((0.0, 1.0), "a", "t", **LATE)
+    it.ask((0.0, 1.0), "a", "t", timeout=1.0, **LATE)
     it.ask((1.0, 2.0), "b", "t", **CONFLICT)
     it.ask((3.0, 4.0), "c", "t", output=output)
 
@@ -145,6 +145,17 @@ def a_task_that_was_late_says_so_for_good(it: Scribe) -> None:
     it.task((0.0, 1.0), "a", "t", **ACCEPTED)
     it.poll((2.0, 3.0), "t", **FAILED)
     it.poll((3.0, 4.0), "t", **FAILED)
+
+
+@allowed
+def who_asks_by_the_id_of_a_task_that_was_late_hears_that_at_once(it: Scribe) -> None:
+    it.task((0.0, 1.0), "a", "t", timeout=2.0, **ACCEPTED)
+    it.ask((4.0, 4.1), "a", "t", **LATE)
+
+
+@refused("late long before its deadline")
+def a_request_that_is_late_when_its_time_has_hardly_begun(it: Scribe) -> None:
+    it.ask((0.0, 1.0), "a", **LATE)
 
 
 @allowed

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from headway.core.departure import Policy, Rule
-from headway.model import Lease, NoWork
+from headway.model import Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot, story
 
 
@@ -195,3 +195,75 @@ async def test_a_fleet_of_listeners_lets_nothing_lie(harness: Harness) -> None:
     calm = [reply.queued for reply in replies.values() if reply.attempts == 1]
     assert max(calm) <= window + 0.2
     assert sorted(calm)[len(calm) // 2] <= window + harness.grain
+
+
+class Scaled:
+    """Slots of a fleet whose number an autoscaler changes: whoever leaves ends its batch, and gives back what it gets after that."""
+
+    def __init__(self, harness: Harness, policy: Policy) -> None:
+        self.serving: dict[str, asyncio.Task[None]] = {}
+        self._harness, self._policy = harness, policy
+        self.leaving: set[str] = set()
+        self._resting: dict[str, asyncio.Future[None]] = {}
+
+    def grow(self) -> None:
+        """One more, under the first name that is free: the same device has the same name again."""
+        worker = next(name for number in range(99) if (name := f"gpu-{number}") not in self.serving)
+        self.serving[worker] = asyncio.create_task(self._serve(worker))
+
+    async def shrink(self, worker: str) -> None:
+        """Have a slot leave, wherever it is; returns when it has left."""
+        self.leaving.add(worker)
+        if worker in self._resting:
+            self._resting[worker].cancel()
+        await self.serving[worker]
+        await self._tell(worker, WorkerStatus.OFFLINE)
+        self.leaving.discard(worker)
+        del self.serving[worker]
+
+    async def _tell(self, worker: str, status: WorkerStatus) -> None:
+        await self._harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status))
+
+    async def _serve(self, worker: str) -> None:
+        broker = self._harness.broker
+        await self._tell(worker, WorkerStatus.HEALTHY)
+        while worker not in self.leaving:
+            claimed = await broker.claim(slot(worker), self._policy)
+            if isinstance(claimed, NoWork):
+                resting = self._resting[worker] = asyncio.ensure_future(
+                    broker.wait_for_work(slot(worker), claimed.until)
+                )
+                if worker in self.leaving:
+                    resting.cancel()
+                await asyncio.gather(resting, return_exceptions=True)
+                del self._resting[worker]
+            elif worker in self.leaving:
+                await broker.release(claimed)
+            else:
+                await self._harness.advance(0.01)
+                await self._harness.answer(claimed)
+
+
+@story
+async def test_a_fleet_that_an_autoscaler_changes_lets_nothing_lie(harness: Harness) -> None:
+    rng, asked = random.Random(5), list[str]()
+    window, going = 0.05, set[asyncio.Task[None]]()
+    fleet = Scaled(harness, Fixed(Rule(size=MAX_BATCH, window=window, rate=1e6)))
+    reaping = asyncio.create_task(harness.reaping(60.0))
+    for _ in range(70):
+        await harness.advance(rng.expovariate(8.0))  # Seldom, as whatever comes next would wake who sleeps.
+        entries = [ask() for _ in range(rng.choice((1, 1, 1, 3, 12)))]
+        await harness.broker.enqueue(entries)
+        asked += [entry.id for entry in entries]
+        staying = [worker for worker in fleet.serving if worker not in fleet.leaving]
+        if len(staying) < 3 or (len(staying) < 5 and rng.random() < 0.5):
+            fleet.grow()
+        else:  # It may just have been woken.
+            going.add(asyncio.create_task(fleet.shrink(rng.choice(staying))))
+    await harness.advance(1.0)
+    await asyncio.gather(*going)
+    await close([reaping, *fleet.serving.values()])
+    replies = await drained(harness)
+    assert set(replies) == set(asked)
+    assert len(going) > 20
+    assert all(reply.attempts == 1 and reply.queued <= window + 0.2 for reply in replies.values())

@@ -7,7 +7,8 @@
     python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
     python bench/promises/chaos.py --zones 3                 each gateway and worker host is in one of three zones, and whole zones are killed, too
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
-    python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile
+    python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
+    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
@@ -20,6 +21,10 @@ random pause. One gateway and one worker host are always left in peace.
 With --versions four worker hosts run two versions, of which some requests name one, or one that nobody runs. The weights are
 changed every few seconds, each version drains now and then, and now and then the last host of one is killed. The answers,
 the ledger and the statuses of the gateways are compared with what ran.
+
+With --zones the hosts of each version are in as many zones as there are hosts for.
+
+With --autoscale each host has one to three workers, whose number goes up and down all the time. That one of them leaves is no fault, and excuses nothing.
 
 With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
 it, which is not held against it.
@@ -43,10 +48,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.promises.crowd import loop_factory
+from bench.promises.evidence import LATE_SECONDS, Witness
+from bench.promises.growth import Growth, flags_of_host, flags_of_scaler
 from bench.promises.rollout import Rollout, report
 from bench.promises.trouble import Trouble
 from bench.stand import fleet, lone, stand
-from bench.stand.findings import Findings
+from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet
 from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
@@ -56,11 +63,17 @@ from tests.promises.look_up import ledger_in
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
+MOST_WORKERS = 3
+"""Most workers of a host with an autoscaler."""
+LEAST_CHANGES = 3
+"""Least times that an autoscaler is to have changed its mind in either direction, or it was not tried."""
 RATE = 300.0
 BATCH_MS, MAX_BATCH = 50.0, 64
 TIMEOUT_MS = 30_000
 QUIET_SECONDS = 12.0
 """Load without trouble at the end; a worker that is gone leaves the registry within it."""
+LAST = 1.0
+"""Seconds before a deadline within which a request may be late already, as no run would end in time."""
 SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
@@ -77,7 +90,7 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, zones=options.zones, autoscale=options.autoscale, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -89,16 +102,24 @@ def main() -> int:
         versions = options.versions.split(",") if options.versions else []
         rollout = Rollout(folder, versions, options.seed) if len(versions) > 1 else None
         with (
-            _service(folder, versions) if options.memory else _fleet(folder, options, versions) as made,
+            _service(folder, options, versions) if options.memory else _fleet(folder, options, versions) as made,
             asyncio.Runner(loop_factory=loop_factory) as runner,
         ):
-            crowd, trouble = runner.run(_drive(made, options, versions, rollout))
+            crowd, trouble, witness, growth = runner.run(_drive(made, options, versions, rollout))
             rest = runner.run(_settled(made))
             crowd.history.runs = runs_in(folder / "journal")
             if versions:
                 crowd.history.tellings += ledger_in(folder / "ledger.db")
                 report(findings, crowd.history)
             _audit(findings, crowd, trouble)
+            for path in witness.files:
+                findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
+            if options.autoscale:
+                findings.at_least(
+                    "times that the autoscaler wanted more workers", growth.changes["more"], LEAST_CHANGES
+                )
+                findings.at_least("times that it wanted fewer", growth.changes["fewer"], LEAST_CHANGES)
+                findings.say(f"The autoscaler wanted {growth.most} workers at most.")
             _at_rest(findings, made, rest, trouble)
     return findings.close()
 
@@ -108,16 +129,22 @@ def _fleet(
 ) -> contextlib.AbstractContextManager[Fleet]:
     flags = [*_flags(folder), *_ledger(folder, versions)]
     flags += ["--config", str(folder / "weights.toml")] if versions else []
+    hosts = 2 * len(versions) or HOSTS
+    scaler = flags_of_scaler(hosts, MOST_WORKERS * hosts) if options.autoscale else ()
+    host = flags_of_host(MOST_WORKERS) if options.autoscale else ()
     return fleet.fleet(
-        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=2 * len(versions) or HOSTS,
-        controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1"),
+        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=hosts,
+        controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1", *host), controller_flags=scaler,
         environment=_environment(folder), grpc=True, zones=[f"zone-{one}" for one in range(options.zones)] or [""],
         versions=versions,
     )  # fmt: skip
 
 
-def _service(folder: Path, versions: Sequence[str]) -> contextlib.AbstractContextManager[Fleet]:
-    flags = "--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *_ledger(folder, versions)
+def _service(
+    folder: Path, options: argparse.Namespace, versions: Sequence[str]
+) -> contextlib.AbstractContextManager[Fleet]:
+    flags = ["--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *_ledger(folder, versions)]
+    flags += flags_of_scaler(1, MOST_WORKERS * HOSTS) if options.autoscale else ()
     version, *_ = versions or [""]
     return fleet.lone_service(
         TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version
@@ -144,7 +171,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 async def _drive(
     made: Fleet, options: argparse.Namespace, versions: Sequence[str], rollout: Rollout | None
-) -> tuple[Crowd, Trouble]:
+) -> tuple[Crowd, Trouble, Witness, Growth]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     crowd = Crowd(
@@ -156,16 +183,24 @@ async def _drive(
     if versions and rollout is None:
         history.weighings.append(Weighing(dict.fromkeys(versions, 1.0), 0.0))
     weighing = asyncio.create_task(rollout.run(made, history) if rollout is not None else asyncio.sleep(0))
+    witness = Witness(made, history, OUT)
+    growth = Growth(made)
+    beside = [weighing, asyncio.create_task(witness.run())]
+    if options.autoscale:
+        beside.append(asyncio.create_task(growth.run()))
     load = asyncio.create_task(crowd.run(options.seconds))
     try:
         await trouble.make(max(options.seconds - QUIET_SECONDS, options.seconds / 2))
         await load
         await crowd.audit()
     finally:
-        for task in (load, weighing):
+        for task in (load, *beside):
             task.cancel()
-        await asyncio.gather(load, weighing, return_exceptions=True)
-    return crowd, trouble
+        ended = await asyncio.gather(load, *beside, return_exceptions=True)
+    for failure in ended:
+        if isinstance(failure, Exception):
+            raise failure
+    return crowd, trouble, witness, growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +296,9 @@ def _outcome(status: int, code: str, lost: str) -> str:
 
 
 def _late(history: History) -> list[Operation]:
-    """Requests without a short deadline of their own that were too late."""
+    """Requests without a short deadline of their own for which that deadline passed. What became of a task is told at once by its id."""
     asks = [one for one in history.operations if one.kind is Kind.ASK and one.status == 504]
-    return [one for one in asks if one.timeout * 1000 >= TIMEOUT_MS]
+    return [one for one in asks if (one.returned or one.called) - one.called >= TIMEOUT_MS / 1000 - LAST]
 
 
 def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> None:
@@ -302,6 +337,7 @@ def _options() -> argparse.Namespace:
         "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
     )
     parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
+    parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     return parser.parse_args()

@@ -206,21 +206,25 @@ class Trouble:
             unit.in_peace = True
 
     async def _kill_gpu(self, unit: Unit) -> None:
-        for pid in fleet.gpu_pids(unit.server)[:1]:
-            with self._noted("gpu killed", unit):
+        for pid in self._one_of(fleet.gpu_pids(unit.server)):
+            with self._noted("gpu killed", unit), contextlib.suppress(ProcessLookupError):  # It may just have left.
                 os.kill(pid, signal.SIGKILL)
 
     async def _pause_gpu(self, unit: Unit) -> None:
         """It may be killed and replaced meanwhile by its host, which finds that it hangs."""
-        found = [process for pid in fleet.gpu_pids(unit.server)[:1] if (process := processes.look(pid))]
+        found = [process for pid in self._one_of(fleet.gpu_pids(unit.server)) if (process := processes.look(pid))]
         for process in found:
-            with self._noted("gpu paused", unit):
+            with self._noted("gpu paused", unit), contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGSTOP)
                 try:
                     await asyncio.sleep(self._rng.uniform(*PAUSED))
                 finally:
                     if processes.is_alive(process):
                         os.kill(process.pid, signal.SIGCONT)
+
+    def _one_of(self, pids: Sequence[int]) -> Sequence[int]:
+        """One of these, if there are any."""
+        return self._rng.sample(pids, min(len(pids), 1))
 
     async def _kill_redis(self) -> None:
         self._redis_in_peace = False

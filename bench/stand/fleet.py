@@ -9,7 +9,7 @@ own, and can be killed and started again at the same port.
 from __future__ import annotations
 
 import contextlib
-import itertools
+import math
 import shutil
 import sys
 import tempfile
@@ -196,7 +196,7 @@ class Fleet:
         target: what the workers serve.
         name: what the names of its processes begin with.
         flags: of every role.
-        gateway_flags, worker_flags: of those roles alone.
+        gateway_flags, worker_flags, controller_flags: of those roles alone.
         environment: variables of its workers; MODEL_VERSION is that of the model, where one is named.
         grpc: whether gateways have a port for gRPC, too.
         gateways, workers, controllers: that run, or ran until somebody ended them.
@@ -211,6 +211,7 @@ class Fleet:
     worker_flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     grpc: bool = False
+    controller_flags: Sequence[str] = ()
     gateways: list[Server] = field(default_factory=list)
     workers: list[Server] = field(default_factory=list)
     controllers: list[Server] = field(default_factory=list)
@@ -270,6 +271,7 @@ class Fleet:
         command += ["--admin-port", "0", "--log-level", "warning", *self.flags]
         command += ["--port", "0", *self.gateway_flags] if takes else []
         command += self.worker_flags if runs else []
+        command += self.controller_flags if role == "controller" else []
         command += ["--zone", zone] if zone else []
         environment = dict(self.environment) if runs else {}
         if version:
@@ -325,6 +327,7 @@ def fleet(
     keep: str = "no",
     gateway_flags: Sequence[str] = (),
     worker_flags: Sequence[str] = (),
+    controller_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     grpc: bool = False,
     zones: Sequence[str] = ("",),
@@ -342,20 +345,22 @@ def fleet(
         keep: what Redis keeps on disk; see `Redis`.
         gateway_flags: of gateways alone.
         worker_flags: of worker hosts alone.
+        controller_flags: of controllers alone.
         environment: variables of its workers.
         grpc: whether gateways have a port for gRPC, too.
         zones: zones to which gateways and worker hosts are dealt out in turn.
-        versions: versions of the model that the worker hosts run, in turn.
+        versions: versions of the model that the worker hosts run, in turn; each in all zones, if there are enough hosts.
 
     Raises:
         Broken: something does not come up.
     """
     with Redis(f"{name}-redis", keep) as server:
-        made = Fleet(server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc)
+        made = Fleet(
+            server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc, controller_flags
+        )
         try:
             made.controllers += [made.start("controller") for _ in range(controllers)]
-            dealt = zip(range(workers), itertools.cycle(zones), itertools.cycle(versions or [""]))
-            made.workers += [made.start("worker", zone, version) for _, zone, version in dealt]
+            made.workers += [made.start("worker", *dealt(zones, versions or [""], one)) for one in range(workers)]
             made.gateways += [made.start("gateway", zones[one % len(zones)]) for one in range(gateways)]
             for role, servers in (
                 ("controller", made.controllers), ("worker", made.workers), ("gateway", made.gateways),
@@ -365,6 +370,12 @@ def fleet(
             yield made
         finally:
             made.stop()
+
+
+def dealt(zones: Sequence[str], versions: Sequence[str], number: int) -> tuple[str, str]:
+    """Zone and version of a worker host: both in turn, and each pair once before any comes again."""
+    round_ = number // math.lcm(len(zones), len(versions))
+    return zones[number % len(zones)], versions[(number + round_) % len(versions)]
 
 
 @contextlib.contextmanager

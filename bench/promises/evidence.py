@@ -1,0 +1,169 @@
+"""Evidence of requests that wait for longer than they should: what every process and Redis tell of them while they wait.
+
+A request that ends with 504 leaves nothing behind that says why. So requests are watched while they are under way, and of one that
+waits for too long this is written down at once: the operation, the troubles until then, what each gateway tells of it and of
+its workers, and of each queue in Redis the figures, the lanes, the leases, what waits apart, the idle slots, flights and followers, with all
+that is known of this very entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import time
+import urllib.error
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+
+from bench.stand.fleet import PREFIX, Fleet
+from bench.stand.stand import Server
+from headway.brokers.redis.figures import BEFORE_TIERS, SECTIONS, TIER
+from tests.promises.operation import ASKS, History, Operation
+
+LATE_SECONDS = 14.0
+"""Age of a request at which something is wrong: pauses last 6 s, leases 3, and a host is replaced within some seconds."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks for such requests."""
+MOST = 12
+"""Most requests of which evidence is written down."""
+LEFT_OUT = ("k:", "kc:", "P:", "R:", "z", "o", "u", "w")
+"""Beginnings of the names of keys that say nothing of what waits: kept outcomes, large values, dead letters, limits."""
+STREAM_ENTRIES = 5
+"""Last entries of a stream that are told."""
+
+
+class Witness:
+    """Witness of all requests of a history.
+
+    Arguments:
+        made: the fleet, or the service.
+        history: operations that are under way are looked for here.
+        folder: where evidence is written down.
+
+    Attributes:
+        files: files that have been written.
+    """
+
+    def __init__(self, made: Fleet, history: History, folder: Path) -> None:
+        self.files: list[Path] = []
+        self._made, self._history, self._folder = made, history, folder
+        self._seen = 0
+        self._open: list[Operation] = []
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for operation in self._late(time.monotonic()):
+                if len(self.files) < MOST:
+                    path = self._folder / f"chaos-late-{operation.number}.json"
+                    self.files.append(path)
+                    await asyncio.to_thread(self._write, operation, path)
+
+    def _late(self, now: float) -> list[Operation]:
+        """Requests that have become late since the last look."""
+        operations = self._history.operations
+        self._open += [one for one in operations[self._seen :] if one.kind in ASKS]
+        self._seen = len(operations)
+        under_way = [one for one in self._open if one.returned is None and one.lost in ("", "never sent")]
+        late = [one for one in under_way if not one.lost and now - one.called > LATE_SECONDS]
+        self._open = [one for one in under_way if one not in late]
+        return late
+
+    def _write(self, operation: Operation, path: Path) -> None:
+        found: dict[str, Any] = {
+            "at": time.monotonic(),
+            "operation": str(operation),
+            "texts": operation.texts,
+            "faults": [(fault.what, fault.whom, fault.began, fault.ended) for fault in self._history.faults],
+            "processes": [_told_by(server, operation) for server in self._made.every()],
+        }
+        if self._made.store is not None:
+            try:
+                with self._made.redis.client() as client:
+                    found["redis"] = _told_by_redis(client, [text.encode() for text in operation.texts])
+            except redis.RedisError as exc:
+                found["redis"] = repr(exc)
+        path.write_text(json.dumps(found, indent=1, default=_shown))
+
+
+def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
+    """What a process tells of itself and of a request."""
+    found: dict[str, Any] = {"name": server.name, "pid": server.pid, "zone": server.zone, "version": server.version}
+    paths = ["/internal/health", "/internal/workers"]
+    if operation.id:
+        paths.append(f"/internal/requests/req_{operation.id}?tenant={operation.tenant}")
+    for path in paths:
+        try:
+            found[path] = server.ask(path)
+        except urllib.error.HTTPError as exc:
+            found[path] = exc.code
+        except (OSError, msgspec.DecodeError) as exc:
+            found[path] = repr(exc)
+    return found
+
+
+def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
+    """All that lies in the queues, and the entries of these inputs."""
+    told: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
+    for key in sorted(client.scan_iter(match=f"{PREFIX}:*", count=1000)):
+        tag, _, rest = key.partition(b"}")
+        queue, _, name = rest.partition(b":")
+        if not name.decode(errors="replace").startswith(LEFT_OUT):
+            about = told["queues"].setdefault(_shown(tag + b"}" + queue), {})
+            with contextlib.suppress(redis.ResponseError):
+                about[_shown(name)] = _value(client, key, name)
+        if name == b"p":
+            for entry, payload in client.hgetall(key).items():
+                if any(text in payload for text in texts):
+                    header = client.hget(key[:-1] + b"e", entry)
+                    told["entries"].append({"queue": key, "entry": entry, "header": header, "payload": payload[:200]})
+    return told
+
+
+def _value(client: Any, key: bytes, name: bytes) -> Any:
+    kind = client.type(key)
+    if name == b"q":
+        return figures_of(client.get(key) or b"")
+    if name in (b"e", b"p"):
+        return f"{client.hlen(key)} entries"
+    if kind == b"hash":
+        return {_shown(field): _unpacked(value) for field, value in client.hgetall(key).items()}
+    if kind == b"zset":
+        return [(_shown(member), score) for member, score in client.zrange(key, 0, -1, withscores=True)]
+    if kind == b"list":
+        return [_shown(one) for one in client.lrange(key, 0, -1)]
+    if kind == b"stream":
+        return {"length": client.xlen(key), "last": _shown(repr(client.xrevrange(key, count=STREAM_ENTRIES))[:1000])}
+    if kind == b"set":
+        return [_shown(one) for one in client.smembers(key)]
+    return _shown(client.get(key))
+
+
+def figures_of(packed: bytes) -> Mapping[str, float]:
+    """Figures of a queue, as they lie in the server."""
+    sections = list(SECTIONS.values())
+    rest = sum(8 * len(section) for section in sections)
+    tiers = [{f"{name} {tier}": 0.0 for name in TIER} for tier in range((len(packed) - rest) // (8 * len(TIER)))]
+    names = [name for part in (*sections[:BEFORE_TIERS], *tiers, *sections[BEFORE_TIERS:]) for name in part]
+    return dict(zip(names, struct.unpack(f"<{len(packed) // 8}d", packed), strict=False))
+
+
+def _unpacked(value: bytes) -> Any:
+    """Value as msgpack has it, if it is that."""
+    try:
+        return _shown(repr(msgspec.msgpack.decode(value))[:2000])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _shown(value)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if isinstance(value, str) else repr(value)

@@ -77,19 +77,15 @@ class Witness:
         return late
 
     def _write(self, operation: Operation, path: Path) -> None:
-        found: dict[str, Any] = {
-            "at": time.monotonic(),
-            "operation": str(operation),
-            "texts": operation.texts,
-            "faults": [(fault.what, fault.whom, fault.began, fault.ended) for fault in self._history.faults],
-            "processes": [_told_by(server, operation) for server in self._made.every()],
-        }
+        found: dict[str, Any] = {"at": time.monotonic(), "operation": str(operation), "texts": operation.texts}
         if self._made.store is not None:
             try:
                 with self._made.redis.client() as client:
                     found["redis"] = _told_by_redis(client, [text.encode() for text in operation.texts])
             except redis.RedisError as exc:
                 found["redis"] = repr(exc)
+        found["processes"] = [_told_by(server, operation) for server in self._made.every()]
+        found["faults"] = [(fault.what, fault.whom, fault.began, fault.ended) for fault in self._history.faults]
         path.write_text(json.dumps(found, indent=1, default=_shown))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.client import Gate
-from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
-from tests.e2e.server import serving
-from tests.servers.collector import Collector, http_collector
+from tests.e2e.client import Connection, Gate, request
+from tests.e2e.fleet import FORGETFUL, HARDY, PATIENT, fleet
+from tests.e2e.server import Server, serving
+from tests.servers.collector import Collector, Received, http_collector
 from tests.servers.redis import RedisServer
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -82,3 +83,100 @@ def test_a_batch_of_64_has_64_links(tmp_path: Path, collector: Collector) -> Non
         lines = [line for line in server.log("request") if line.get("trace_id")]
         assert {line["trace_id"] for line in lines} == {TRACE}
         assert len(lines) == 64
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ONE_AT_A_TIME = "--max-batch-size", "1"
+
+
+@pytest.fixture(params=["memory", "redis"])
+def streams(request: pytest.FixtureRequest, tmp_path: Path, collector: Collector) -> Iterator[Server]:
+    """Process with a public port whose batches hold one input, and whose chats are their first message."""
+    collector.keeps = False
+    template = tmp_path / "first.jinja"
+    template.write_text("{{ messages[0].content }}", encoding="utf-8")
+    taken = "--trace", "--chat-template", str(template), *PATIENT
+    if request.param == "memory":
+        with serving(tmp_path, *taken, *ONE_AT_A_TIME, "--gpu-timeout-ms", "30000", lawful=False) as server:
+            yield server
+        return
+    runs = (*HARDY, *ONE_AT_A_TIME, "--trace")
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(tmp_path, redis, workers=1, gateway_flags=taken, worker_flags=runs, lawful=False) as it,
+    ):
+        yield it.gateways[0]
+
+
+def streamed(server: Server, path: str, *texts: str, **members: object) -> Connection:
+    """Connection on which a sampled stream of answers to these texts is asked for; a chat has one text."""
+    asked = {"messages": [{"role": "user", "content": texts[0]}]} if path == CHAT else {"prompt": texts}
+    connection = server.connect()
+    connection.send(request(json.dumps({"stream": True, **asked, **members}).encode(), path, PARENT))
+    return connection
+
+
+def own(spans: list[Received]) -> tuple[list[Received], list[Received], list[Received]]:
+    """Spans of the client's trace: SERVER, `send` and `process`."""
+    mine = [one for one in spans if one.trace == TRACE]
+    return tuple([one for one in mine if one.name.startswith(name)] for name in ("POST", "send", "process"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("path", "operation"), [(CHAT, "chat"), (COMPLETIONS, "text_completion")])
+def test_the_span_of_a_stream_ends_when_its_last_choice_has_gone(
+    streams: Server, collector: Collector, path: str, operation: str
+) -> None:
+    gate = Gate(streams.folder)
+    texts = [gate.text()] if path == CHAT else ["at once", gate.text()]
+    connection = streamed(streams, path, *texts)
+    gate.reached()
+    earlier = collector.until(lambda spans: len(own(spans)[2]) == len(texts) - 1)
+    assert own(earlier)[0] == [], "nothing has gone to the client"
+    gate.open()
+    answer = connection.answer()
+    assert (answer.status, answer.body.count(b"data: ")) == (200, len(texts) + 1)
+    [server], sent, processed = own(
+        collector.until(lambda spans: len(own(spans)[0]) == 1 and len(own(spans)[2]) == len(texts))
+    )
+    assert (server.name, server.parent, server.error) == (f"POST {path}", SPAN, None)
+    assert (server.attributes["http.response.status_code"], "error.type" in server.attributes) == (200, False)
+    assert server.attributes["gen_ai.operation.name"] == operation
+    assert server.attributes["headway.request_id"] == answer.header["x-request-id"]
+    assert [one.parent for one in sent] == [server.span] * len(texts)
+    assert {one.parent for one in processed} == {one.span for one in sent}
+    assert server.begun <= min(one.begun for one in sent)
+    assert server.ended >= max(one.ended for one in processed)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_stream_that_is_refused_before_it_is_submitted_has_a_span_alone(
+    streams: Server, collector: Collector, path: str
+) -> None:
+    wrong: dict[str, tuple[int, str]] = {"n": (400, "BAD_REQUEST"), "model": (404, "NOT_FOUND")}
+    for count, (member, (status, error)) in enumerate(wrong.items(), 1):
+        answer = streamed(streams, path, "a", **{member: 0 if member == "n" else "nobody's"}).answer()
+        assert (answer.status, answer.header["content-type"]) == (status, "application/json")
+        servers, sent, processed = own(collector.until(lambda spans, count=count: len(own(spans)[0]) == count))  # type: ignore[misc]
+        assert (servers[-1].name, servers[-1].parent, servers[-1].error) == (f"POST {path}", SPAN, None)
+        assert servers[-1].attributes["http.response.status_code"] == status
+        assert servers[-1].attributes["error.type"] == error
+        assert (sent, processed) == ([], [])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_span_of_a_stream_whose_client_leaves_midway_ends_then(
+    streams: Server, collector: Collector, path: str
+) -> None:
+    gate = Gate(streams.folder)
+    texts = [gate.text()] if path == CHAT else ["at once", gate.text()]
+    connection = streamed(streams, path, *texts)
+    gate.reached()
+    connection.close()
+    [server], _, processed = own(collector.until(lambda spans: len(own(spans)[0]) == 1))
+    assert len(processed) < len(texts), "its last batch still runs"
+    assert (server.name, server.parent, server.error) == (f"POST {path}", SPAN, None)
+    assert server.attributes["http.response.status_code"] == 499
+    gate.open()
+    servers, sent, processed = own(collector.until(lambda spans: len(own(spans)[2]) == len(texts)))
+    assert (servers, len(sent)) == ([server], len(texts))
+    assert processed[-1].ended >= server.ended

@@ -59,8 +59,20 @@ def describe_process(
             "kept-mb": f"{settings.kept_mb:g}",
             "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
             **weights,
+            **({} if controller is None else _of_controllers(settings)),
         },
         arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
         zone=settings.zone,
         scalable=dict(scalable),
     )
+
+
+def _of_controllers(settings: Settings) -> dict[str, str]:
+    """Settings in which all controllers must agree, as any of them may lead."""
+    return {
+        "autoscale": settings.autoscale,
+        "scale-policy": settings.scale_policy,
+        "scale-rules": settings.scale_rules or "the usual ones",
+        "min-workers": str(settings.min_workers),
+        "max-workers": str(settings.max_workers),
+    }

@@ -86,7 +86,8 @@ def make_autoscaler(
             known = made[model] = own, scale_limits(own)
         return known[1]
 
-    return Autoscaler(make_driver(settings, pools, clock), limits, counters, clock, settings.autoscale)
+    named = settings.served.keys() if fleet_models is None else fleet_models.named
+    return Autoscaler(make_driver(settings, pools, clock), limits, counters, clock, settings.autoscale, named)
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:

@@ -44,7 +44,7 @@ from headway.app.scaling import local_pools, make_autoscaler, make_follower, sca
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.app.tracing import make_tracing
 from headway.app.version_weights import WeightsResource
-from headway.config import Settings, flag, idle, is_loopback
+from headway.config import FIELDS, Settings, flag, idle, is_loopback
 from headway.config.target import Target
 from headway.controller.controller import Controller
 from headway.errors import SettingError
@@ -61,6 +61,7 @@ from headway.gateway.pending import Observer
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
+from headway.gateway.zone_check import ZoneCheck
 from headway.http import public
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
@@ -131,6 +132,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     host, chosen = _host(), settings.name
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
+    tell_of_other_roles(settings, parts)
     if plans:
         warn_of_one_model(settings)
         if not parts.gateway:
@@ -230,7 +232,9 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
-        kinds = KindsWatcher(gateway.kinds, bundle.broker, clock, fleet_models, (gateway.rules, ready))
+        kinds = KindsWatcher(
+            gateway.kinds, bundle.broker, clock, fleet_models, (gateway.rules, ready, *zone_checks(settings, clock))
+        )
         ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
         refused = None if recorder is None else RefusalTraces(recorder, counters, settings.scheme)
@@ -271,11 +275,16 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     return Process(settings, role, plans, made.pool, service, admin_listener, public_listener)
 
 
+def zone_checks(settings: Settings, clock: Callable[[], float]) -> Sequence[ZoneCheck]:
+    """Check of a gateway's zone over a broker; without one nobody else can be in another zone."""
+    return (ZoneCheck(settings.zone, clock),) if settings.broker else ()
+
+
 def make_fleet_models(settings: Settings, parts: Parts, broker: Broker, gateway: Gateway | None) -> FleetModels | None:
     """Make the models of the fleet, for who has to know them; None where this process alone says which there are."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
-    return FleetModels(settings, partial(serve_models, broker, gateway))
+    return FleetModels(settings, partial(serve_models, broker, gateway), presumes=parts.gateway)
 
 
 def served_models(
@@ -396,6 +405,14 @@ def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:
         for name, missing in idle(settings.served[one.name]):
             if name in dict(one.values) and (name, missing) not in found:
                 log.warning("a setting has no effect", setting=f"[models.{one.name}] {name}", without=flag(missing))
+
+
+def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
+    """Log the settings that were changed and that this role has not. They are no fault: roles may share a file."""
+    unused = FIELDS.keys() - {*parts.settings, "port"}  # A role without a public port always has port 0.
+    found = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
+    if found:
+        log.info("settings of other roles have no effect here", settings=", ".join(found))
 
 
 def warn_of_one_model(settings: Settings) -> None:

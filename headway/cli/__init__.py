@@ -156,7 +156,14 @@ class LazyCommand(TyperCommand):
             if isinstance(parameter, TyperOption | TyperArgument) and parameter.help:
                 parameter.help = _plain(parameter.help)
         _defer(command)
-        return command.make_context(info_name, args, parent=parent, **extra)
+        try:
+            return command.make_context(info_name, args, parent=parent, **extra)
+        except Exception as exc:
+            if isinstance(option := getattr(exc, "option_name", None), str):
+                from headway.cli.other_roles import point_out
+
+                point_out(exc, option, self.name)
+            raise
 
 
 class _Deferred:

@@ -40,6 +40,8 @@ REFUSED_AGAIN_AFTER = 30.0
 """Seconds after which a platform that refused is asked again, as somebody may have mended it."""
 SETTLES_AFTER = 3.0
 """Seconds for which a leader that knows no number of a model hears of its workers before it tells one."""
+LEFT_FOR = 30.0
+"""Seconds after which a model whose workers have all left has no number any more. A host that is restarted finds its number."""
 BUSY_COST, WARM_COST = 10, 1
 """Costs of losing a slot that runs a batch, and one that is warm."""
 
@@ -58,10 +60,12 @@ class ScaledModel:
         live: workers that are there or start, as last heard.
         follows: whether the number follows those that turn up: nothing was decided yet, and the platform knows none.
         since: monotonic instant from which on it is scaled here.
+        there_at: monotonic instant at which it was there last; see `has_left`.
         published: what was published last, before this process led; None: that is not known.
     """
 
     since: float
+    there_at: float = -math.inf
     scaler: Scaler | None = None
     due: bool = False
     not_before: float = 0.0
@@ -82,6 +86,7 @@ class Autoscaler:
         counters: counters of the process.
         clock: monotonic seconds.
         name: name of the driver, as the setting has it.
+        named: models that have a number whether they have workers or not; any other has none once all of its workers have left.
 
     Attributes:
         leads_until: monotonic instant from which on another controller may decide.
@@ -94,9 +99,11 @@ class Autoscaler:
         counters: Counters,
         clock: Callable[[], float],
         name: str = "none",
+        named: Collection[str] = (),
     ) -> None:
         self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
         self.leads_until = -math.inf
+        self._named = named
         self._workers: Sequence[WorkerInfo] = ()
         self._told: dict[str, Scaling] = {}
         """Last publications of this process, by model, since another controller led."""
@@ -123,7 +130,8 @@ class Autoscaler:
     def begin(self, published: Collection[Capacity]) -> None:
         """Begin to lead, from the numbers that were published last; if the broker has lost them, from this process's own."""
         found = {one.model: one.scaling for one in published if one.scaling is not None} or self._told
-        self._models = {model: ScaledModel(self._clock(), published=scaling) for model, scaling in found.items()}
+        now = self._clock()
+        self._models = {model: ScaledModel(now, now, published=scaling) for model, scaling in found.items()}
 
     def drop(self, model: str) -> None:
         """Forget a model, which is gone."""
@@ -154,9 +162,15 @@ class Autoscaler:
             reason = "its workers share GPUs with other models, which are not scaled"
             held = Scaling(desired=len(own), current=found.healthy, reason=reason, driver=self._name)
             return msgspec.structs.replace(found, scaling=held)
-        state = self._models.setdefault(model, ScaledModel(self._clock()))
+        now = self._clock()
+        state = self._models.setdefault(model, ScaledModel(now))
         state.live, self._workers = len(own), workers
-        scaler, now = state.scaler, self._clock()
+        if model in self._named or not has_left(model, workers):
+            state.there_at = now
+        elif now - state.there_at >= LEFT_FOR:
+            self.drop(model)
+            return found
+        scaler = state.scaler
         if scaler is None:
             return msgspec.structs.replace(found, scaling=self._as_published(state, found.healthy))
         scaler.limits = limits
@@ -301,6 +315,12 @@ class Autoscaler:
                 driver=self._name,
                 asked_again_in=state.not_before - self._clock(),
             )
+
+
+def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
+    """Whether all workers of a model were told to stop. One that was lost has not left: its reason says so."""
+    own = [one for one in workers if one.model == model]
+    return bool(own) and all(one.status is WorkerStatus.OFFLINE and not one.reason for one in own)
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:

@@ -6,7 +6,7 @@ the moment at which a worker reports it, on the terms that this one reports, unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -25,12 +25,18 @@ class FleetModels:
     Arguments:
         settings: settings of the process.
         serve: called with the settings of all models whenever there are others, or other terms.
+        presumes: whether a model is presumed where the settings name none, so that requests wait for its worker.
+
+    Attributes:
+        named: names of the models that the settings name.
     """
 
-    def __init__(self, settings: Settings, serve: Serve) -> None:
+    def __init__(self, settings: Settings, serve: Serve, *, presumes: bool = True) -> None:
         self._settings = settings
-        self._own = settings.served
-        self._presumed = settings.model if _is_presumed(settings) else ""
+        presumed = _is_presumed(settings)
+        self.named: Collection[str] = () if presumed else settings.served.keys()
+        self._own = settings.served if presumes or not presumed else {}
+        self._presumed = settings.model if presumed and presumes else ""
         """Model that is served only as long as nothing is known of the fleet, as nobody has named it."""
         self._serve = serve
         self._terms: dict[str, ModelReport] = {}

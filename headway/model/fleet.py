@@ -146,7 +146,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         late: workers that were asked for and did not come in time.
         reason: what decided the number, in words.
         policy, driver: policy that chooses it, and who sets it: values of the settings `scale_policy` and `autoscale`.
-        utilisation: offered load over the capacity of those that serve or come; None while it is not known.
+        utilisation: offered load over the capacity of those that serve; None while it is not known.
         rate: offered entries per second.
         least, most: bounds of the number; most is 0 where there is none.
         trouble: why the number could not be set, in words; empty while it can.

@@ -27,6 +27,7 @@ class Availability:
 
     Attributes:
         since: instant at which the first call began that was not answered; None while calls are answered.
+        outages: number of outages so far, one that goes on included.
     """
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
@@ -34,6 +35,7 @@ class Availability:
         self._clock = clock
         self._what = what
         self.since: float | None = None
+        self.outages = 0
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
@@ -45,6 +47,7 @@ class Availability:
             log.warning(f"the {self._what} is out of reach", who=self._who, error=str(error))
         if self.since is None:
             self.since = began
+            self.outages += 1
         self._damaged |= damaged
 
     def over(self) -> bool:

@@ -343,10 +343,10 @@ class Batcher:
             self._lease = self._running_since = None
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
-        seconds = self._clock() - since
+        seconds, outages = self._clock() - since, self._availability.outages
         self._counters.departures.arrived(self.slot.worker, seconds)
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
-        self.figures.succeeded(lease, self._clock() - since)
+        self.figures.succeeded(lease, self._clock() - since if self._availability.outages == outages else seconds)
         self._breaker.success(self._clock())
         self._pauses.well()
         self._note_run(lease, seconds)
@@ -379,7 +379,6 @@ class Batcher:
         while True:
             try:
                 answer = await tell()
-                break
             except BrokerUnavailable as error:
                 self._availability.failed(self._clock(), error)
                 failures += 1
@@ -388,8 +387,9 @@ class Batcher:
                     log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
                     return None
                 await asyncio.sleep(pause)
-        await self._reached()
-        return answer
+            else:
+                await self._reached()
+                return answer
 
     async def _reached(self) -> None:
         """Note that the broker answers. After an outage it may have forgotten this slot, or think that it is gone."""

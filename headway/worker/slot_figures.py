@@ -46,7 +46,7 @@ class SlotFigures:
         self._busy += seconds
 
     def succeeded(self, lease: Lease, seconds: float) -> None:
-        """Note a batch that held the slot for `seconds` and came back with outputs."""
+        """Note a batch that held the slot for `seconds`, outages of the broker left out, and came back with outputs."""
         self.pace.observe(lease.size, seconds)
         self._entries = self._entries * DECAY + len(lease.entries)
         self._sizes = self._sizes * DECAY + lease.size

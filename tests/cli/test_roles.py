@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headway.app.roles import ROLES as PARTS
-from headway.config import FIELDS, flag
+from headway.app.wiring import tell_of_other_roles
+from headway.config import FIELDS, Settings, flag
 from headway.model import Role
 from tests.cli.command import code_of, run
 
@@ -45,6 +47,32 @@ def test_a_role_without_a_broker_is_told_what_it_lacks(role: str, capsys: pytest
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"headway: --broker = '': a {role} without a broker has nobody to work with. Name the")
+
+
+@pytest.mark.parametrize(
+    ("role", "option", "takers"),
+    [
+        ("controller", "--zone", "serve, gateway and worker"),
+        ("gateway", "--autoscale", "serve, worker and controller"),
+        ("worker", "--scale-policy", "serve and controller"),
+        ("gateway", "--reload", "serve and worker"),
+        ("worker", "--bogus", ""),
+    ],
+)
+def test_a_flag_of_other_roles_names_them(
+    role: str, option: str, takers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of([role, option]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert (f"headway {role} has no {option}: it is a flag of headway {takers}." in told) is bool(takers)
+
+
+def test_settings_of_other_roles_in_a_shared_file_are_told_in_the_log() -> None:
+    settings = Settings(zone="a", workers=4, port=0, scale_policy="plan")
+    with capture_logs() as logs:
+        tell_of_other_roles(settings, PARTS[Role.CONTROLLER])
+        tell_of_other_roles(Settings(port=0), PARTS[Role.CONTROLLER])
+    assert [(one["log_level"], one["settings"]) for one in logs] == [("info", "workers, zone")]
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -14,6 +14,7 @@ from headway.core.scaling.rules import QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATI
 from headway.core.scaling.scaler import (
     AGAIN,
     DOWN,
+    FIRST_START,
     MOST_REMOVED,
     PLAN,
     RULES,
@@ -113,7 +114,8 @@ def test_workers_that_never_come_are_asked_for_again_and_not_counted() -> None:
     fleet = Fleet(ScaleLimits(start_within=120), 4, start=60)
     fleet.broken = 3
     assert changes(fleet.run(120, 600, queue=5000)) == [3]
-    assert fleet.scaler.utilisation == pytest.approx(600 / 700, abs=0.02)
+    assert fleet.scaler.foreseen == pytest.approx(600 / 700, abs=0.02)
+    assert fleet.scaler.utilisation == pytest.approx(600 / 400, abs=0.02), "of those that are there"
     told = fleet.run(100, 600, queue=5000)
     assert told[0].direction == AGAIN
     assert "3 of 7 workers did not come within 120 s" in told[0].reason
@@ -225,6 +227,30 @@ def test_the_time_of_a_start_is_learnt() -> None:
     fleet = Fleet(ScaleLimits(policy=PLAN), 2, start=200)
     fleet.run(600, 600)
     assert fleet.scaler.start_seconds == pytest.approx(200, abs=5)
+
+
+def test_the_first_start_that_is_seen_takes_the_place_of_the_guess_and_later_ones_are_smoothed() -> None:
+    fleet = Fleet(ScaleLimits(policy=PLAN, cooldown=0.0), 2, start=2)
+    assert fleet.scaler.start_seconds == FIRST_START
+    fleet.run(60, 300)
+    assert fleet.scaler.start_seconds == pytest.approx(2, abs=1)
+    fleet.start = 30
+    fleet.run(120, 700)
+    assert fleet.scaler.start_seconds == pytest.approx(30, abs=1)
+    fleet.start = 2
+    fleet.run(60, 900)
+    assert 10 < fleet.scaler.start_seconds < 30
+
+
+def test_the_utilisation_is_that_of_the_workers_that_are_ready() -> None:
+    scaler = Scaler(ScaleLimits(), 4, 0.0)
+    for now in range(60):
+        scaler.decide(ModelState(2, 0, 100, 2 * PACE), float(now))
+    assert scaler.utilisation == pytest.approx(0.5)
+    assert scaler.foreseen == pytest.approx(0.25)
+    scaler.decide(ModelState(0, 0, 100, 0.0), 61.0)
+    assert scaler.utilisation is None, "there is none"
+    assert scaler.foreseen == pytest.approx(0.25)
 
 
 PIECES = st.lists(st.tuples(st.floats(1, 900), st.floats(0, 5000), st.floats(0, 2000)), min_size=1, max_size=8)

@@ -3,100 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import AGAIN_AFTER, CHECK_EVERY, REFUSED_AGAIN_AFTER, SETTLES_AFTER, Autoscaler
-from headway.controller.controller import LEADS_FOR, Controller
-from headway.core.queue_limits import QueueLimits
+from headway.controller.autoscaler import (
+    AGAIN_AFTER,
+    CHECK_EVERY,
+    REFUSED_AGAIN_AFTER,
+    SETTLES_AFTER,
+    Autoscaler,
+)
 from headway.core.scaling.rules import read
-from headway.core.scaling.scaler import ScaleLimits
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.fleet.scaling_follower import ScalingFollower
-from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
-from headway.ports import ScalingDriver
-from headway.runtime.counters import Counters
-from headway.runtime.supervisor import Supervisor
+from headway.model import ProcessInfo, Role
 from headway.scaling.local import LocalScaling
 from headway.scaling.none import NoScaling
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling
+from tests.services.scaling_scene import QUICK, Clock, Scene
 from tests.services.stand import Stand, codes
-from tests.services.test_roles import Away
 from tests.virtual_time import run
-
-Clock = Callable[[], float]
-QUICK = ScaleLimits(
-    rules=read(
-        '[{"utilisation_above": 0.85, "for_s": 5, "add": 2}, {"utilisation_below": 0.4, "for_s": 10, "remove": 1}]'
-    ),
-    cooldown=5.0,
-    start_within=60.0,
-    most=8,
-)
-PACE = 100.0
-
-
-class Scene:
-    """Controllers over one fleet whose workers and load are as they are told."""
-
-    def __init__(self, clock: Clock, workers: int = 2) -> None:
-        self.clock = clock
-        self.workers = workers
-        self.rate = 0.0
-        self.gpu = ""
-        self.counters = Counters()
-        limits = QueueLimits(3, 8, 0.1, 100)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, lambda: 0.5)
-        self.fleet = MemoryFleet(clock)
-        self.supervisor = Supervisor()
-        self.supervisor.start("workers", self._live)
-
-    async def __aenter__(self) -> Scene:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.supervisor.stop()
-
-    async def _live(self) -> None:
-        while True:
-            for number in range(self.workers):
-                await self.broker.heartbeat(
-                    WorkerInfo(
-                        worker_id=f"host-{number}/gpu-0",
-                        model="m",
-                        status=WorkerStatus.HEALTHY,
-                        items_per_second=PACE,
-                        in_flight=number % 2,
-                        gpu=self.gpu,
-                    )
-                )
-            told = ProcessInfo(id="g", role=Role.GATEWAY, host="h", pid=1, arrivals={"m": (self.rate, 0.0)})
-            await self.fleet.heartbeat(told)
-            await asyncio.sleep(0.5)
-
-    def controller(self, driver: ScalingDriver, name: str = "c", limits: ScaleLimits | None = QUICK) -> Controller:
-        made = Controller(name, self.broker, self.fleet, 1.0, self.clock)
-        made.autoscaler = Autoscaler(driver, lambda model: limits, self.counters, self.clock, "fake")
-        made.start(self.supervisor)
-        return made
-
-    async def publish(self, scaling: Scaling) -> None:
-        """Publish as a leader before did."""
-        capacity = Capacity(model="m", healthy=1, degraded=0, items_per_second=0.0, usable_per_second=0.0)
-        await self.fleet.publish(msgspec.structs.replace(capacity, scaling=scaling))
-
-    async def scaling(self) -> Scaling:
-        [found] = await self.fleet.capacities()
-        assert found.scaling is not None
-        return found.scaling
 
 
 def test_a_decision_is_carried_out_told_counted_and_published() -> None:
@@ -176,150 +105,6 @@ def test_a_platform_that_is_away_at_first_keeps_nobody_from_knowing_the_number()
             await asyncio.sleep(3)
             shown = await scene.scaling()
             assert (shown.desired, shown.trouble) == (2, "no answer within 5 s")
-
-    run(main)
-
-
-def test_another_leader_goes_on_from_the_published_number_and_removes_nothing_at_once() -> None:
-    async def main(clock: Clock) -> None:
-        first, second = FakeScaling({"m": 2}), FakeScaling({"m": 4})
-        async with Scene(clock) as scene:
-            leader = scene.controller(first)
-            await asyncio.sleep(2)
-            scene.rate = 240.0
-            await asyncio.sleep(25)
-            assert first.asked == [("m", 4)]
-            scene.controller(second, "d")
-            await asyncio.sleep(5)
-            assert second.asked == [], "it does not lead"
-            await leader.stop()
-            await asyncio.sleep(LEADS_FOR + 3)
-            shown = await scene.scaling()
-            assert (shown.desired, shown.current, shown.coming) == (4, 2, 2)
-            assert second.asked == [], "nothing is asked for twice"
-            await asyncio.sleep(30)
-            assert first.asked == [("m", 4)]
-
-    run(main)
-
-
-def test_a_new_leader_whose_platform_is_slow_never_unpublishes_the_number() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock, 1) as scene:
-            scene.rate = 350.0
-            told = Scaling(desired=4, current=1, coming=3, reason="queue above 3 for 1 s", driver="fake", most=8)
-            await scene.publish(told)
-            driver = FakeScaling({"m": 1})
-            driver.answers.clear()
-            scene.controller(driver)
-            for number in range(100):
-                await asyncio.sleep(0.1)
-                shown = await scene.scaling()
-                assert (shown.desired, shown.reason) == (4, told.reason)
-                if number == 50:
-                    driver.answers.set()
-            assert driver.asked == [("m", 4)]
-
-    run(main)
-
-
-def test_a_new_leader_decides_though_its_platform_does_not_answer_and_has_it_set_later() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock) as scene:
-            await scene.publish(Scaling(desired=4, current=2, coming=2, driver="fake"))
-            driver = FakeScaling({"m": 2})
-            driver.trouble = ScalingUnavailable("no answer within 5 s")
-            scene.controller(driver)
-            await asyncio.sleep(3)
-            assert (await scene.scaling()).desired == 4
-            driver.trouble = None
-            await asyncio.sleep(AGAIN_AFTER)
-            assert driver.asked == [("m", 4)]
-
-    run(main)
-
-
-def test_a_number_that_was_guessed_while_the_platform_was_away_gives_way_to_that_of_the_platform() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock, 1) as scene:
-            scene.rate = 150.0
-            driver = FakeScaling({"m": 3})
-            driver.trouble = ScalingUnavailable("no answer within 5 s")
-            scene.controller(driver, limits=replace(QUICK, rules=read("")))
-            await asyncio.sleep(2)
-            assert (await scene.scaling()).desired == 1
-            driver.trouble = None
-            await asyncio.sleep(AGAIN_AFTER + 1)
-            assert ((await scene.scaling()).desired, driver.asked) == (3, [])
-
-    run(main)
-
-
-def test_a_leader_goes_on_from_its_own_number_when_the_broker_was_away_and_has_lost_it() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock) as scene:
-            scene.rate = 240.0
-            controller = scene.controller(NoScaling())
-            await asyncio.sleep(25)
-            assert (await scene.scaling()).desired == 4
-            controller._fleet = away = Away(MemoryFleet(clock))
-            away.away = True
-            await asyncio.sleep(2)
-            assert not controller.leads
-            away.away, scene.workers = False, 1
-            seen = set()
-            for _ in range(80):
-                await asyncio.sleep(0.1)
-                seen |= {one.scaling and one.scaling.desired for one in await away.capacities()}
-            assert seen == {4}
-
-    run(main)
-
-
-def test_a_controller_that_another_one_followed_knows_nothing_of_its_own_any_more() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock) as scene:
-            scene.rate = 240.0
-            controller = scene.controller(NoScaling())
-            await asyncio.sleep(25)
-            controller._fleet = other = MemoryFleet(clock)
-            await other.acquire_leadership("d", 2.0)
-            scene.rate = 100.0
-            await asyncio.sleep(2 + SETTLES_AFTER + 2)
-            assert [one.scaling and one.scaling.desired for one in await other.capacities()] == [2]
-
-    run(main)
-
-
-def test_a_leader_that_knows_no_number_waits_until_the_workers_that_are_there_have_told_of_themselves() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock, 1) as scene:
-            scene.rate = 120.0
-            scene.controller(NoScaling())
-            await asyncio.sleep(SETTLES_AFTER - 0.5)
-            assert [one.scaling for one in await scene.fleet.capacities()] == [None]
-            scene.workers = 3
-            await asyncio.sleep(2)
-            assert (await scene.scaling()).desired == 3
-
-    run(main)
-
-
-def test_a_controller_whose_lead_has_run_out_asks_its_platform_for_nothing() -> None:
-    async def main(clock: Clock) -> None:
-        async with Scene(clock) as scene:
-            driver = FakeScaling({"m": 2})
-            controller = scene.controller(driver)
-            await asyncio.sleep(2)
-            driver.trouble = ScalingUnavailable("no answer within 5 s")
-            scene.rate = 300.0
-            await asyncio.sleep(12)
-            assert (await scene.scaling()).desired > 2
-            await controller._periodic.stop()
-            await asyncio.sleep(LEADS_FOR)
-            driver.trouble = None
-            await asyncio.sleep(AGAIN_AFTER + 1)
-            assert driver.asked == []
 
     run(main)
 

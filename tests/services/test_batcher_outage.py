@@ -89,6 +89,22 @@ def test_what_failed_is_told_until_the_broker_answers() -> None:
     run(main)
 
 
+def test_an_outage_in_which_an_answer_waits_does_not_slow_the_slot_down_in_its_figures() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            for number in range(4):
+                assert await fleet.answered(fleet.ask(f"{number}")) == ["ok"]
+            pace = fleet.batchers[0].figures.items_per_second
+            fleet.server.script = lambda name: "refuse" if name == "complete" else None
+            asked = fleet.ask("x", timeout=30.0)
+            await asyncio.sleep(20)
+            fleet.server.script = lambda name: None
+            assert await fleet.answered(asked) == ["ok"]
+            assert fleet.batchers[0].figures.items_per_second == pytest.approx(pace, rel=0.1)
+
+    run(main)
+
+
 def test_a_batch_is_kept_through_an_outage_while_it_runs() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(2.0)) as fleet:

@@ -54,6 +54,16 @@ def test_models_come_and_go_with_their_workers() -> None:
     assert known.learn() == ["default"]
 
 
+@pytest.mark.parametrize(("settings", "at_first"), [({}, []), ({"model": "own"}, ["own"])])
+def test_a_process_that_takes_no_requests_presumes_no_model(settings: dict[str, str], at_first: list[str]) -> None:
+    known: list[list[str]] = []
+    models = FleetModels(Settings(**settings), lambda served: known.append(sorted(served)), presumes=False)  # type: ignore[arg-type]
+    assert sorted(models.served) == sorted(models.named) == at_first
+    models.learn([worker("default")])
+    models.learn([])
+    assert known == [sorted([*at_first, "default"]), at_first]
+
+
 def test_a_fallback_for_a_model_that_nobody_named_and_nobody_runs_is_warned_of() -> None:
     for settings, warned in (({"model": "own"}, False), ({}, True)):
         known = Known(broker="redis://127.0.0.1:1/0", fallback="spare.py:f", **settings)

@@ -34,9 +34,9 @@ SPARE = 0.05
 PLAN_HOLDS = 5.0
 """Seconds for which `plan` must want more workers before it asks for them."""
 FIRST_START = 60.0
-"""Seconds that a worker is taken to need for its start until one was seen."""
+"""Seconds that a worker is taken to need for its start until one was seen; that one takes the place of the guess."""
 FADING = 0.8
-"""Part of a longer start that is still expected after a shorter one."""
+"""Part of a longer start that was seen which is still expected after a shorter one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,8 @@ class Scaler:
         desired: workers that there should be.
         reason: reason of the last decision.
         late: workers that were asked for and did not come in time.
-        utilisation: offered load over the capacity of all workers that are there or coming; None while it is not known.
+        utilisation: offered load over the capacity of the workers that are ready; None while none is, or nothing is known.
+        foreseen: the same once those that come are ready, too: what the rules go by, so that one shortage is answered once.
     """
 
     def __init__(self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND) -> None:
@@ -121,6 +122,7 @@ class Scaler:
         self.desired = desired
         self.reason = reason
         self.utilisation: float | None = None
+        self.foreseen: float | None = None
         self.forecast = ArrivalForecast()
         self._changed_at = now
         self._held: dict[ScaleRule, float] = {}
@@ -132,6 +134,7 @@ class Scaler:
         self.late = 0
         self._pace = 0.0
         self._start = FIRST_START
+        self._seen_start = False
         self._wanted: deque[tuple[float, int]] = deque()
         """Instants and numbers that `plan` wanted, each larger than all after it: the maxima of the last while."""
         self._planned_since: float | None = None
@@ -178,12 +181,16 @@ class Scaler:
             at, asked = self._awaited.pop(0)
             if asked:
                 took = min(now - at, self.limits.start_within)
-                self._start = max(took, FADING * self._start + (1.0 - FADING) * took)
+                expected = FADING * self._start + (1.0 - FADING) * took if self._seen_start else took
+                self._start, self._seen_start = max(took, expected), True
         self._awaited.extend([(now, False)] * (missing - len(self._awaited)))
         self.late = sum(now - at >= self.limits.start_within for at, _ in self._awaited)
         counted = self.desired - self.late
-        known = self._pace > 0.0 and counted > 0
-        self.utilisation = self.forecast.rate / (self._pace * counted) if known else None
+        self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)
+
+    def _use_of(self, workers: int) -> float | None:
+        """Offered load over the capacity of so many workers; None while that is not known."""
+        return self.forecast.rate / (self._pace * workers) if self._pace > 0.0 and workers > 0 else None
 
     def _by_rules(self, state: ModelState, now: float) -> ScaleDecision | None:
         due = [rule for rule in self.limits.rules if self._due(rule, state, now)]
@@ -202,8 +209,8 @@ class Scaler:
 
         A queue while workers are coming is answered already, unless the load is more than all of them can do.
         """
-        answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.utilisation or 0.0) <= 1.0
-        if answered or not rule.holds(state.queue, self.utilisation):
+        answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
+        if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
             return False
         return now - self._held.setdefault(rule, now) >= rule.for_s
@@ -211,14 +218,14 @@ class Scaler:
     def _least_by_band(self) -> int:
         """Fewest workers with which no rule on utilisation would add one again."""
         top = min((rule.threshold for rule in self.limits.rules if rule.condition == UTILISATION_ABOVE), default=1.0)
-        if self.utilisation is None or top <= 0.0:
+        if self.foreseen is None or top <= 0.0:
             return self.desired
-        return math.floor(self.utilisation * self.desired / top) + 1
+        return math.floor(self.foreseen * self.desired / top) + 1
 
     def _words(self, rule: ScaleRule, state: ModelState) -> str:
         if rule.condition == QUEUE_ABOVE:
             return f"{rule} ({state.queue:.0f} wait)"
-        return f"{rule} ({self.utilisation or 0.0:.2f})"
+        return f"{rule} ({self.foreseen or 0.0:.2f})"
 
     def _by_plan(self, state: ModelState, now: float) -> ScaleDecision | None:
         cost, forecast = state.cost, self.forecast

@@ -1,0 +1,48 @@
+"""Check of a gateway's zone: one in which no worker is while others have some was most likely mistyped."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from headway.model import WorkerInfo, WorkerStatus
+
+log = structlog.get_logger(__name__)
+
+ALONE_FOR = 30.0
+"""Seconds for which a zone must have no worker before it is warned of, as workers may come later than gateways."""
+
+
+class ZoneCheck:
+    """Check of one gateway; a learner of `headway.gateway.model_kinds.KindsWatcher`.
+
+    Arguments:
+        zone: zone of the gateway; empty: none.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, zone: str, clock: Callable[[], float]) -> None:
+        self._zone, self._clock = zone, clock
+        self._alone_since: float | None = None
+        self._told = False
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of where the workers are; each time that none is in the zone of the gateway, that is logged once."""
+        zones = {one.zone for one in workers if one.status is not WorkerStatus.OFFLINE}
+        if not zones or self._zone in zones:
+            self._alone_since, self._told = None, False
+            return
+        now = self._clock()
+        since = self._alone_since = now if self._alone_since is None else self._alone_since
+        if not self._told and now - since >= ALONE_FOR:
+            self._told = True
+            self._warn(zones)
+
+    def _warn(self, zones: set[str]) -> None:
+        named = sorted(zones - {""})
+        near = difflib.get_close_matches(self._zone, named, 1)
+        hint = f"Did you mean {near[0]}?" if near else "Set --zone to that of the workers nearby."
+        log.warning("no worker is in the zone of this gateway; workers of other zones answer",
+                    zone=self._zone, zones=", ".join(named), hint=hint)  # fmt: skip

@@ -7,6 +7,8 @@ default the C library gives blocks of this size back as soon as they are freed.
 from __future__ import annotations
 
 import contextlib
+from functools import cache
+from typing import Any
 
 KEPT = 64 << 20
 """Most bytes of free memory that stay with the process."""
@@ -23,3 +25,19 @@ def reuse_large_blocks() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST)
         mallopt(_TRIM_THRESHOLD, KEPT)
+
+
+def unfilled(size: int) -> bytearray:
+    """Array of so many bytes, for whoever writes all of them: what they are is not said. To clear them first costs as much as a copy."""
+    make = _maker()
+    found: bytearray = make(None, size)
+    return found
+
+
+@cache
+def _maker() -> Any:
+    import ctypes
+
+    make = ctypes.pythonapi.PyByteArray_FromStringAndSize
+    make.argtypes, make.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
+    return make

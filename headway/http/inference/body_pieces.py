@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from headway.runtime.memory_reuse import unfilled
+
 
 class BodyPieces:
     """Pieces of the body in hand."""
@@ -17,7 +19,7 @@ class BodyPieces:
 
     def expect(self, length: int) -> None:
         """Make room for a body of so many bytes. The system gives memory only as far as it is filled."""
-        self._room = bytearray(length)
+        self._room = unfilled(length)
 
     def append(self, piece: bytes) -> None:
         """Add the next piece."""
@@ -27,6 +29,14 @@ class BodyPieces:
             end = self._taken + len(piece)
             self._room[self._taken : end] = piece
             self._taken = end
+
+    def room(self) -> memoryview | None:
+        """Room that was made and is not filled yet; None where there is none."""
+        return None if self._room is None else memoryview(self._room)[self._taken :]
+
+    def fill(self, count: int) -> None:
+        """Take the first bytes of the room for filled."""
+        self._taken += count
 
     def take(self) -> bytes:
         """Return the whole body, and let go of it. Nobody changes what was gathered, so it serves as bytes."""

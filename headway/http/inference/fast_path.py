@@ -25,6 +25,7 @@ from headway.http.authentication import stranger
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.body_pieces import BodyPieces
+from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.exchange import Exchange, RequestTarget
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
@@ -331,6 +332,8 @@ class FastPathConnection(Connection):
         self.phase = BODY
         if length >= LARGE:
             self.pieces.expect(length)
+            if length - len(buffer) >= LARGE and not self.ahead and inference.scheme == "http":
+                BodyReceiver(self).begin()
         self.expect_body(head)
         if request.expects and not buffer:
             self.transport.write(_CONTINUE)

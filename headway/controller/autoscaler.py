@@ -324,9 +324,12 @@ def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
-    """Entries per second that clients ask a model for, those included that are refused."""
-    at_gateways = sum(sum(one.arrivals.get(model, ())) for one in members)
-    return max(at_gateways, load.rate if load is not None else 0.0)
+    """Entries per second that clients ask a model for and that a worker could answer, those included that are refused.
+
+    What the broker counts is for gateways that tell nothing: it knows of no client that was gone before it could be answered.
+    """
+    told = [one.arrivals[model] for one in members if model in one.arrivals]
+    return sum(map(sum, told)) if told or load is None else load.rate
 
 
 def batch_cost(load: Load | None) -> BatchCost | None:

@@ -12,6 +12,9 @@ from headway.model import Capacity, WorkerInfo, WorkerStatus
 FORGOTTEN_AFTER = 120.0
 """Seconds after which a capacity that nobody publishes any more, as of a model that is gone, is forgotten."""
 
+LEAST_BELIEVED = 0.5
+"""Part of the measured time of a batch of one within which certainly none comes back: slots differ, and so do batches."""
+
 
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
@@ -40,6 +43,7 @@ def capacity(
         usable_per_second=0.0 if scarce else items * target_utilisation,
         scarce=scarce,
         estimated=any(worker.estimated or not worker.items_per_second for worker in healthy),
+        least_seconds=least_seconds(load, healthy) if load is not None else 0.0,
     )
 
 
@@ -53,3 +57,18 @@ def pace(load: Load) -> float:
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
+
+
+def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
+    """Seconds within which no worker answers a request, however many there are; 0 as long as no batch was measured.
+
+    A batch of one takes about this long; the measure is believed down to half of it, and no further where slots differ. It
+    is never longer than a full batch of the fastest slot, which measures that by itself.
+    """
+    if load.largest <= 0.0:
+        return 0.0
+    one = load.alpha + load.beta
+    believed = LEAST_BELIEVED * one
+    fastest = max((worker.items_per_second for worker in healthy), default=0.0)
+    full = load.max_batch / load.entry_size / fastest if fastest > 0.0 else math.inf
+    return min(believed if load.paces else max(one - 2.0 * load.deviation, believed), full)

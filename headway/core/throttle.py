@@ -80,25 +80,27 @@ class Throttle:
         rate: entries per second of the lowest tier that it lets in; infinite while it lets in all.
         burst: most entries of the lowest tier that it lets in at once.
         rates: averages of recent arrivals.
+        least_seconds: see Capacity. What cannot wait that long is no demand, as no number of workers could answer it.
     """
 
-    __slots__ = ("_counted_at", "_filled_at", "_tokens", "burst", "higher", "lowest", "rate", "rates")
+    __slots__ = ("_counted_at", "_filled_at", "_tokens", "burst", "higher", "least_seconds", "lowest", "rate", "rates")
 
     def __init__(self) -> None:
         self.higher = 0
         self.lowest = 0
         self.rate = math.inf
+        self.least_seconds = 0.0
         self.rates = ArrivalRates()
         self.burst = self._tokens = math.inf
         self._filled_at = 0.0
         self._counted_at: float | None = None
 
-    def admit(self, now: float, count: int = 1) -> float:
+    def admit(self, now: float, count: int = 1, demand: int | None = None) -> float:
         """Let in `count` entries of the lowest tier: 0; or refuse them all: the seconds until they would be let in.
 
-        More than `burst` are never let in.
+        More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all.
         """
-        self.lowest += count
+        self.lowest += count if demand is None else demand
         if self.rate == math.inf:
             return 0.0
         self._fill(now)
@@ -107,9 +109,9 @@ class Throttle:
             return 0.0
         return (count - self._tokens) / max(self.rate, LEAST_RATE)
 
-    def give_back(self) -> None:
-        """Give back an entry of the lowest tier that was let in and needed no run."""
-        self.lowest -= 1
+    def give_back(self, demand: int = 1) -> None:
+        """Give back an entry of the lowest tier that was let in and needed no run. `demand`: as what it was counted."""
+        self.lowest -= demand
         self.refund()
 
     def refund(self, count: int = 1) -> None:

@@ -81,6 +81,7 @@ class CapacityWatcher:
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]
                 rate = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates]) * share(own, rates)
                 self._set(model, rate)
+                gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
 
     def _fresh(self, capacity: Capacity, now: float) -> bool:
         """Whether a capacity is to be believed: it was published anew, or not long ago."""

@@ -453,6 +453,7 @@ class Gateway:
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
+        self.limiter.left(entry, self._clock() - pending.since)
         pending.reply = Reply(entry.id, entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
         self._finish([pending], Ending.LEFT)
         if told is not None:

@@ -133,9 +133,10 @@ class Limiter:
             count: entries that are let in with it, itself among them; 0 where it was let in with another.
         """
         throttle = self.throttles[entry.model]
+        demand = count if entry.timeout >= throttle.least_seconds else 0
         if entry.tier < self._lowest or not self._lowest:  # One tier alone is counted, and never held up.
-            throttle.higher += count
-        elif count and not alone and (wait := throttle.admit(self._clock(), count)) > 0.0:
+            throttle.higher += demand
+        elif count and not alone and (wait := throttle.admit(self._clock(), count, demand)) > 0.0:
             burst = throttle.burst
             return failures.over_burst(count, burst, wait) if 1 <= burst < count else failures.over_capacity(wait)
         return None
@@ -162,10 +163,19 @@ class Limiter:
         if tier == self._lowest:
             self.throttles[model].refund(count)
 
+    def left(self, entry: Entry, seconds: float) -> None:
+        """Note that the client of an entry that was let in left after so many seconds.
+
+        One that left before any worker could have answered was no demand. Under a dedup key it runs on.
+        """
+        if seconds < self.throttles[entry.model].least_seconds <= entry.timeout and not entry.dedup_keys:
+            self.not_run(entry)
+
     def not_run(self, entry: Entry) -> None:
-        """Note that an entry got another's answer, and so took nothing of the capacity."""
+        """Note that an entry took nothing of the capacity, such as one that got another's answer."""
         throttle = self.throttles[entry.model]
+        counted = int(entry.timeout >= throttle.least_seconds)
         if entry.tier < self._lowest or not self._lowest:
-            throttle.higher -= 1
+            throttle.higher -= counted
         else:
-            throttle.give_back()
+            throttle.give_back(counted)

@@ -179,6 +179,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         estimated: whether `items_per_second` is not sure yet, as some slot has run few full batches.
         measured_at: broker instant; set by the broker.
         scaling: workers that there should be; None as long as that is not known.
+        least_seconds: seconds within which no worker answers, however many there are; 0 as long as that is not known.
     """
 
     model: str
@@ -190,6 +191,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
     measured_at: float = 0.0
     scaling: Scaling | None = None
+    least_seconds: float = 0.0
 
 
 class TierDepth(msgspec.Struct, frozen=True):

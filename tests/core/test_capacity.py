@@ -72,3 +72,16 @@ def test_nothing_is_promised_before_a_batch_was_measured() -> None:
     for load in (fresh, None):
         found = capacity("m", workers(WorkerStatus.HEALTHY), load, 0.7)
         assert (found.healthy, found.items_per_second, found.usable_per_second) == (1, 0.0, 0.0)
+
+
+def test_the_least_seconds_are_a_batch_of_one_less_two_deviations_and_at_least_half_of_it() -> None:
+    known = dataclasses.replace(GPU, largest=10.0)
+    assert capacity("m", [], GPU, 1.0).least_seconds == 0.0, "no batch was measured"
+    assert capacity("m", [], None, 1.0).least_seconds == 0.0
+    assert capacity("m", [], known, 1.0).least_seconds == pytest.approx(0.0505)
+    assert capacity("m", [], dataclasses.replace(known, deviation=0.005), 1.0).least_seconds == pytest.approx(0.0405)
+    for rough in (dataclasses.replace(known, deviation=1.0), dataclasses.replace(known, paces=(1, 1))):
+        assert capacity("m", [], rough, 1.0).least_seconds == pytest.approx(0.02525)
+    quick = msgspec.structs.replace(workers(WorkerStatus.HEALTHY)[0], items_per_second=10_000.0)
+    found = capacity("m", [quick, *workers(WorkerStatus.HEALTHY)], known, 1.0).least_seconds
+    assert found == pytest.approx(0.01), "a full batch of the fastest"

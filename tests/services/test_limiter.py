@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import Limit, Principal
+from headway.model import DedupKey, DedupKind, Limit, Principal
+from tests.core.entries import entry
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.virtual_time import run
@@ -122,3 +124,31 @@ def test_answers_in_common_take_nothing_of_the_capacity() -> None:
             assert (throttle.higher, throttle.lowest) == (1, 1)
 
     run(main)
+
+
+@pytest.mark.parametrize("tier", [0, FREE])
+def test_only_what_a_worker_could_have_answered_in_time_counts_as_demand(tier: int) -> None:
+    limiter = Limiter(3, lambda: 1000.0)
+    throttle = limiter.throttles["m"]
+    throttle.least_seconds = 0.1
+    throttle.set_rate(1000.0, 1000.0)
+
+    def demand() -> int:
+        return throttle.higher + throttle.lowest
+
+    keyed = msgspec.structs.replace(entry(tier=tier), dedup_keys=(DedupKey(DedupKind.KEY, "k"),))
+    steps: list[tuple[Callable[[], object], int]] = [
+        (lambda: limiter.check(entry(tier=tier, timeout=0.05), alone=False, count=3), 0),
+        (lambda: limiter.not_run(entry(tier=tier, timeout=0.05)), 0),
+        (lambda: limiter.check(entry(tier=tier, timeout=0.1), alone=False, count=3), 3),
+        (lambda: limiter.left(entry(tier=tier, timeout=4.0), 0.05), 2),
+        (lambda: limiter.left(entry(tier=tier, timeout=4.0), 0.1), 2),
+        (lambda: limiter.left(entry(tier=tier, timeout=0.05), 0.01), 2),
+        (lambda: limiter.left(keyed, 0.05), 2),
+        (lambda: limiter.not_run(keyed), 1),
+    ]
+    found = []
+    for step, _ in steps:
+        step()
+        found.append(demand())
+    assert found == [expected for _, expected in steps]

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from bench.simulated.hosts import ALPHA, MAX_BATCH, OVERHEAD, PER_GPU, latency_and_fill, latency_between, scenario_of
 from bench.stand.findings import Findings
 from headway.core import policies, shards
 from headway.core.batch import Departure
@@ -38,17 +39,12 @@ from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from headway.simulator.engine import Choose, simulate
 from headway.simulator.record import Record
-from headway.simulator.report import make_report, percentile
+from headway.simulator.report import make_report
 from headway.simulator.scenario import Kill, Scenario
 
-ALPHA, MAX_BATCH, OVERHEAD = 0.1, 100, 0.0015
-PER_GPU = MAX_BATCH / (ALPHA + OVERHEAD)
 LOAD = 0.9
 HOSTS = (1, 4, 16, 64)
 SHARDS = (1, 4, 16)
-SETTLED, REQUESTS = 6.0, 120_000
-"""Seconds of warm-up, and requests measured, at least 2 s of them."""
-MEASURED = 2.0
 CLAIMS, TIERS = 300, 3
 
 
@@ -132,9 +128,8 @@ def deaths(findings: Findings) -> None:
         )
         row: dict[str, object] = {"shards": count}
         for since, until in spans:
-            then = sorted(took for at, took in zip(record.arrived, record.latency, strict=True) if since <= at < until)
             row[f"p95 / p99, {since:g} to {until:g} s"] = " / ".join(
-                f"{1000 * percentile(then, share):.1f}" for share in (0.95, 0.99)
+                f"{latency_between(record, since, until, share):.1f}" for share in (0.95, 0.99)
             )
         lost = sum(record.lost.values())
         rows.append({**row, "lost": lost})
@@ -165,32 +160,16 @@ PARTS: dict[str, Callable[[Findings], None]] = {
 
 
 def _scenario(hosts: int, rate: float = 0.0, **changes: object) -> Scenario:
-    rate = rate or LOAD * hosts * PER_GPU
-    known: dict[str, object] = {
-        "rate": rate,
-        "workers": hosts,
-        "alpha": ALPHA,
-        "max_batch": MAX_BATCH,
-        "overhead": OVERHEAD,
-        "duration": SETTLED + max(MEASURED, REQUESTS / rate),
-        "warmup": SETTLED,
-        "queue_timeout": 30.0,
-        "timeout": 30.0,
-        "gateways": 4,
-        "gather": 0.002,
-    }
-    return Scenario(**{**known, **changes})  # type: ignore[arg-type]
+    known: dict[str, object] = {"queue_timeout": 30.0, "timeout": 30.0, "gateways": 4}
+    return scenario_of(hosts, rate or LOAD * hosts * PER_GPU, **{**known, **changes})
 
 
 def _figures(record: Record) -> dict[str, float]:
     report = make_report(record)
-    latency, batches = report.total.latency_ms, report.batches
+    batches = report.batches
     inside = batches.gap_cv if batches.shard_gap_cv is None else batches.shard_gap_cv
     return {
-        "p50": latency.p50,
-        "p95": latency.p95,
-        "p99": latency.p99,
-        "fill %": 100 * batches.fill,
+        **latency_and_fill(report),
         "CV in a shard": inside,
         "CV over all": batches.gap_cv,
         "stolen %": 100 * batches.stolen,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
-from headway.core.departure import Rule
 from headway.model import (
     BatchFailure,
     Cause,
@@ -32,21 +30,17 @@ from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
-    Fixed,
     RedisHarness,
     ask,
     drained,
-    failed,
     ids,
     measure,
     output,
     slot,
     story,
 )
+from tests.contracts.plays import Play
 from tests.servers.redis import SharedServers
-
-WINDOW = 0.05
-POLICY = Fixed(Rule(size=MAX_BATCH, window=WINDOW, rate=1e6))
 
 
 @pytest.fixture
@@ -384,89 +378,10 @@ async def test_the_id_of_a_task_in_one_zone_decides_before_a_key_that_is_known_i
         assert (told and told.code) == verdict
 
 
-class Play:
-    """Workers in both zones, a gateway in each, and all that was asked and answered."""
-
-    def __init__(self, harness: RedisHarness, seed: int) -> None:
-        self.harness = harness
-        self.hosts = [harness.broker, harness.peer()]
-        self.rng = random.Random(seed)
-        self.asked: dict[str, Entry] = {}
-        self.replies: dict[str, Reply] = {}
-        self.strangers = 0
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
-        self._others = [asyncio.create_task(act(n)) for n in (0, 1) for act in (self._reap, self._read)]
-
-    def start(self, *workers: str) -> None:
-        for worker in workers:
-            host = self.hosts[worker[0] == "b"]
-            self._tasks[worker] = [asyncio.create_task(act(worker, host)) for act in (self._beat, self._work)]
-
-    async def kill(self, *workers: str) -> None:
-        await ended([task for worker in workers for task in self._tasks.pop(worker)])
-
-    async def rush(self, seconds: float) -> None:
-        until = self.harness.now() + seconds
-        while self.harness.now() < until:
-            await self.harness.advance(self.rng.expovariate(50.0))
-            host = self.rng.randrange(2)
-            entries = [
-                ask(gateway=f"g-{host}", tenant=self.rng.choice("ab")) for _ in range(self.rng.choice((1, 1, 8)))
-            ]
-            verdicts = await self.hosts[host].enqueue(entries)
-            self.asked |= {entry.id: entry for entry, told in zip(entries, verdicts, strict=True) if told is None}
-
-    async def close(self) -> None:
-        """Check that every entry has been answered, once and rightly, and nothing is left."""
-        assert set(self.replies) == set(self.asked)
-        assert all(reply.output == output(self.asked[id].input) for id, reply in self.replies.items())
-        assert not any(one.depth for one in await self.hosts[0].depths())
-        await self.kill(*self._tasks)
-        await ended(self._others)
-
-    async def _beat(self, worker: str, host: Broker) -> None:
-        while True:
-            await beat(host, worker)
-            await self.harness.advance(0.5)
-
-    async def _work(self, worker: str, host: Broker) -> None:
-        while True:
-            claimed = await host.claim(slot(worker), POLICY)
-            if isinstance(claimed, NoWork):
-                await host.wait_for_work(slot(worker), claimed.until)
-                continue
-            self.strangers += claimed.slot.zone is not None
-            await self.harness.advance(0.02)
-            if self.rng.random() < 0.05:
-                await host.release(claimed, failed(Cause.CRASHED, worker) if self.rng.random() < 0.5 else None)
-            else:
-                await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
-
-    async def _reap(self, number: int) -> None:
-        while True:
-            await self.harness.advance(await self.hosts[number].reap())
-
-    async def _read(self, number: int) -> None:
-        cursor = 0
-        while True:
-            replies, cursor = await self.hosts[number].replies(f"g-{number}", cursor)
-            for reply in replies:
-                assert reply.id not in self.replies
-                self.replies[reply.id] = reply
-
-
-async def ended(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-        if not isinstance(outcome, asyncio.CancelledError):
-            raise outcome or AssertionError("it ended by itself")
-
-
 @pytest.mark.parametrize("shards", [1, 4])
 @story
 async def test_nothing_is_lost_while_zones_come_and_go(harness: RedisHarness) -> None:
-    play = Play(harness, seed=6)
+    play = Play(harness, 6, lambda worker: int(worker.startswith("b")))
     workers = {"a": [f"a{n}" for n in range(4)], "b": [f"b{n}" for n in range(4)]}
     play.start(*workers["a"], *workers["b"])
     await harness.advance(2.0)
@@ -478,5 +393,5 @@ async def test_nothing_is_lost_while_zones_come_and_go(harness: RedisHarness) ->
         await harness.advance(2.0)
         await play.rush(0.5)
     await harness.advance(10.0)
-    assert play.strangers > 0
+    assert play.crossed > 0
     await play.close()

@@ -1,0 +1,119 @@
+"""Play over Redis: workers on two hosts that come and go, a gateway on each, and the one outcome of all that was let in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from headway.core.departure import Rule
+from headway.core.health import HEARTBEAT_EVERY
+from headway.model import Cause, Entry, ItemResult, NoWork, Reply, WorkerInfo, WorkerStatus
+from headway.ports import Broker
+from tests.contracts.brokers import MAX_BATCH, Fixed, RedisHarness, ask, failed, output, slot
+
+WINDOW = 0.05
+POLICY = Fixed(Rule(size=MAX_BATCH, window=WINDOW, rate=1e6))
+GROUPS = (1, 1, 1, 3, 12)
+"""Numbers of requests that come together."""
+
+
+class Play:
+    """Play on the two hosts of a harness.
+
+    Arguments:
+        harness: the two hosts.
+        seed: seed of what happens by chance.
+        host_of: tells the number of a worker's host, 0 or 1, by the worker's name.
+
+    Attributes:
+        asked: entries that were let in, by id.
+        replies: by id.
+        disturbed: ids of those whose batch has failed or was given back.
+        crossed: batches that were claimed from another zone.
+    """
+
+    def __init__(self, harness: RedisHarness, seed: int, host_of: Callable[[str], int]) -> None:
+        self.harness = harness
+        self.hosts: list[Broker] = [harness.broker, harness.peer()]
+        self.rng = random.Random(seed)
+        self.asked: dict[str, Entry] = {}
+        self.replies: dict[str, Reply] = {}
+        self.disturbed: set[str] = set()
+        self.crossed = 0
+        self._host_of = host_of
+        self._workers: dict[str, list[asyncio.Task[None]]] = {}
+        self._others = [
+            asyncio.create_task(act(number)) for number in range(len(self.hosts)) for act in (self._reap, self._read)
+        ]
+
+    def start(self, *workers: str) -> None:
+        for worker in workers:
+            host = self.hosts[self._host_of(worker)]
+            self._workers[worker] = [asyncio.create_task(act(worker, host)) for act in (self._beat, self._work)]
+
+    async def kill(self, *workers: str) -> None:
+        """Silence workers, whatever they do."""
+        await _ended([task for worker in workers for task in self._workers.pop(worker)])
+
+    async def ask(self, count: int) -> None:
+        """Offer requests together, at one of the gateways."""
+        host = self.rng.randrange(2)
+        entries = [ask(gateway=f"g-{host}", tenant=self.rng.choice("ab")) for _ in range(count)]
+        verdicts = await self.hosts[host].enqueue(entries)
+        self.asked |= {entry.id: entry for entry, verdict in zip(entries, verdicts, strict=True) if verdict is None}
+
+    async def rush(self, seconds: float) -> None:
+        """Requests now and then, some alone and some in groups."""
+        until = self.harness.now() + seconds
+        while self.harness.now() < until:
+            await self.harness.advance(self.rng.expovariate(50.0))
+            await self.ask(self.rng.choice(GROUPS))
+
+    async def close(self) -> None:
+        """Check that every entry has been answered, once and rightly, and nothing is left."""
+        assert set(self.replies) == set(self.asked)
+        for id, reply in self.replies.items():
+            assert reply.output == output(self.asked[id].input)
+        assert not any(one.depth for one in await self.hosts[0].depths())
+        await self.kill(*self._workers)
+        await _ended(self._others)
+
+    async def _beat(self, worker: str, host: Broker) -> None:
+        while True:
+            await host.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await self.harness.advance(HEARTBEAT_EVERY)
+
+    async def _work(self, worker: str, host: Broker) -> None:
+        while True:
+            claimed = await host.claim(slot(worker), POLICY)
+            if isinstance(claimed, NoWork):
+                await host.wait_for_work(slot(worker), claimed.until)
+                continue
+            self.crossed += claimed.slot.zone is not None
+            await self.harness.advance(0.02)
+            if self.rng.random() < 0.05:
+                self.disturbed |= {rider.id for rider in claimed.entries}
+                await host.release(claimed, failed(Cause.CRASHED, worker) if self.rng.random() < 0.5 else None)
+            else:
+                await host.complete(claimed, [ItemResult(output(rider.input)) for rider in claimed.entries])
+
+    async def _reap(self, number: int) -> None:
+        while True:
+            await self.harness.advance(await self.hosts[number].reap())
+
+    async def _read(self, number: int) -> None:
+        cursor = 0
+        while True:
+            replies, cursor = await self.hosts[number].replies(f"g-{number}", cursor)
+            for reply in replies:
+                assert reply.id not in self.replies
+                self.replies[reply.id] = reply
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(outcome, asyncio.CancelledError):
+            raise outcome or AssertionError("it ended by itself")

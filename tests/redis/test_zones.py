@@ -147,6 +147,22 @@ async def test_what_waits_where_no_worker_is_left_is_run_by_another_zone(harness
     assert found.output == output(entries[2].input)
 
 
+@story
+async def test_only_where_no_zone_has_a_worker_is_that_the_reason_for_what_is_late(harness: RedisHarness) -> None:
+    await both(harness)
+    reasons = []
+    for workers in (["gpu-a"], []):  # That of the zone is silent, the other one busy or silent, too.
+        entry = ask(queue_timeout=4.0)
+        assert await harness.peer().enqueue([entry]) == [None]
+        for _ in range(5):
+            await beat(harness.broker, *workers)
+            await harness.reaping(1.0)
+        failure = (await drained(harness))[entry.id].failure
+        assert failure is not None
+        reasons.append(failure.code)
+    assert reasons == [errors.DEADLINE_EXCEEDED, errors.NO_WORKERS]
+
+
 @cut
 @story
 async def test_an_idle_slot_helps_a_zone_only_once_that_is_behind(harness: RedisHarness) -> None:

@@ -404,7 +404,7 @@ class RedisBroker:
         self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
-        await all_of(self._queues.look(), *(self._reap(queue) for queue in due))
+        await all_of(self._router.count(), self._queues.look(), *(self._reap(queue) for queue in due))
         return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

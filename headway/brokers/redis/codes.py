@@ -97,6 +97,7 @@ class QueueSettings(NamedTuple):
         shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
         room: bytes of the room for large entries.
         kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
+        served: 1 while any shard of any zone has healthy slots for the queue's entries, as far as the caller knows; else 0.
         limits: key of the counts of rate limits.
     """
 
@@ -113,4 +114,5 @@ class QueueSettings(NamedTuple):
     shed_rest: int
     room: int
     kept: str
+    served: int
     limits: str

@@ -86,6 +86,7 @@ class Queue:
         headway: seconds between departures, below 0 when the policy does not space them.
         in_use: shards that the queue's load is spread over now.
         spread: shards that the tenants of the model are spread over now.
+        served: whether any shard of any zone had healthy slots for its entries when they were last counted.
         limits: bounds of the queue.
     """
 
@@ -109,11 +110,12 @@ class Queue:
         self.headway = -1.0
         self._key = wire.prefix_of(connection.prefix, name, shard)
         self.in_use = self.spread = 1
+        self.served = False
         self.limits = limits
         self._lease_seconds = lease_seconds
         self._kept_limits, self._room = kept, room
         self._values = values
-        self._settings: tuple[tuple[int, KeptLimits, int, QueueLimits] | None, str] = None, ""
+        self._settings: tuple[tuple[int, bool, KeptLimits, int, QueueLimits] | None, str] = None, ""
         counted_at = wire.prefix_of(connection.prefix, self.model, shard)
         self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._rate_limit_cache = RateLimitCache()
@@ -344,12 +346,12 @@ class Queue:
         self._note(await self._call("acknowledge", *receipt.packed))
 
     def _head(self) -> tuple[object, ...]:
-        key = self.in_use, self._kept_limits(), self._room(), self.limits
+        key = self.in_use, self.served, self._kept_limits(), self._room(), self.limits
         if self._settings[0] != key:
             self._settings = key, self._packed_settings(*key)
         return self.connection.clock_text(), self._settings[1]
 
-    def _packed_settings(self, in_use: int, kept: KeptLimits, room: int, limits: QueueLimits) -> str:
+    def _packed_settings(self, in_use: int, served: bool, kept: KeptLimits, room: int, limits: QueueLimits) -> str:
         """Settings of the queue, as the functions take them."""
         last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
         settings = QueueSettings(
@@ -366,6 +368,7 @@ class Queue:
             shed_rest=rest,
             room=room,
             kept=f"{kept.total},{kept.tenant},{kept.largest}",
+            served=int(served),
             limits=self._counts_key,
         )
         return " ".join(map(str, settings))

@@ -217,9 +217,9 @@ class ShardRouter:
         for (model, _), count in of_zones.items():  # As many in each zone, so that a tenant has the same shard in all.
             self._spread[model] = max(self._spread.get(model, 1), sharding.active(self._shards, count))
         for name, queues in self._queues.items():
-            in_use = self._parts(name)
+            in_use, served = self._parts(name), name_and_zone(name)[0] in self._slots
             for queue in queues:
-                queue.in_use, queue.spread = in_use, self._spread.get(queue.model, 1)
+                queue.in_use, queue.spread, queue.served = in_use, self._spread.get(queue.model, 1), served
 
     def _parts(self, name: str) -> int:
         """Number of parts, as large as a shard of this queue, into which its load is split over all zones."""

@@ -1,10 +1,10 @@
-"""Large inputs of one tenant, and what another one's requests get beside them: small ones, and a few large ones.
+"""Large inputs of one tenant, and what the requests of others get beside them: small ones, and a few large ones.
 
     python bench/load/large_neighbours.py                             two minutes
     python bench/load/large_neighbours.py --in-hand 32 --ways redis   more of them at a time, over Redis alone
 
-Two GPUs made of 100 ms of sleep take at most 8 inputs a batch. One tenant asks 20 times a second with 100 bytes and once with
-5 MB, open loop: alone, beside another tenant that has small requests in hand, and beside the same number of 5 MB. Any load
+Two GPUs made of 100 ms of sleep take at most 8 inputs a batch. One tenant asks 20 times a second with 100 bytes, one once a
+second with 5 MB, open loop: alone, beside another tenant that has small requests in hand, and beside the same number of 5 MB. Any load
 has requests wait for the next departure; what the bytes of another tenant cost is the difference of the last two. Latencies count from
 the scheduled instant. The other tenant is a process of its own, of low priority.
 """
@@ -67,7 +67,7 @@ def main() -> int:
                 for beside, request in (("alone", b""), ("small", small), ("large", large)):
                     with _attack(url, _signed(request, keys["worst"]), options.in_hand) as told:
                         found[beside] = _measured(
-                            url, _signed(small, keys["calm"]), _signed(large, keys["calm"]), options.seconds
+                            url, _signed(small, keys["small"]), _signed(large, keys["large"]), options.seconds
                         )
                     for size, seconds in found[beside].items():
                         shown = {f"P{share * 100:g}, ms": 1000 * _quantile(seconds, share) for share in SHOWN}
@@ -162,7 +162,7 @@ def _quantile(seconds: Sequence[float], share: float) -> float:
 def _keys(folder: str) -> tuple[Path, dict[str, str]]:
     """File of keys, and a key of each tenant."""
     path, keys, rows = Path(folder) / "keys.toml", {}, []
-    for name in ("calm", "worst"):
+    for name in ("small", "large", "worst"):
         id, hashed, keys[name] = stand.fresh_key()
         rows.append(
             f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\nuser = "{name}"\ntenant = "{name}"\ntier = "paid"\nrate = 0\n'
@@ -186,7 +186,7 @@ def _fleet(target: str, small: bytes, folder: str) -> Iterator[tuple[str, dict[s
     with fleet.fleet(
         target, "--max-batch-size", "8", name="large-neighbours", gateway_flags=flags, worker_flags=("--workers", "2")
     ) as made:
-        made.gateways[0].wait_for(lambda: payload.takes(made.url, _signed(small, keys["calm"])))
+        made.gateways[0].wait_for(lambda: payload.takes(made.url, _signed(small, keys["small"])))
         yield made.url, keys
 
 

@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.load import http2
+from bench.load.stream_writer import write_streams
 from bench.load.worst import KEY, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
@@ -91,6 +92,7 @@ def _measure(findings: Findings, name: str, seconds: float) -> dict[str, object]
         done = attack.done()
         lost = kept.lost()
         left = _left(server, held)
+        kept_memory = server.rss().get("front", 0) - before["memory"]
     findings.keep(name, {"calm": calm, "hostile": hostile, "attack": done})
     share = 100 * hostile.report.total.latency_ms.p95 / calm.report.total.latency_ms.p95
     asked = sum(done.values())
@@ -99,7 +101,7 @@ def _measure(findings: Findings, name: str, seconds: float) -> dict[str, object]
         "resource": name, "the other": worst.what, "its requests/s": asked / (seconds + HEAD_START), "of them": answers,
         "p95 calm": calm.report.total.latency_ms.p95, "p95": hostile.report.total.latency_ms.p95, "% of calm": share,
         "errors": _errors(hostile), "kept, lost": lost, "descriptors": most - held, "and left": left,
-        **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before},
+        **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before}, "and kept MB": kept_memory / MEGABYTE,
     }  # fmt: skip
 
 
@@ -234,7 +236,7 @@ async def _do_worst(name: str, url: str, key: str) -> int:
     parts = urlsplit(url)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
-    act = _frames if worst.grpc else _client
+    act = write_streams if worst.streams else _frames if worst.grpc else _client
     clients = [
         asyncio.create_task(act(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
         for _ in range(worst.connections)

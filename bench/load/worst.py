@@ -11,6 +11,7 @@ from typing import Any
 from bench.load import http2
 from bench.stand import stand
 from headway.grpc import messages
+from headway.oip.tensors import pack
 
 KEY = b"?" * len(stand.fresh_key()[2])
 """Placeholder of the tenant's key, as long as every key, since lengths that stand in a request hold for it."""
@@ -31,6 +32,7 @@ class Worst:
         waits: it waits for answers; else it only holds its connections.
         grpc: it comes to the gRPC port. Its answers are read and dropped, and it waits for none.
         once: requests after which a connection sends no more; 0: none.
+        streams: streams of messages on each connection, over gRPC, by a client that heeds flow control; `request` is a message.
     """
 
     what: str
@@ -41,6 +43,7 @@ class Worst:
     waits: bool = True
     grpc: bool = False
     once: int = 0
+    streams: int = 0
 
 
 def _ask(text: str, *fields: str, **members: Any) -> bytes:
@@ -128,6 +131,13 @@ def _trickle(number: int) -> bytes:
     return http2.frame(http2.DATA, 0, http2.stream_of(number % _STREAMS), b"a")
 
 
+def _large(number: int) -> bytes:
+    """Tensor of one text of 60 kB."""
+    asked = _TENSOR(model_name="default", id=str(number), raw_input_contents=[pack([b"s" * 60_000])])
+    asked.inputs.add(name="x", datatype="BYTES", shape=[1])
+    return bytes(asked.SerializeToString())
+
+
 _STREAMS = 900
 _LIST = messages.message("grpc.reflection.v1.ServerReflectionRequest")(list_services="").SerializeToString()
 _FILE = messages.message("grpc.reflection.v1.ServerReflectionRequest")(
@@ -159,6 +169,12 @@ WORST |= {
     "silent streams": Worst(
         "streams that are opened and never written", lambda n: http2.headers(n, _STREAM, _AUTHORIZATION), 20, grpc=True,
         once=_STREAMS,
+    ),
+    "streams": Worst(
+        "a stream of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=1,
+    ),
+    "many streams": Worst(
+        "20 streams of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=20,
     ),
     "slow streams": Worst("streams that send a byte at a time", _trickle, 20, every=0.001, grpc=True),
     "malformed calls": Worst(

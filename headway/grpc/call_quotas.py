@@ -79,9 +79,9 @@ class CallQuotas:
                 self._forget(owner, waiting)
             raise
 
-    def has_read(self, owner: str) -> None:
-        """Give the room to read back, and let others have it."""
-        self._bytes.give(owner, self._largest)
+    def has_read(self, owner: str, kept: int = 0) -> None:
+        """Give the room to read back, but for the bytes of the message that came, and let others have it."""
+        self._bytes.give(owner, self._largest - kept)
         if self._waiting:
             self._admit()
 
@@ -95,6 +95,10 @@ class CallQuotas:
             message = "too many streams and messages of this caller are on their way; use fewer at once (max_bodies_mb)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
         return self._largest
+
+    def may_hold(self, owner: str, amount: int) -> bool:
+        """Count the bytes of a message that is in hand; False: the owner holds too many."""
+        return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
         """Count the bytes of an answer until it has left. Returns how many were counted.

@@ -24,6 +24,7 @@ from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
+from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.relay import ClientConnection, Relay
 from headway.grpc.statuses import Metadata, details_of, status_of, trailers_of
@@ -75,6 +76,7 @@ class PortContext:
         reading: deadlines of the messages that are being read.
         anonymous: whether nobody is asked for a credential.
         rate_limits: writer of the metadata by which principals learn of their limits.
+        turns: turns in which messages are taken in.
     """
 
     settings: Settings
@@ -90,6 +92,7 @@ class PortContext:
     reading: ReadDeadlines = field(init=False)
     anonymous: bool = field(init=False)
     rate_limits: RateLimitHeaders = field(init=False)
+    turns: MessageTurns = field(default_factory=MessageTurns)
 
     def __post_init__(self) -> None:
         self.longest = self.settings.longest_request_s
@@ -197,7 +200,7 @@ class Call:
         return principal
 
     async def read(self, context: Any) -> bytes:
-        """Return the message of the request.
+        """Return the message of the request. Its bytes are counted until the call ends, or drops them.
 
         Raises:
             RequestError: there is none, or it does not come in time.
@@ -208,10 +211,13 @@ class Call:
         try:
             if not quotas.may_read(self.owner):
                 await quotas.room_to_read(self.owner)
+            size = 0
             try:
                 body = await context.read()
+                size = 0 if body is grpc.aio.EOF else len(body)
             finally:
-                quotas.has_read(self.owner)
+                quotas.has_read(self.owner, size)
+                self.kept += size
         except asyncio.CancelledError:
             if deadlines.end(task) or task.uncancel() > 0:
                 raise

@@ -88,6 +88,7 @@ class WatchCall(StreamCall):
         self.shown = SHOWN + self.port.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read(context)).service
+        self.drop(self.kept)
         told = -1
         while True:
             status = await self._health.status() if name in NAMES else int(UNKNOWN)

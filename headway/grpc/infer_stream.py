@@ -1,6 +1,10 @@
 """Inference over a stream: each message is a request of its own, answered in order.
 
-    client ──▶ read ──▶ a task for each request, MOST_ITEMS at once ──▶ answers, in the order of the requests
+    client ──▶ read ──▶ its turn ──▶ a task for each request, MOST_ITEMS at once ──▶ answers, in the order of the requests
+
+The next message is read when the one before has had its turn, and when there is room for it. The bytes of a message count for the
+tenant until its answer has left. Where they are too many, a message takes the room that its stream holds for reading, and nothing is
+read until its answer has left. So a client that writes faster than it is served is held back, and never refused for it.
 
 One that fails is answered with its error, and the stream goes on. What a call of its own would say of the error in its trailing
 metadata stands in the parameters of that answer.
@@ -9,6 +13,7 @@ metadata stands in the parameters of that answer.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from headway.errors import REQUEST_TIMEOUT, BadRequest, RequestError
@@ -20,10 +25,42 @@ from headway.grpc.statuses import trailers_of
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
 
-Item = asyncio.Task[tuple[bytes, int]]
-"""Request of a stream on its way to the message of its answer, and the bytes that are counted for that."""
+
+class Item:
+    """Request of a stream on its way to the message of its answer.
+
+    Arguments:
+        call: the request, as a call of its own would be.
+
+    Attributes:
+        error: error that it has failed with before it was submitted; None for none.
+        id: id that the client gave it.
+        held: bytes that are counted for it.
+        alone: whether it has the room that its stream holds for reading.
+        answer: message of the answer, once it is begun.
+        left: set once that has left.
+    """
+
+    __slots__ = ("alone", "answer", "call", "error", "held", "id", "left")
+
+    answer: asyncio.Task[bytes]
+
+    def __init__(self, call: InferenceCall) -> None:
+        self.call = call
+        self.error: RequestError | None = None
+        self.id = ""
+        self.held = 0
+        self.alone = False
+        self.left = asyncio.Event()
+
+
 Items = asyncio.Queue[Item | None]
 """Requests of a stream in order; None at the end."""
+Begun = dict[asyncio.Task[bytes], Item]
+"""Requests of a stream whose answers are not made yet."""
+
+_TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
+"""Byte before the length of the answer to one request within the message of a stream."""
 
 MOST_ITEMS = 256
 """Most requests of one stream that are in hand at once; beyond them nothing is read."""
@@ -54,7 +91,7 @@ class InferStreamCall(StreamCall):
             raise BadRequest("the metadata idempotency-key is for one request, and a stream has many; leave it out")
         self.hold_room()
         items: Items = asyncio.Queue(MOST_ITEMS)
-        begun: set[Item] = set()
+        begun: Begun = {}
         writing = asyncio.ensure_future(self._write(context, items))
         reading = asyncio.ensure_future(self._take_in(context, items, begun))
         try:
@@ -66,12 +103,15 @@ class InferStreamCall(StreamCall):
             await writing
         finally:
             reading.cancel()
-            for task in (writing, *begun):
-                task.cancel()
+            writing.cancel()
+            for answer, item in list(begun.items()):
+                answer.cancel()
+                item.call.abandon()
+                item.call.release()
         if end is not None:
             raise end
 
-    async def _take_in(self, context: Any, items: Items, begun: set[Item]) -> RequestError | None:
+    async def _take_in(self, context: Any, items: Items, begun: Begun) -> RequestError | None:
         """Begin each request that comes, until there are no more. Returns the error with which the call then ends."""
         while True:
             try:
@@ -80,39 +120,76 @@ class InferStreamCall(StreamCall):
                 return exc
             if body is None:
                 return None
-            item = asyncio.ensure_future(self._answer(context, body))
-            begun.add(item)
-            item.add_done_callback(begun.discard)
+            item = Item(InferenceCall(self.port, self.metadata, self._read, self._way))
+            item.call.connection = self.connection
+            self._hold(item, len(body))
+            work = partial(self._begin, context, item, body)
+            del body  # Nothing but its entry stays of it.
+            try:
+                await self.port.turns.take(self.owner, work)
+            except asyncio.CancelledError:
+                item.call.abandon()
+                item.call.release()
+                raise
+            del work
+            item.answer = asyncio.ensure_future(self._answer(item))
+            begun[item.answer] = item
+            item.answer.add_done_callback(begun.pop)
             await items.put(item)
+            if item.alone:
+                await item.left.wait()
 
-    async def _answer(self, context: Any, body: bytes) -> tuple[bytes, int]:
-        """Message of the answer to one request, and how many of its bytes are counted until it has left."""
-        call = InferenceCall(self.port, self.metadata, self._read, self._way)
-        call.connection = self.connection
-        held = 0
+    def _hold(self, item: Item, amount: int) -> None:
+        """Count the bytes of a request, or have it take the room of the stream."""
+        if self.port.quotas.may_hold(self.owner, amount):
+            item.held = amount
+            self.kept += amount
+        else:
+            item.alone = True
+
+    def _begin(self, context: Any, item: Item, body: bytes, waited: float) -> None:
+        """Submit a request in its turn."""
+        call = item.call
         try:
-            held = self.keep(len(body))
             options, id = call.begin(context)
-            message, _ = await call.infer(body, options, id)
-            self.drop(held)
-            held = 0
-            answer = bytes(_RESPONSE(infer_response=message_of(message)).SerializeToString())
-            return answer, self.keep(len(answer))
+            call.submit(context, body, options, id, waited)
+            item.id = call.asked_id
+        except Exception as exc:
+            item.error = exc if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
+            item.id = _id_of(body)
+
+    async def _answer(self, item: Item) -> bytes:
+        """Message of the answer to one request."""
+        call = item.call
+        try:
+            if item.error is not None:
+                raise item.error
+            message, _ = await call.outcome()
+            self._hold_answer(item, len(message))
+            return _succeeded(message)
         except RequestError as exc:
             error = exc
         except Exception as exc:
             error = unforeseen(exc, call.shown)
         finally:
-            self.drop(held)
             call.release()
         call.count_refusal(error)
-        return _failed(body, error, call.shown), 0
+        return _failed(item.id, error, call.shown)
+
+    def _hold_answer(self, item: Item, amount: int) -> None:
+        """Count the bytes of an answer in place of its request's. Raises RequestError: the owner holds too many."""
+        room = self.port.settings.max_body_bytes if item.alone else item.held
+        if amount > room:
+            item.held += self.keep(amount - room)
+        elif not item.alone:
+            self.drop(room - amount)
+            item.held = amount
 
     async def _write(self, context: Any, items: Items) -> None:
         """Write the answers in the order of the requests; a client that takes none of them for too long is cut off."""
         port = self.port
         while (item := await items.get()) is not None:
-            answer, kept = await item
+            answer = await item.answer
             try:
                 async with asyncio.timeout(port.message_timeout):
                     await context.write(answer)
@@ -121,7 +198,8 @@ class InferStreamCall(StreamCall):
                     f"no answer was taken within {port.settings.body_timeout_ms:g} ms (body_timeout_ms); read them"
                 )
                 await self._cut(RequestError(message, code=REQUEST_TIMEOUT))
-            self.drop(kept)
+            self.drop(item.held)
+            item.left.set()
 
     async def _cut(self, error: RequestError) -> None:
         """Cut the connection, as an answer is on its way and no status can pass it. Returns never: the call is cancelled."""
@@ -132,15 +210,25 @@ class InferStreamCall(StreamCall):
         await asyncio.get_running_loop().create_future()
 
 
-def message_of(body: bytes) -> Any:
-    """Answer to one request as a message."""
-    return messages.message("inference.ModelInferResponse").FromString(body)
+def _succeeded(message: bytes) -> bytes:
+    """Message of the answer to a request, around the one that a call of its own would have."""
+    return b"%b%b%b" % (_TAG, _varint(len(message)), message)
 
 
-def _failed(body: bytes, error: RequestError, shown: str) -> bytes:
+def _varint(number: int) -> bytes:
+    """Number as protobuf writes it, seven bits a byte, the lowest first."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _failed(id: str, error: RequestError, shown: str) -> bytes:
     """Message of the answer to a request that has failed."""
     text = error.message.encode("utf-8", "backslashreplace").decode()
-    answer = _RESPONSE(error_message=text, infer_response={"id": _id_of(body)})
+    answer = _RESPONSE(error_message=text, infer_response={"id": id})
     for name, value in trailers_of(error.code, shown, error.retry_after, error.reason):
         answer.infer_response.parameters[name].string_param = value
     return bytes(answer.SerializeToString())

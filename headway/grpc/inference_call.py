@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut
-from headway.gateway.pending import FutureSink
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import Exchange
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
-from headway.model import DedupKind, Entry, Failure, Reply, RequestOptions, Value
+from headway.model import DedupKind, Entry, Failure, Reply, RequestOptions
 
 ReadMessage = Callable[[bytes, RequestOptions], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
 
 Raises RequestError.
 """
+
+_MOMENT = 0.001
+"""Seconds that a request without time has left."""
 
 _SHARED = {
     (DedupKind.SAME, True): ("x-headway-cache", "hit"),
@@ -41,20 +47,26 @@ class InferenceCall(Call):
         way: see RequestOptions.
     """
 
-    __slots__ = ("_read", "_replies")
+    __slots__ = ("_begun", "_read", "_replies", "_submission")
 
     def __init__(
         self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
     ) -> None:
         super().__init__(port, metadata, way)
         self._read = read
+        self._begun = self.begun
+        self._submission: _Submission | None = None
         self._replies: Sequence[Reply] = ()
+
+    @property
+    def asked_id(self) -> str:
+        """Id that the message gives the request, once that is submitted."""
+        return self._submission.exchange.id if self._submission is not None else ""
 
     async def answer(self, context: Any) -> bytes:
         """Message of the answer. Raises RequestError."""
         options, id = self.begin(context)
-        body = await self.read(context)
-        message, marks = await self.infer(body, options, id)
+        message, marks = await self.infer(context, await self.read(context), options, id)
         self.keep(len(message))
         context.set_trailing_metadata((("x-request-id", self.shown), *marks, *self.limits_left()))
         return message
@@ -83,22 +95,40 @@ class InferenceCall(Call):
         origin = self.connection.address if port.anonymous and self.connection is not None else None
         try:
             remaining = context.time_remaining()
-            longest = port.longest if remaining is None or remaining > port.longest else max(remaining, 0.001)
+            longest = port.longest if remaining is None or remaining > port.longest else max(remaining, _MOMENT)
             return read_options(fields, port.settings, longest, chosen, origin, way=self._way), id
         except RequestError:
             self.charge()
             raise
 
-    async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
-        """Submit the request in a message, and wait for its outcome.
+    async def infer(self, context: Any, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
+        """Submit the request in a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
+        size, work = len(body), partial(self.submit, context, body, options, id)
+        del body  # So that nothing but its entry stays, once it is read.
+        try:
+            await self.port.turns.take(self.owner, work)
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+        del work
+        self.drop(size)
+        return await self.outcome()
 
-        Returns the message of the answer, and the metadata on how its outcome came about.
+    def submit(self, context: Any, body: bytes, options: RequestOptions, id: str, waited: float) -> None:
+        """Submit the request in a message.
+
+        Arguments:
+            context: context of the call.
+            body: the message.
+            options: options of the request.
+            id: id of the request.
+            waited: seconds since the message was there.
 
         Raises:
-            RequestError: it is wrong, or has failed.
+            RequestError: it is wrong.
         """
-        begun = monotonic()
         port = self.port
+        self._begun = monotonic() - waited
         try:
             exchange = self._read(body, options)
         except RequestError:
@@ -106,49 +136,57 @@ class InferenceCall(Call):
             self.charge()
             raise
         input, model = exchange.input, exchange.model or port.intake.kinds.default
+        exchange.options = _hurried(exchange.options, waited, context.time_remaining())
         self.principal = self.principal.asking(model)
         self.submitted = True
+        replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         if isinstance(input, list):
-            replies = await self._outcomes(exchange, model, input, id)
+            asked = port.intake, self.principal, id, exchange.options, model, input, exchange.parameters
+            fan_out = FanOut(*asked, _Sink(replies).settle)
+            self._submission = _Submission(exchange, replies, fan_out.abandon)
+            fan_out.start()
         else:
-            sink, options = FutureSink(), exchange.options
-            port.intake.submit(sink, self.principal, id, options, model, input, exchange.parameters)
-            try:
-                replies = (await sink.reply,)
-            except asyncio.CancelledError:
-                port.intake.abandon(sink, self.principal.tenant, id)
-                raise
-        self._replies = replies
+            sink = _Sink(replies)
+            leave = partial(port.intake.abandon, sink, self.principal.tenant, id)
+            self._submission = _Submission(exchange, replies, leave)
+            port.intake.submit(sink, self.principal, id, exchange.options, model, input, exchange.parameters)
+        exchange.input = ""  # The gateway has it.
+
+    def abandon(self) -> None:
+        """Drop the request, if it is submitted and has no outcome."""
+        if self._submission is not None and self._submission.leave is not None:
+            self._submission.leave()
+            self._submission.leave = None
+
+    async def outcome(self) -> tuple[bytes, Metadata]:
+        """Wait for the outcome of the request that was submitted.
+
+        Returns the message of the answer, and the metadata on how its outcome came about.
+
+        Raises:
+            RequestError: it has failed.
+        """
+        port, asked = self.port, self._submission
+        if asked is None:
+            raise RuntimeError("no request is submitted")
+        try:
+            replies = self._replies = await asked.replies
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+        asked.leave = None
         first = replies[0]
-        if first.output is None:
-            self.tier = None
-            raise error_of(first.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
-        milliseconds = int((monotonic() - begun) * 1e6) / 1000
-        outputs = [one.output for one in replies if one.output is not None]
         self.tier = None
+        if first.output is None:
+            raise error_of(first.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
+        milliseconds = int((monotonic() - self._begun) * 1e6) / 1000
+        outputs = [one.output for one in replies if one.output is not None]
         try:
             version = (first.ran.version if first.ran is not None else "") or port.settings.model_version
-            _, message = exchange.write(self.shown, outputs, milliseconds, version)
+            _, message = asked.exchange.write(self.shown, outputs, milliseconds, version)
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
         return message, self.marks(replies)
-
-    async def _outcomes(self, exchange: Exchange, model: str, inputs: list[Value], id: str) -> Sequence[Reply]:
-        """Replies to all inputs of a request, or the failure of one."""
-        asked = self.port.intake, self.principal, id, exchange.options, model, inputs, exchange.parameters
-        several: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-
-        def ended(replies: Sequence[Reply]) -> None:
-            if not several.done():
-                several.set_result(replies)
-
-        fan_out = FanOut(*asked, ended)
-        fan_out.start()
-        try:
-            return await several
-        except asyncio.CancelledError:
-            fan_out.abandon()
-            raise
 
     def charge(self) -> None:
         """Count a wrong request towards its principal's limits."""
@@ -178,6 +216,56 @@ class InferenceCall(Call):
         """End the call with an error, how its outcome came about, and the principal's limits."""
         marks = self.marks(self._replies) if self._replies else ()
         await super().refuse(context, error, more + marks + self.limits_left())
+
+
+@dataclass(slots=True)
+class _Submission:
+    """Request that the gateway has.
+
+    Attributes:
+        exchange: the request between its message and its answer.
+        replies: replies to it.
+        leave: drops it; None once it has an outcome.
+    """
+
+    exchange: Exchange
+    replies: asyncio.Future[Sequence[Reply]]
+    leave: Callable[[], None] | None
+
+
+class _Sink:
+    """Sink that settles a future with the replies to a request.
+
+    Arguments:
+        replies: the future; one that is cancelled is left alone.
+    """
+
+    __slots__ = ("_replies",)
+
+    def __init__(self, replies: asyncio.Future[Sequence[Reply]]) -> None:
+        self._replies = replies
+
+    def answer(self, reply: Reply) -> None:
+        """Take the only reply."""
+        self.settle((reply,))
+
+    def settle(self, replies: Sequence[Reply]) -> None:
+        """Take all replies."""
+        if not self._replies.done():
+            self._replies.set_result(replies)
+
+    def admitted(self) -> None:
+        """Do nothing."""
+
+
+def _hurried(options: RequestOptions, waited: float, remaining: float | None) -> RequestOptions:
+    """Options of a request that has waited for some seconds, and whose call has some left."""
+    left = options.timeout - waited
+    if remaining is not None:
+        left = min(left, remaining)
+    if left >= options.timeout:
+        return options
+    return msgspec.structs.replace(options, timeout=max(left, _MOMENT))
 
 
 def error_of(failure: Failure) -> RequestError:

@@ -49,6 +49,9 @@ SWEEP_DRAINING = 0.05
 STREAMS = 1000
 """Most calls at once on one connection; a client keeps further ones back."""
 
+WINDOW = 1 << 16
+"""Bytes that a connection may send ahead of the calls that read. gRPC's own measure of the line would raise it to megabytes a stream."""
+
 KEEP_ALIVE_MS = 30_000
 """Milliseconds of silence after which a client is asked whether it is still there."""
 KEEP_ALIVE_TIMEOUT_MS = 10_000
@@ -304,4 +307,6 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
         ("grpc.so_reuseport", 0),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW),
     )

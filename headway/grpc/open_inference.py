@@ -74,7 +74,7 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
             return b"", answer.SerializeToString()
 
         input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
-        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", wishes.applied_to(options), write)
+        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", wishes.applied_to(options), write, id)
 
     return read
 

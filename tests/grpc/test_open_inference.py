@@ -13,13 +13,14 @@ import pytest
 from headway import __version__, errors
 from headway.config import Settings
 from headway.grpc import messages
-from headway.grpc.infer_stream import InferStreamCall, Items
+from headway.grpc.infer_stream import InferStreamCall, Item, Items
 from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, Port, served
 
 Status = grpc.StatusCode
+CHECK = f"/{messages.HEALTH}/Check"
 STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
 KEYS = {"secret": {}, "narrow": {"models": ["other"], "user": "bob"}}
 BEARER = (("authorization", "Bearer secret"),)
@@ -392,23 +393,31 @@ def test_errors_of_the_gateway_are_told_in_a_stream() -> None:
     served(main, KEYS)
 
 
-def test_requests_of_a_stream_hold_no_more_than_their_clients_share_of_bytes() -> None:
+def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_bytes() -> None:
     async def main(port: Port) -> None:
         port.gateway.hold = True
         call = port.client().stream(STREAM)
-        for _ in range(20):
-            await call.write(request("x" * 100_000).SerializeToString())
-        await call.done_writing()
-        while sum(port.counters.refusals.values()) < 14:  # noqa: ASYNC110 - they are counted, and no event tells of it
-            await asyncio.sleep(0)
-        assert len(port.gateway.waiting) == 6
-        port.gateway.release()
-        errors = [streamed(await call.read()).error_message for _ in range(20)]
-        assert not any(errors[:6])
-        assert all("max_bodies_mb" in error for error in errors[6:])
-        assert await call.code() is Status.OK
 
-    served(main, max_body_bytes=1 << 18, max_bodies_mb=1)
+        async def write() -> None:
+            for _ in range(30):
+                await call.write(request("x" * 100_000).SerializeToString())
+            await call.done_writing()
+
+        writing = asyncio.ensure_future(write())
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 18)
+        await port.client().ask(CHECK, b"")  # The stream has had time to read on, had it wished to.
+        assert len(port.gateway.asked) == 18, (
+            "17 within the share, and one in the room that the stream holds for reading"
+        )
+        port.gateway.hold = False
+        port.gateway.release()
+        answers = [streamed(await call.read()) for _ in range(30)]
+        assert not any(answer.error_message for answer in answers)
+        await writing
+        assert await call.code() is Status.OK
+        assert dict(port.counters.refusals) == {}
+
+    served(main, max_body_bytes=1 << 17, max_bodies_mb=2)
 
 
 def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
@@ -416,8 +425,8 @@ def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
         async def write(self, body: bytes) -> None:
             await asyncio.Event().wait()
 
-    async def done() -> tuple[bytes, int]:
-        return b"answer", 0
+    async def done() -> bytes:
+        return b"answer"
 
     async def main() -> None:
         cut, refusals = asyncio.Event(), Counters().refusals
@@ -425,7 +434,9 @@ def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
             message_timeout=0.0, settings=Settings(), counters=SimpleNamespace(refusals=refusals), refusal_traces=None
         )
         items: Items = asyncio.Queue()
-        items.put_nowait(asyncio.ensure_future(done()))
+        item = Item(cast(Any, None))
+        item.answer = asyncio.ensure_future(done())
+        items.put_nowait(item)
         call = InferStreamCall(cast(Any, port), (), cast(Any, None))
         call.connection = cast(Any, SimpleNamespace(shutdown=cut.set))
         writing = asyncio.ensure_future(call._write(Stuck(), items))

@@ -40,6 +40,7 @@ class Exchange:
         parameters: text of a JSON object, or empty.
         options: options of the request.
         write: writes the answer.
+        id: id by which the client knows the request, where its API has one and its failure is to tell it; else empty.
     """
 
     model: str | None
@@ -47,6 +48,7 @@ class Exchange:
     parameters: bytes
     options: RequestOptions
     write: WriteOutputs
+    id: str = ""
 
 
 ReadExchange = Callable[[bytes], Exchange]

@@ -1,0 +1,96 @@
+"""Turns in which messages are taken in: how many in one turn of the loop, whose come next, and what becomes of those that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from headway.grpc.message_turns import SHARE, MessageTurns
+
+
+class Loop:
+    """Turns of the event loop by number, and a clock that only work moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turn = 0
+        self.done: list[tuple[int, str]] = []
+        self.turns = MessageTurns(lambda: self.now)
+        self._count()
+
+    def _count(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self._count)
+
+    def work(self, name: str, cost: float = SHARE / 2) -> Callable[[float], str]:
+        """Piece of work that takes some time."""
+
+        def run(waited: float) -> str:
+            self.done.append((self.turn, name))
+            self.now += cost
+            return f"{name} waited {waited / SHARE:g}"
+
+        return run
+
+    def take(self, owner: str, name: str) -> asyncio.Task[str]:
+        """Have a piece of work done for an owner."""
+        return asyncio.ensure_future(self.turns.take(owner, self.work(name)))
+
+
+def in_turns(main: Callable[[Loop], object]) -> None:
+    async def run() -> None:
+        await main(Loop())  # type: ignore[misc]
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_one_owner_is_taken_in_bit_by_bit_and_others_come_between() -> None:
+    async def main(loop: Loop) -> None:
+        flood = [loop.take("flood", f"f{number}") for number in range(8)]
+        other = loop.take("other", "o")
+        await asyncio.gather(*flood, other)
+        turns = [turn for turn, _ in loop.done]
+        assert [turns.count(turn) for turn in sorted(set(turns))] == [2, 2, 2, 2, 1]
+        assert [name for _, name in loop.done][:5] == ["f0", "f1", "f2", "o", "f3"]
+        assert other.result() == "o waited 0.5"
+
+    in_turns(main)
+
+
+def test_a_message_that_comes_alone_waits_for_nothing() -> None:
+    async def main(loop: Loop) -> None:
+        before = loop.turn
+        assert await loop.turns.take("a", loop.work("a")) == "a waited 0"
+        assert loop.turn == before
+
+    in_turns(main)
+
+
+def test_the_turn_of_a_call_that_has_ended_goes_to_the_next() -> None:
+    async def main(loop: Loop) -> None:
+        asked = [loop.take("a", str(number)) for number in range(5)]
+        await asyncio.sleep(0)
+        asked[2].cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert [name for _, name in loop.done] == ["0", "1", "3", "4"]
+
+    in_turns(main)
+
+
+def test_an_error_of_the_work_is_its_callers_alone() -> None:
+    def fail(loop: Loop, waited: float) -> None:
+        loop.now += SHARE
+        raise ValueError("no message")
+
+    async def main(loop: Loop) -> None:
+        asked = [asyncio.ensure_future(loop.turns.take("a", partial(fail, loop))) for _ in range(2)]
+        last = loop.take("a", "last")
+        for one in asked:
+            with pytest.raises(ValueError, match="no message"):
+                await one
+        assert await last == "last waited 1"
+
+    in_turns(main)

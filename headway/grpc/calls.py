@@ -137,16 +137,23 @@ class Call:
         self.tier: str | None = "none"
         """Tier under which an error is counted; None: the gateway has counted it."""
 
-    async def stream_unary(self, _: object, context: Any) -> bytes:
+    async def stream_unary(self, asked: object, context: Any) -> bytes:
         """Answer the call; see grpc.RpcMethodHandler."""
+        del asked
         try:
             self.enter(context)
             return await self.answer(context)
         except RequestError as exc:
-            error = exc
+            error = exc.with_traceback(None)
         except Exception as exc:
             error = unforeseen(exc, self.shown)
-        await self.refuse(context, error)
+        try:
+            await self.refuse(context, error)
+        except BaseException as end:
+            # gRPC keeps it with the call, and its frames would keep the call: garbage that no count of references finds.
+            end.__traceback__ = None
+            del context, error
+            raise
         raise AssertionError("a refused call has ended")
 
     async def answer(self, context: Any) -> bytes:
@@ -164,7 +171,9 @@ class Call:
             raise RequestError("the call came by no connection of this port", code=INTERNAL)
         self.connection = connection
         connection.calls += 1
-        context.add_done_callback(self._ended)
+        task = asyncio.current_task()
+        if task is not None:  # The context's own callbacks would hold the context.
+            task.add_done_callback(self._ended)
 
     def belong(self, owner: str) -> None:
         """Count the call for its owner until it ends.
@@ -265,7 +274,7 @@ class Call:
             self.port.quotas.drop(self.owner, self.kept)
             self.port.quotas.end(self.owner)
 
-    def _ended(self, context: Any) -> None:
+    def _ended(self, task: object) -> None:
         if self.connection is not None:
             self.connection.calls -= 1
         self.release()
@@ -284,17 +293,23 @@ class StreamCall(Call):
 
     __slots__ = ()
 
-    async def stream_stream(self, _: object, context: Any) -> None:  # type: ignore[override]
+    async def stream_stream(self, asked: object, context: Any) -> None:  # type: ignore[override]
         """Answer the call; see grpc.RpcMethodHandler."""
+        del asked
         try:
             self.enter(context)
             await self.talk(context)
             return
         except RequestError as exc:
-            error = exc
+            error = exc.with_traceback(None)
         except Exception as exc:
             error = unforeseen(exc, self.shown)
-        await self.refuse(context, error)
+        try:
+            await self.refuse(context, error)
+        except BaseException as end:
+            end.__traceback__ = None  # As in `stream_unary`.
+            del context, error
+            raise
 
     async def talk(self, context: Any) -> None:
         """Read and write messages until the call ends. Raises RequestError."""

@@ -155,7 +155,7 @@ class InferStreamCall(StreamCall):
             call.submit(context, body, options, id, waited)
             item.id = call.asked_id
         except Exception as exc:
-            item.error = exc if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
+            item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
             item.id = _id_of(body)
 
     async def _answer(self, item: Item) -> bytes:
@@ -168,7 +168,7 @@ class InferStreamCall(StreamCall):
             self._hold_answer(item, len(message))
             return _succeeded(message)
         except RequestError as exc:
-            error = exc
+            error = exc.with_traceback(None)
         except Exception as exc:
             error = unforeseen(exc, call.shown)
         finally:

@@ -27,7 +27,7 @@ Raises RequestError.
 """
 
 _MOMENT = 0.001
-"""Seconds that a request without time has left."""
+"""Seconds left of a request whose time is over."""
 
 _SHARED = {
     (DedupKind.SAME, True): ("x-headway-cache", "hit"),

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -22,15 +21,11 @@ import grpc
 
 from headway.config import Settings
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.grpc import messages
+from headway.grpc.call_acceptors import CallAcceptors
 from headway.grpc.call_quotas import CallQuotas
-from headway.grpc.calls import Call, PlainCall, PortContext, Respond
-from headway.grpc.health import Health, WatchCall
-from headway.grpc.infer_stream import InferStreamCall
-from headway.grpc.inference_call import InferenceCall
-from headway.grpc.open_inference import OpenInference, infer_reader, responder
-from headway.grpc.predict import predict_reader
-from headway.grpc.reflection import ReflectionCall
+from headway.grpc.calls import PortContext
+from headway.grpc.health import Health
+from headway.grpc.methods import Methods
 from headway.grpc.relay import ClientConnection, Relay
 from headway.http.readiness import Glance, Readiness
 from headway.http.server.connection_context import Intake, NewId
@@ -65,8 +60,6 @@ CLOSING_TURNS = 3
 
 DESCRIPTORS = 3
 """File descriptors that one connection takes: the client's, and both ends of that to gRPC's server."""
-
-MakeCall = Callable[[Any], Call]
 
 
 class GrpcListener:
@@ -166,9 +159,11 @@ class GrpcListener:
             self._refusal_traces,
         )
         server = self._server = grpc.aio.server(options=_options(self._settings))
-        server.add_generic_rpc_handlers((_Methods(_methods(port, health)),))
+        acceptors = CallAcceptors(server, Methods(port, health))
+        acceptors.register()
         server.add_insecure_port(relay.target)
         await server.start()
+        acceptors.start()
         for one in self._sockets:
             await one.listen()
         self._look_after()
@@ -249,50 +244,6 @@ _NOT_PLAIN = (
 def _refuse_plain(connection: ClientConnection) -> None:
     connection.write(_NOT_PLAIN)
     connection.close()
-
-
-class _Methods:
-    """Methods of all services, as gRPC's server asks for them."""
-
-    def __init__(self, methods: Mapping[str, MakeCall]) -> None:
-        self._methods = methods
-
-    def service(self, details: Any) -> Call | None:
-        """Call to a method; None where there is none of this name."""
-        make = self._methods.get(details.method)
-        return None if make is None else make(details.invocation_metadata)
-
-
-def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
-    predict = predict_reader(port.settings, port.intake.kinds)
-    infer = infer_reader(port.settings, port.intake.kinds)
-    predicts = f"{messages.HEADWAY}/Predict"
-    infers = f"{messages.OPEN_INFERENCE}/ModelInfer"
-    streams = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
-    found: dict[str, MakeCall] = {
-        f"/{predicts}": lambda metadata: InferenceCall(port, metadata, predict, f"grpc {predicts}"),
-        f"/{messages.HEALTH}/Check": lambda metadata: PlainCall(port, metadata, health.check),
-        f"/{messages.HEALTH}/List": lambda metadata: PlainCall(port, metadata, health.list),
-        f"/{messages.HEALTH}/Watch": lambda metadata: WatchCall(port, metadata, health),
-        f"/{messages.REFLECTION}/ServerReflectionInfo": lambda metadata: ReflectionCall(
-            port, metadata, "grpc.reflection.v1"
-        ),
-        f"/{messages.REFLECTION_ALPHA}/ServerReflectionInfo": lambda metadata: ReflectionCall(
-            port, metadata, "grpc.reflection.v1alpha"
-        ),
-    }
-    service = f"/{messages.OPEN_INFERENCE}"
-    found[f"/{infers}"] = lambda metadata: InferenceCall(port, metadata, infer, f"grpc {infers}")
-    found[f"/{streams}"] = lambda metadata: InferStreamCall(port, metadata, infer, f"grpc {streams}")
-    others = OpenInference(port, health.ready)
-    for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
-        for name, answer in answers.items():
-            found[f"{service}/{name}"] = partial(_plain, port, respond=responder(name, answer), known=known)
-    return found
-
-
-def _plain(port: PortContext, metadata: Any, respond: Respond, known: bool) -> PlainCall:
-    return PlainCall(port, metadata, respond, known=known)
 
 
 def _options(settings: Settings) -> tuple[tuple[str, int], ...]:

@@ -101,9 +101,21 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
 
 
-def simulate_day(day: Day, policy: str, progress: Callable[[str], None] = lambda text: None) -> DayReport:
-    """Run one policy through the day."""
-    return _Run(day, policy, *day_arrivals(day)).report(progress)
+def simulate_day(
+    day: Day,
+    policy: str,
+    progress: Callable[[str], None] = lambda text: None,
+    traffic: tuple[Sequence[float], float] | None = None,
+) -> DayReport:
+    """Run one policy through the day.
+
+    Arguments:
+        day: the order.
+        policy: RULES, PLAN or FIXED.
+        progress: is told how far it is.
+        traffic: what `day_arrivals` returns, where that is known already.
+    """
+    return _Run(day, policy, *(traffic or day_arrivals(day))).report(progress)
 
 
 def day_arrivals(day: Day) -> tuple[list[float], float]:
@@ -149,17 +161,54 @@ def _doubling(second: float) -> float:
     return 1.0 + min(since, DOUBLES_WITHIN, DOUBLED_FOR + DOUBLES_WITHIN - since) / DOUBLES_WITHIN
 
 
+class Backlog:
+    """Level of what waits for a number of workers.
+
+    Arguments:
+        day: gives the cost of a batch and the promise.
+        dispersion: dispersion of arrivals within a second.
+
+    Attributes:
+        waiting: requests that wait.
+    """
+
+    def __init__(self, day: Day, dispersion: float) -> None:
+        self.waiting = 0.0
+        self._day, self._dispersion = day, dispersion
+
+    def serve(self, arrivals: float, workers: int) -> tuple[float, float]:
+        """Serve one second. Returns how many requests of it are answered within the promise, and how many are refused."""
+        capacity = workers * self._day.cost.pace
+        room = max(capacity * (1.0 + QUEUE_SECONDS) - self.waiting, 0.0)
+        taken = min(arrivals, room)
+        before, self.waiting = self.waiting, max(0.0, self.waiting + taken - capacity)
+        share = self._share((before + self.waiting) / 2.0, taken, workers, capacity)
+        return taken * share, arrivals - taken
+
+    def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
+        """Share of what comes that is answered within the promise: it waits for what waits, and up to a gap besides."""
+        cost = self._day.cost
+        spare = slots - cost.beta * rate
+        gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
+        run = cost.alpha + cost.beta * min(max(rate * gap, 1.0), cost.max_batch)
+        left = self._day.promise - run - waiting / capacity
+        if left <= 0.0:
+            return 0.0
+        chance = self._dispersion * rate / (2.0 * max(capacity - rate, rate / (2.0 * QUEUE_SECONDS))) / capacity
+        return _within(left, gap, chance)
+
+
 class _Run:
     """One policy's run."""
 
     def __init__(self, day: Day, policy: str, arrivals: Sequence[float], dispersion: float) -> None:
-        self._day, self._policy, self._arrivals, self._dispersion = day, policy, arrivals, dispersion
+        self._day, self._policy, self._arrivals = day, policy, arrivals
+        self._backlog = Backlog(day, dispersion)
         first = arrivals[:FIRST_SECONDS]
         self._uneven = max(statistics.pvariance(first) / max(statistics.fmean(first), 1e-9), dispersion)
         self._limits = replace(day.limits, policy=PLAN if policy == PLAN else RULES, promise=day.promise)
         self._ready = self._first()
         self._coming: list[float] = []
-        self._waiting = 0.0
         self._served_within = self._refused = self._offered = self._gpu_seconds = 0.0
         self._busy = 0.0
         self._counts = {UP: 0, DOWN: 0}
@@ -184,7 +233,9 @@ class _Run:
             if self._policy == FIXED:
                 self._gpu_seconds += self._ready
                 continue
-            state = ModelState(self._ready, self._waiting, measured, self._ready * self._day.cost.pace, self._day.cost)
+            state = ModelState(
+                self._ready, self._backlog.waiting, measured, self._ready * self._day.cost.pace, self._day.cost
+            )
             decision = scaler.decide(state, float(second))
             if decision is not None and decision.direction in self._counts:
                 self._counts[decision.direction] += 1
@@ -209,26 +260,12 @@ class _Run:
         while self._coming and self._coming[0] <= second:
             self._coming.pop(0)
             self._ready += 1
-        capacity = self._ready * self._day.cost.pace
-        room = max(capacity * (1.0 + QUEUE_SECONDS) - self._waiting, 0.0)
-        taken = min(arrivals, room)
-        before, self._waiting = self._waiting, max(0.0, self._waiting + taken - capacity)
+        within, refused = self._backlog.serve(arrivals, self._ready)
         self._offered += arrivals
-        self._refused += arrivals - taken
-        self._served_within += taken * self._share((before + self._waiting) / 2.0, taken, capacity)
+        self._refused += refused
+        self._served_within += within
+        capacity = self._ready * self._day.cost.pace
         self._busy += min(arrivals / capacity, 1.0) if capacity else 1.0
-
-    def _share(self, waiting: float, rate: float, capacity: float) -> float:
-        """Share of what comes that is answered within the promise: it waits for what waits, and up to a gap besides."""
-        cost, slots = self._day.cost, self._ready
-        spare = slots - cost.beta * rate
-        gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
-        run = cost.alpha + cost.beta * min(max(rate * gap, 1.0), cost.max_batch)
-        left = self._day.promise - run - waiting / capacity
-        if left <= 0.0:
-            return 0.0
-        chance = self._dispersion * rate / (2.0 * max(capacity - rate, rate / (2.0 * QUEUE_SECONDS))) / capacity
-        return _within(left, gap, chance)
 
 
 def _within(left: float, gap: float, mean: float) -> float:

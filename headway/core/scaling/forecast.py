@@ -11,9 +11,13 @@ import math
 from collections import deque
 
 SMOOTH_SECONDS = 5.0
-"""Time constant of the smoothed rate."""
+"""Time constant of the smoothed rate, and the least one of the level."""
+MOST_SMOOTH_SECONDS = 30.0
+"""Largest time constant of the level."""
+SMOOTH_SHARE = 0.5
+"""Time constant of the level, as a share of a worker's start: what is over before a worker comes is not worth one."""
 NOTED_EVERY = 5.0
-"""Seconds between two smoothed rates that are kept for the trend."""
+"""Seconds between two levels that are kept for the trend."""
 LONGEST_TREND = 900.0
 """Most seconds over which a trend is watched."""
 DAMPING = 0.5
@@ -24,7 +28,8 @@ SAMPLE_SECONDS = 2.0
 """Seconds of arrivals that a sample stands for: twice the time constant of its average."""
 DISPERSION_SECONDS = 120.0
 """Time constant of the dispersion."""
-MOST_DISPERSION = 200.0
+MOST_DISPERSION = 400.0
+"""Most that one sample may tell of the dispersion. Rarer and larger bursts are not worth a fleet of their size."""
 
 
 class ArrivalForecast:
@@ -32,48 +37,57 @@ class ArrivalForecast:
 
     Attributes:
         rate: smoothed arrivals per second; 0 before the first sample.
+        level: the same, smoothed for longer where workers need long to start.
         dispersion: variance over mean of the number of arrivals in a second or two; 1 for Poisson, more is burstier.
     """
 
     def __init__(self) -> None:
-        self.rate = 0.0
+        self.rate = self.level = 0.0
         self.dispersion = 1.0
         self._at: float | None = None
         self._before: deque[tuple[float, float]] = deque()
         """Recent samples with their instants, as far back as two are compared."""
         self._noted: deque[tuple[float, float]] = deque()
-        """Smoothed rates with their instants, as far back as a trend goes."""
+        """Levels with their instants, as far back as a trend goes."""
 
-    def observe(self, rate: float, now: float) -> None:
-        """Take in a sample of the rate, averaged over about a second."""
+    def observe(self, rate: float, now: float, start: float) -> None:
+        """Take in a sample of the rate, averaged over about a second.
+
+        Arguments:
+            rate: arrivals per second.
+            now: the instant.
+            start: seconds that a worker needs to start.
+        """
         last, self._at = self._at, now
         if last is None:
-            self.rate = rate
+            self.rate = self.level = rate
             self._noted.append((now, rate))
             self._before.append((now, rate))
             return
         elapsed = max(now - last, 0.0)
         self.rate += (rate - self.rate) * -math.expm1(-elapsed / SMOOTH_SECONDS)
+        constant = min(max(SMOOTH_SHARE * start, SMOOTH_SECONDS), MOST_SMOOTH_SECONDS)
+        self.level += (rate - self.level) * -math.expm1(-elapsed / constant)
         self._compare(rate, now, elapsed)
         if now - self._noted[-1][0] >= NOTED_EVERY:
-            self._noted.append((now, self.rate))
+            self._noted.append((now, self.level))
             while self._noted[0][0] < now - LONGEST_TREND:
                 self._noted.popleft()
 
     def ahead(self, seconds: float) -> float:
         """Arrivals per second to be ready for in so many seconds: never fewer than now."""
-        return self.rate + max(0.0, DAMPING * (self.rate - self._rate_before(seconds)))
+        return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
 
-    def _rate_before(self, seconds: float) -> float:
-        """Smoothed rate of so many seconds ago, or the first that is known."""
+    def _level_before(self, seconds: float) -> float:
+        """Level of so many seconds ago, or the first that is known."""
         if self._at is None:
-            return self.rate
+            return self.level
         since = self._at - seconds
         found = self._noted[0][1]
-        for at, rate in self._noted:
+        for at, level in self._noted:
             if at > since:
                 break
-            found = rate
+            found = level
         return found
 
     def _compare(self, rate: float, now: float, elapsed: float) -> None:

@@ -158,7 +158,7 @@ class Scaler:
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
         """Decide at an instant; None to leave the number as it is."""
-        self.forecast.observe(state.rate, now)
+        self.forecast.observe(state.rate, now, self._start)
         late_before = self.late
         self._count(state, now)
         bounded = self.limits.clamp(self.desired)
@@ -232,6 +232,8 @@ class Scaler:
         if cost is None or self._pace <= 0.0:
             return self._by_rules(state, now)
         ahead = forecast.ahead(self._start)
+        if (self.utilisation or 0.0) > 1.0:  # What all workers together cannot carry is not waited out.
+            ahead = max(ahead, forecast.rate)
         needed, why = self._needed(cost, ahead)
         self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
         desired = self.limits.clamp(needed + self.late)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,8 @@ class SharedGpus:
         """GPUs and models that the fleet has been told to be cold, or failed."""
         self._faults: dict[str, str] = {}
         """Texts of the errors with which models did not load last."""
+        self._others_begun: dict[str, float] = {}
+        """Instant since which each worker of another process has been starting."""
         self._telling = asyncio.Lock()
         self._serving: dict[Batcher, asyncio.Task[None]] = {}
         self._moving = set[asyncio.Task[None]]()
@@ -371,13 +374,18 @@ class SharedGpus:
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
         """GPUs that other processes give each model, and whether one of them loads it and is not overdue."""
+        others = [one for one in workers if one.worker_id not in self.slots and one.model in self._models]
+        now, begun = self._clock(), self._others_begun
+        starting = [one for one in others if one.status is WorkerStatus.STARTING]
+        # One that ends at each start begins anew for ever, and never comes.
+        begun = {one.worker_id: begun.get(one.worker_id, now - one.loading) for one in starting}
+        self._others_begun = begun
         found: dict[str, tuple[float, bool]] = {}
-        for worker in workers:
-            if worker.worker_id not in self.slots and worker.model in self._models:
-                capacity, loads = found.get(worker.model, (0.0, False))
-                capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
-                in_time = worker.loading < self._placement.overdue_after(worker.model)
-                found[worker.model] = capacity, loads or (worker.status is WorkerStatus.STARTING and in_time)
+        for worker in others:
+            capacity, loads = found.get(worker.model, (0.0, False))
+            capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
+            in_time = now - begun.get(worker.worker_id, -math.inf) < self._placement.overdue_after(worker.model)
+            found[worker.model] = capacity, loads or in_time
         return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
 
-from headway.model import WorkerStatus
+from headway.core.locality.placement import LEAST_OVERDUE
+from headway.model import WorkerInfo, WorkerStatus
 from tests.services.test_shared_gpus import BATCH, LOAD, Stand
 from tests.virtual_time import run
 
@@ -46,6 +48,28 @@ def test_what_a_host_is_to_keep_it_loads_whatever_the_others_have() -> None:
             await two.pool.start()
             assert (one.on, two.on) == (["a"], ["a"])
             await two.pool.stop()
+
+    run(main)
+
+
+def test_a_host_that_starts_a_model_anew_for_ever_does_not_keep_others_from_loading_it() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "ab", 1, 1) as stand:
+            assert stand.on == ["a"]
+
+            async def start_on() -> None:
+                for number in itertools.count():
+                    loading = number % 4 * LOAD / 4
+                    status = WorkerStatus.STARTING
+                    await stand.broker.heartbeat(
+                        WorkerInfo(worker_id="alone/gpu-0", model="b", status=status, loading=loading)
+                    )
+                    await asyncio.sleep(LOAD / 4)
+
+            starting, begun = asyncio.ensure_future(start_on()), clock()
+            assert (await stand.ask("b")).output == "X"
+            assert clock() - begun >= LEAST_OVERDUE, "it was waited for as long as it might have come"
+            starting.cancel()
 
     run(main)
 

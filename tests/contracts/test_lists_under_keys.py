@@ -116,3 +116,44 @@ async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_
         assert await worked_off(harness, third, lines=[other.line]) == []
         for ended in (*both, third):
             assert [reply.output for reply in await ended] == [output(text) for text in wanted]
+
+
+async def half_answered(harness: Harness, door: Door, texts: Sequence[str]) -> None:
+    """A list of two under a key, of which the first fails through no fault of its own and the other is answered."""
+    ended = door.ask(texts)
+    door.line.give(8)
+    waiting = list(texts)
+    while waiting:
+        await harness.advance(0.01)
+        lease = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(lease, Lease):
+            gone = ItemResult(None, "nobody is there", elsewhere=True)
+            items = [gone if one.input == texts[0] else ItemResult(output(one.input)) for one in lease.entries]
+            await harness.broker.complete(lease, items)
+            waiting = [text for text in waiting if text not in {one.input for one in lease.entries}]
+            door.line.give(8)
+    [reply] = await ended
+    assert reply.failure is not None
+    assert reply.failure.code == errors.NO_WORKERS
+
+
+@story
+async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_again(harness: Harness) -> None:
+    async with doors(harness) as (one, other):
+        await half_answered(harness, one, ["a0", "a1"])
+        again = other.ask(["a0", "a1"])
+        assert await worked_off(harness, again, lines=[other.line]) == ["a0"]
+        assert [reply.output for reply in await again] == [output("a0"), output("a1")]
+
+
+@story
+async def test_a_list_other_than_one_whose_first_input_failed_is_refused_by_what_is_kept_of_that(
+    harness: Harness,
+) -> None:
+    async with doors(harness) as (one, other):
+        await half_answered(harness, one, ["a0", "a1"])
+        another = other.ask(["b0", "b1"])
+        await worked_off(harness, another, lines=[other.line])
+        [refused] = await another
+        assert refused.failure is not None
+        assert refused.failure.code == errors.IDEMPOTENCY_MISUSE

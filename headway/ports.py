@@ -202,8 +202,8 @@ class Maintenance(Protocol):
         """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due."""
         ...
 
-    def know(self, models: Mapping[str, QueueLimits]) -> None:
-        """Have a queue for each of these models too, or other bounds for one that is known; none is ever dropped."""
+    def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
+        """Have queues of these models too, or other bounds; with `others` of any that holds something. Only what holds nothing goes."""
         ...
 
 

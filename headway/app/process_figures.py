@@ -33,7 +33,7 @@ class FigureSource:
 
     Attributes:
         settings: settings of the process.
-        models: names of the models that it serves or runs, at any time.
+        models: names of the models that it serves, runs or misses, at any time.
         leaving: whether the process is going down.
         gateway, pool, controller, ledger_writer, gate: its parts; None where it has none.
         process_name: name of the process that its workers' ids begin with, if nobody has chosen it; else empty.

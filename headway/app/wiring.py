@@ -183,10 +183,10 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         expected=expected,
         clock=clock,
     )
-    fleet_models = make_fleet_models(settings, parts, bundle.broker, gateway)
+    fleet_models = make_fleet_models(settings, parts, bundle.broker, gateway, counters, clock)
     figures = FigureSource(
         settings=settings,
-        models=partial(served_models, plans, gateway, fleet_models),
+        models=partial(counted_models, plans, gateway, fleet_models),
         leaving=leaving,
         gateway=gateway,
         pool=made.pool,
@@ -219,7 +219,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     admin_listener = listener.admin(settings, admin.build(shown, ready, snapshots), new_id, counters, certificates)
     figures.ports["admin"] = admin_listener
     if made.controller is not None:
-        made.controller.models = figures.models
+        made.controller.models = partial(served_models, plans, gateway, fleet_models)
         made.controller.autoscaler = make_autoscaler(settings, fleet_models, pools, counters, clock)
     public_listener = kinds = None
     further: list[PortListener] = []
@@ -280,11 +280,25 @@ def zone_checks(settings: Settings, clock: Callable[[], float]) -> Sequence[Zone
     return (ZoneCheck(settings.zone, clock),) if settings.broker else ()
 
 
-def make_fleet_models(settings: Settings, parts: Parts, broker: Broker, gateway: Gateway | None) -> FleetModels | None:
+def make_fleet_models(
+    settings: Settings,
+    parts: Parts,
+    broker: Broker,
+    gateway: Gateway | None,
+    counters: Counters,
+    clock: Callable[[], float],
+) -> FleetModels | None:
     """Make the models of the fleet, for who has to know them; None where this process alone says which there are."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
-    return FleetModels(settings, partial(serve_models, broker, gateway), presumes=parts.gateway)
+    broker.know({}, others=True)
+    return FleetModels(
+        settings,
+        partial(serve_models, broker, gateway),
+        clock,
+        partial(forget_model, gateway, counters),
+        presumes=parts.gateway,
+    )
 
 
 def served_models(
@@ -294,6 +308,21 @@ def served_models(
     if fleet_models is not None:
         return {**plans, **fleet_models.served}.keys()
     return gateway.kinds.models if gateway is not None else plans.keys()
+
+
+def counted_models(
+    plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
+) -> Collection[str]:
+    """Names of the models whose figures a process exports: those that it serves or runs now, or misses."""
+    missed = () if fleet_models is None else fleet_models.counted
+    return {*served_models(plans, gateway, fleet_models), *missed}
+
+
+def forget_model(gateway: Gateway | None, counters: Counters, model: str) -> None:
+    """Forget what a process has counted of a model that it has not served for long."""
+    counters.forget(model)
+    if gateway is not None:
+        gateway.limiter.throttles.pop(model, None)
 
 
 def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, Settings]) -> None:

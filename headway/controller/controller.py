@@ -143,6 +143,7 @@ class Controller:
                 )
                 for one in found
             ]
+        self._told = {model: told for model, told in self._told.items() if model in {one.model for one in found}}
         for one in found:
             if not self.leads_now:  # It stood still, and another may lead meanwhile.
                 return

@@ -2,6 +2,9 @@
 
 A model that a process has settings for is served as these say, whether it has a worker or not. Any other is served from
 the moment at which a worker reports it, on the terms that this one reports, until the registry has forgotten the last.
+
+A model whose last workers went silent is missed: its figures are exported for longer than it is served, or an alert for it
+would end by itself. One whose workers all left in good order is not.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from headway.model import ModelReport, WorkerInfo, WorkerStatus
 
 log = structlog.get_logger(__name__)
 
+MISSED_FOR = 3600.0
+"""Seconds for which a model is missed, and after which what was counted of a model that is not served is forgotten."""
+
 Serve = Callable[[Mapping[str, Settings]], None]
 """Function that has a process serve these models, and no others."""
 
@@ -25,20 +31,34 @@ class FleetModels:
     Arguments:
         settings: settings of the process.
         serve: called with the settings of all models whenever there are others, or other terms.
+        clock: monotonic seconds.
+        forget: called with a model that has not been served for long.
         presumes: whether a model is presumed where the settings name none, so that requests wait for its worker.
 
     Attributes:
         named: names of the models that the settings name.
     """
 
-    def __init__(self, settings: Settings, serve: Serve, *, presumes: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        serve: Serve,
+        clock: Callable[[], float],
+        forget: Callable[[str], None],
+        *,
+        presumes: bool = True,
+    ) -> None:
         self._settings = settings
         presumed = _is_presumed(settings)
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
         self._presumed = settings.model if presumed and presumes else ""
         """Model that is served only as long as nothing is known of the fleet, as nobody has named it."""
-        self._serve = serve
+        self._serve, self._clock, self._forget = serve, clock, forget
+        self._left_at: dict[str, float] = {}
+        """Instant since which each model is not served that was."""
+        self._silent: set[str] = set()
+        """Models of which a worker that nobody has told to stop was silent, at the last report of any worker."""
         self._terms: dict[str, ModelReport] = {}
         self._served: Mapping[str, Settings] = self._own
         self._told: set[tuple[str, str, tuple[str, ...]]] = set()
@@ -48,9 +68,16 @@ class FleetModels:
         """Settings of the models that are served now."""
         return self._served
 
+    @property
+    def counted(self) -> Collection[str]:
+        """Names of the models that are served now, and of those that are missed."""
+        return {*self._served, *(self._left_at.keys() & self._silent)}
+
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of the models that workers report."""
         reports = _reports(workers)
+        self._silent -= reports.keys()
+        self._silent |= {one.model for one in workers if one.status is WorkerStatus.OFFLINE and one.reason}
         self._warn_of_namesakes(workers)
         served = dict(self._own)
         for model, report in reports.items():
@@ -66,11 +93,22 @@ class FleetModels:
             self._tell(served)
             self._served = served
             self._serve(served)
+        self._forget_the_past()
+
+    def _forget_the_past(self) -> None:
+        now = self._clock()
+        self._left_at = {model: at for model, at in self._left_at.items() if model not in self._served}
+        for model, at in list(self._left_at.items()):
+            if now - at > MISSED_FOR:
+                del self._left_at[model]
+                self._silent.discard(model)
+                self._forget(model)
 
     def _tell(self, served: Mapping[str, Settings]) -> None:
         for model in served.keys() - self._served.keys():
             log.info("a model is served", model=model, max_batch_size=served[model].max_batch_size)
         for model in self._served.keys() - served.keys():
+            self._left_at[model] = self._clock()
             log.info("a model is no longer served, as it has no worker", model=model)
 
     def _warn_of_lost_fallback(self, reports: Iterable[str]) -> None:
@@ -87,6 +125,8 @@ class FleetModels:
             if worker.status is WorkerStatus.HEALTHY and worker.runs.target:
                 of_one = targets.setdefault((worker.model, worker.runs.version), {})
                 of_one.setdefault(worker.runs.target, worker.worker_id)
+        there = {(model, version, tuple(sorted(found))) for (model, version), found in targets.items()}
+        self._told &= there
         for (model, version), found in targets.items():
             key = model, version, tuple(sorted(found))
             if len(found) > 1 and key not in self._told:

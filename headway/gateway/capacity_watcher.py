@@ -74,6 +74,8 @@ class CapacityWatcher:
         others = self._others(members)
         gateway.limiter.gateways = 1 + len(others)
         of_models = {one.model: one for one in capacities}
+        for model in self._heard_at.keys() - gateway.limiter.throttles.keys():
+            del self._heard_at[model], self._published[model]
         for model in gateway.kinds.models:
             own = gateway.limiter.throttles[model].count(now)
             capacity = of_models.get(model)

@@ -46,7 +46,8 @@ class ModelKinds:
         self.models = sorted(self._models)
         self._wanted = settings.default if settings is not None else ""
         served = settings.served if settings is not None else {}
-        self._versions: dict[str, tuple[str, ...]] = {name: (one.model_version,) for name, one in served.items()}
+        self._configured = {name: (one.model_version,) for name, one in served.items()}
+        self._versions: dict[str, tuple[str, ...]] = dict(self._configured)
         self.default = self._chosen()
         self._healthy = self._models
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
@@ -81,6 +82,7 @@ class ModelKinds:
         for gone in before - self._models:
             self.unchecked.discard(gone)
             self._known.pop(gone, None)
+            self._versions.pop(gone, None)
 
     def has_worker(self, model: str) -> bool:
         """Whether a healthy worker of a model was there at the last look; not looked at where there is one model."""
@@ -101,7 +103,7 @@ class ModelKinds:
 
     def versions(self, model: str) -> tuple[str, ...]:
         """Versions of a model that workers run or, before there is one, that is to be run; empty for an unknown model."""
-        return self._versions.get(model, ())
+        return self._versions.get(model, self._configured.get(model, ()))
 
     def _chosen(self) -> str:
         if self._wanted in self._models:

@@ -158,6 +158,7 @@ class RuleTable(dict[str, ModelRules]):
         """Go by these settings from now on, and know no other models."""
         for gone in self.keys() - served.keys():
             del self[gone]
+            self._absent.pop(gone, None)
         for model, settings in served.items():
             if model not in self or self._settings.get(model) is not settings:
                 self[model] = ModelRules(model, settings, self._rng, alone=False, traces=self.traces)

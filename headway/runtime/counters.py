@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from headway.runtime.departure_log import DepartureLog
 
@@ -152,3 +153,19 @@ class Counters:
         """Handshakes that failed by (port, reason)."""
         self.departures = DepartureLog()
         """Batches and changes of slots that the departure board has not been told."""
+
+    def forget(self, model: str) -> None:
+        """Forget what was counted of a model that requests no longer come for."""
+        by_model_first: Iterable[dict[Any, Any]] = (
+            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.runs, self.zone_help, self.scaling_decisions,
+        )  # fmt: skip
+        for table in by_model_first:
+            for key in [key for key in table if key[0] == model]:
+                del table[key]
+        for refusal in [key for key in self.refusals if key[2] == model]:
+            del self.refusals[refusal]
+        by_model: Iterable[dict[str, Any]] = (
+            self.failed_seconds, self.last_answer, self.throttle, self.direct, self.scaling_failures,
+        )  # fmt: skip
+        for counts in by_model:
+            counts.pop(model, None)

@@ -163,7 +163,7 @@ class Pair:
             await self.here.cancel_task(chosen.tenant, chosen.id)
 
     async def reap(self) -> None:
-        self.there[0]._reap_at.clear()  # Or it would not do so twice in an instant.
+        self.there[0]._reaping._due_at.clear()  # Or it would not do so twice in an instant.
         await self.there[0].reap()
         await self.here.reap()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from headway import errors
+from headway.brokers.redis.broker import RedisBroker
 from headway.model import Entry, Failure, Lease, WorkerInfo, WorkerStatus, model_and_version
 from headway.ports import Broker
 from tests.contracts.brokers import NAMED_QUEUES, RedisHarness, ask
@@ -35,6 +37,13 @@ class ZonedLaws(BrokerLaws):
         for broker in (self.broker, self.harness.peer()):
             await broker.workers()
         await self.broker.workers()
+
+    @rule()
+    def forget_the_other_zone(self) -> None:
+        """Have each process forget the queues of the other zone, whatever they hold, and find them at its next look."""
+        for broker in (self.broker, self.harness.peer()):
+            assert isinstance(broker, RedisBroker)
+            self.do(forget_others(broker))
 
     def ask(self, *what: Any, **how: Any) -> Entry:
         return ask(*what, digest=b"asked", **how)
@@ -64,6 +73,15 @@ class ZonedLaws(BrokerLaws):
                     worker_id=f"{worker} {model}", model=name, version=version, status=WorkerStatus.HEALTHY
                 )
                 self.do(self.host(worker).heartbeat(info))
+
+
+async def forget_others(broker: RedisBroker) -> None:
+    queues = broker._queues
+    await queues.look(at_once=True)
+    queues._signs = dict.fromkeys(queues, -math.inf)
+    if gone := {*queues.forget()}:
+        await broker._forget(gone)
+    await queues.look(at_once=True)
 
 
 class Forgetful(Culprits):

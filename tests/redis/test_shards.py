@@ -285,3 +285,32 @@ async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(h
         assert await made.enqueue([ask(tier=0)]) == [None]
         harness.server.flush()
     await made.close()
+
+
+@two
+@story
+async def test_a_slot_that_was_interrupted_tells_its_home_only_once_that_it_waits_no_longer(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, link, calls = harness.broker, harness._links[0], list[str]()
+    assert isinstance(broker, RedisBroker)
+    await broker.heartbeat(WorkerInfo(worker_id="gpu", model="m", status=WorkerStatus.HEALTHY))
+    call = link.call
+
+    async def counted(function: str, key: str, *arguments: object) -> object:
+        calls.append(function)
+        return await call(function, key, *arguments)
+
+    monkeypatch.setattr(link, "call", counted)
+    assert isinstance(await broker.claim(slot("gpu"), AT_ONCE), NoWork)
+    waiting = asyncio.ensure_future(broker.wait_for_work(slot("gpu"), None))
+    await harness.settle()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert harness.idle() + harness.idle(1) == 0
+    home = broker._router.home("gpu", "m")
+    [other] = [queue for queue in broker._queues["m"] if queue is not home]
+    await other.enqueue([ask()])
+    broker._hints[slot("gpu")] = other
+    assert isinstance(await broker.claim(slot("gpu"), AT_ONCE), Lease)
+    assert calls.count("unlisten") == 1

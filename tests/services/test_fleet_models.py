@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 
 from headway.config import Settings, on_terms, terms_of
 from headway.config.models import ModelSettings
-from headway.fleet.models import FleetModels
+from headway.fleet.models import MISSED_FOR, FleetModels
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.model_rules import RuleTable
 from headway.model import ModelReport, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
 
 
 def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY, **own: object) -> WorkerInfo:
@@ -31,7 +32,9 @@ class Known:
         self.kinds = ModelKinds([*self.settings.served], self.settings)
         self.rules = RuleTable(self.settings, self.settings.served)
         self.told = 0
-        self.models = FleetModels(self.settings, self._serve)
+        self.now = 0.0
+        self.forgotten: list[str] = []
+        self.models = FleetModels(self.settings, self._serve, lambda: self.now, self.forgotten.append)
 
     def _serve(self, served: Mapping[str, Settings]) -> None:
         self.told += 1
@@ -57,11 +60,83 @@ def test_models_come_and_go_with_their_workers() -> None:
 @pytest.mark.parametrize(("settings", "at_first"), [({}, []), ({"model": "own"}, ["own"])])
 def test_a_process_that_takes_no_requests_presumes_no_model(settings: dict[str, str], at_first: list[str]) -> None:
     known: list[list[str]] = []
-    models = FleetModels(Settings(**settings), lambda served: known.append(sorted(served)), presumes=False)  # type: ignore[arg-type]
+    own = Settings(**settings)  # type: ignore[arg-type]
+    models = FleetModels(own, lambda it: known.append(sorted(it)), lambda: 0.0, lambda model: None, presumes=False)
     assert sorted(models.served) == sorted(models.named) == at_first
     models.learn([worker("default")])
     models.learn([])
     assert known == [sorted([*at_first, "default"]), at_first]
+
+
+SILENT, TOLD_TO_STOP = "not heard of for 10 s", ""
+
+
+@pytest.mark.parametrize(("reason", "missed"), [(SILENT, ["a", "b"]), (TOLD_TO_STOP, ["b"])])
+def test_a_model_whose_last_workers_went_silent_is_missed_for_an_hour(reason: str, missed: list[str]) -> None:
+    known = Known()
+    known.learn(worker("a"), worker("b"))
+    gone = msgspec.structs.replace(worker("a", status=WorkerStatus.OFFLINE), reason=reason)
+    known.learn(gone, worker("b"))
+    assert sorted(known.models.counted) == ["a", "b"]
+    assert known.learn(worker("b")) == ["b"], "it is served no more"
+    for _ in range(3):
+        assert sorted(known.models.counted) == missed
+        known.now += MISSED_FOR / 3
+        known.learn(worker("b"))
+    known.now += 1.0
+    known.learn(worker("b"))
+    assert sorted(known.models.counted) == ["b"]
+
+
+def test_a_model_that_comes_again_is_not_missed_any_more() -> None:
+    known = Known()
+    known.learn(msgspec.structs.replace(worker("a", status=WorkerStatus.OFFLINE), reason=SILENT), worker("b"))
+    known.learn(worker("b"))
+    known.learn(worker("a"), worker("b"))
+    known.learn(worker("b"))
+    assert sorted(known.models.counted) == ["b"], "its last worker was not silent"
+
+
+def test_what_was_counted_of_a_model_is_forgotten_an_hour_after_it_was_served() -> None:
+    known = Known(model="own")
+    known.learn(worker("a"), worker("b"))
+    known.learn(worker("b"))
+    known.now += MISSED_FOR
+    known.learn(worker("b"))
+    assert known.forgotten == []
+    known.now += 1.0
+    for _ in range(2):
+        known.learn(worker("b"))
+    assert known.forgotten == ["a"]
+    known.learn(worker("a"), worker("b"))
+    known.learn(worker("b"))
+    known.learn(worker("a"), worker("b"))
+    known.now += 2 * MISSED_FOR
+    known.learn(worker("a"), worker("b"))
+    assert known.forgotten == ["a"], "it is served again"
+
+
+def test_a_model_that_is_gone_leaves_nothing_in_the_counters() -> None:
+    counters, empty = Counters(), Counters()
+    for model in ("a", "b"):
+        counters.requests[model, "free", "ok"] += 1
+        counters.request_seconds[model, "free"].observe(0.1)
+        counters.queue_seconds[model, "free"].observe(0.1)
+        counters.refusals["rate", "free", model] += 1
+        counters.shared[model, "key", "kept"] += 1
+        counters.runs[model, 3].count += 1
+        counters.failed_seconds[model] += 1.0
+        counters.last_answer[model] = 1.0
+        counters.throttle[model] = 1.0
+        counters.direct[model] += 1
+        counters.zone_help[model, "east"] += 1
+        counters.scaling_decisions[model, "up"] += 1
+        counters.scaling_failures[model] += 1
+    counters.forget("a")
+    tables = {name: table for name, table in vars(counters).items() if isinstance(table, dict) and table}
+    of_models = {name: table for name, table in tables.items() if not vars(empty)[name]}
+    assert len(of_models) == 13
+    assert all(len(table) == 1 for table in of_models.values())
 
 
 def test_a_fallback_for_a_model_that_nobody_named_and_nobody_runs_is_warned_of() -> None:

@@ -263,5 +263,5 @@ class Connection:
     async def reap(self) -> float:
         return await self._call("reap", None, lambda inner: inner.reap())
 
-    def know(self, models: Mapping[str, QueueLimits]) -> None:
-        self.server.inner.know(models)
+    def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
+        self.server.inner.know(models, others)

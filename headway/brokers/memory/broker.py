@@ -308,7 +308,7 @@ class MemoryBroker:
         now = self._clock()
         return {name: queue.load(now) for name, queue in self._queues.items()}
 
-    def know(self, models: Mapping[str, QueueLimits]) -> None:
+    def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """See Broker. The bounds of a queue that is there stay, as its workers are of this process."""
         self._queues.know(models)
 

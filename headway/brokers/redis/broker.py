@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 import uuid_utils
@@ -24,10 +23,12 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.handing_in import hand_in
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.loads import together
+from headway.brokers.redis.lookup import Lookup
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.offering import all_of, offer
 from headway.brokers.redis.queue_answers import Granted, Look
 from headway.brokers.redis.queue_table import QueueTable
+from headway.brokers.redis.reaping import Reaping
 from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Queue
@@ -65,7 +66,6 @@ from headway.model import (
 from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 LEAST_LINGER, MOST_LINGER = 0.001, 0.004
 """Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
@@ -127,6 +127,9 @@ class RedisBroker:
         self._budgets = Budgets(connection, kept, queue_bytes, shards, lambda: len(self._every))
         self._registry = Registry(connection)
         self._router = ShardRouter(self._queues, shards, self._registry, rng)
+        self._lookup = Lookup(self._queues, self._router)
+        self._reaping = Reaping(self._queues, shards, counters, rng)
+        self._queues.keep(models)
         self.know(models)
         self._doubts: dict[Slot, _Doubt] = {}
         self._idle_at: dict[Slot, Queue] = {}
@@ -134,7 +137,6 @@ class RedisBroker:
         self._looked_at: dict[Slot, float] = {}
         self._turns: dict[str, int] = {}
         self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
-        self._reap_at: dict[Queue, float] = {}
 
     @property
     def linger(self) -> float:
@@ -147,7 +149,7 @@ class RedisBroker:
         """See Broker."""
         if not any(queue.born for queue in self._every):
             return ""
-        return str(sum(queue.losses for queue in self._every))
+        return str(self._queues.losses)
 
     @property
     def memory_pressure(self) -> bool:
@@ -169,9 +171,9 @@ class RedisBroker:
         """Names of the queues, as they are at any time."""
         return self._queues.keys()
 
-    def know(self, models: Mapping[str, QueueLimits]) -> None:
+    def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """See Broker. The queues of its versions have the bounds of a model."""
-        self._queues.know(models)
+        self._queues.know(models, others)
 
     def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
         budgets = self._lease_seconds, self._budgets.kept, self._budgets.room
@@ -201,7 +203,8 @@ class RedisBroker:
         """See Broker."""
         followers = []
         for one in subscriptions:
-            model, version = (one.model, one.version) if one.model else await self._queue_with(one)
+            where = one.model, one.version
+            model, version = where if one.model else await self._lookup.queue_with(one.tenant, one.task)
             followers.append(follower(one, model, version))
         return await self.enqueue(followers)
 
@@ -231,13 +234,21 @@ class RedisBroker:
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
-                # It waits there no longer; otherwise a wake-up is lost on it.
-                with contextlib.suppress(BrokerUnavailable):
-                    await home.unlisten(slot.worker)
+                await self._unlisten(slot)  # Or a wake-up is lost on it.
                 return claimed
-        claimed = await self._claim_from(home, slot, policy, guest=False)
         self._idle_at[slot] = home
+        claimed = await self._claim_from(home, slot, policy, guest=False)
+        if isinstance(claimed, Lease):
+            self._idle_at.pop(slot, None)
         return claimed
+
+    async def _unlisten(self, slot: Slot) -> None:
+        """Have a slot wait for no wake-up any more, if it may."""
+        idle_at = self._idle_at.get(slot)
+        if idle_at is not None:
+            with contextlib.suppress(BrokerUnavailable):
+                await idle_at.unlisten(slot.worker)
+                self._idle_at.pop(slot, None)
 
     async def _apart(self, slot: Slot, home: Queue) -> Queue | None:
         """At every second claim a shard that no slot of its version has as its home, or a zone that is behind, if any."""
@@ -280,8 +291,7 @@ class RedisBroker:
             if sleeping.done():
                 await sleeping
         except asyncio.CancelledError:
-            with contextlib.suppress(BrokerUnavailable):
-                await home.unlisten(slot.worker)
+            await self._unlisten(slot)
             raise
         finally:
             for task in (sleeping, helping):
@@ -328,8 +338,7 @@ class RedisBroker:
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """See Broker."""
-        await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in list(self._every)))
-        self._router.forget([(tenant, id)])
+        await self._lookup.cancel_task(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """See Broker."""
@@ -342,19 +351,11 @@ class RedisBroker:
 
     async def state(self, tenant: str, id: str) -> EntryState | None:
         """See Broker."""
-        return await self._found(tenant, id, lambda queue, key: queue.state(key))
+        return await self._lookup.state(tenant, id)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """See Broker."""
-        return await self._found(tenant, id, lambda queue, key: queue.outcome(key))
-
-    async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
-        """Answer of the queue that knows an entry: one that it went to before or, as its id may be another's now, any."""
-        key, queues = wire.key_of(tenant, id), self._router.where((tenant, id))
-        found = await all_of(*(ask(queue, key) for queue in queues))
-        if len(queues) < len(self._every) and not any(found):
-            found = await all_of(*(ask(queue, key) for queue in list(self._every)))
-        return next((one for one in found if one is not None), None)
+        return await self._lookup.outcome(tenant, id)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
@@ -375,9 +376,7 @@ class RedisBroker:
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """See Broker. The queues that they claim from are known from then on."""
-        workers, queues = await self._registry.look(self._queues.in_own_zone)
-        self._router.learn(workers, queues)
-        return workers
+        return await self._router.read_registry()
 
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
@@ -402,31 +401,28 @@ class RedisBroker:
     async def reap(self) -> float:
         """See Broker."""
         self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
-        now = asyncio.get_running_loop().time()
-        due = [queue for queue in self._every if self._reap_at.get(queue, -math.inf) <= now + 1e-6]
-        await all_of(self._router.count(), self._queues.look(), *(self._reap(queue) for queue in due))
-        return max(min(self._reap_at.values()) - asyncio.get_running_loop().time(), 0.001)
+        await all_of(self._router.count(), self._reaping.reap())
+        if gone := {*self._queues.forget()}:
+            await self._forget(gone)
+        return self._reaping.pause
+
+    async def _forget(self, queues: Collection[Queue]) -> None:
+        """Let go of queues that are not in the table any more, and end all reads there."""
+        log.info("queues are forgotten", queues=sorted({queue.name for queue in queues}))
+        self._router.forget_queues(queues)
+        self._reaping.forget(queues)
+        self._hints = {slot: queue for slot, queue in self._hints.items() if queue not in queues}
+        self._doubts = {slot: doubt for slot, doubt in self._doubts.items() if doubt.queue not in queues}
+        self._waited = {key: waits for key, waits in self._waited.items() if key[0] not in queues}
+        await all_of(*(box.remove(queues) for box in self._mailboxes.values()))
+        await all_of(*(queue.close() for queue in queues))
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""
         known = [entry for entry in entries if self._queues.has(entry.queue)]
+        names = {entry.queue for entry in known}
         answers = iter(await self.enqueue(known) if known else ())
-        return [next(answers) if entry.queue in self._queues else failures.not_here(entry.model) for entry in entries]
-
-    async def _queue_with(self, subscription: Subscription) -> tuple[str, str]:
-        """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
-        if len(self._queues) == 1:
-            return model_and_version(self._every[0].name)
-        key, queues = wire.key_of(subscription.tenant, subscription.task), list(self._every)
-        found = await all_of(*(queue.outcome(key) for queue in queues))
-        there = (queue.name for queue, one in zip(queues, found, strict=True) if one is not None)
-        return model_and_version(next(there, self._every[0].name))
-
-    async def _reap(self, queue: Queue) -> None:
-        due, again = await queue.reap((self._rng(), self._rng()), self._shards)
-        self._reap_at[queue] = asyncio.get_running_loop().time() + due
-        if again:
-            self._counters.retries[Cause.LEASE_LOST.value] += again
+        return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _claim_from(self, queue: Queue, slot: Slot, policy: Policy, guest: bool) -> Lease | NoWork:
         doubt = self._doubts.pop(slot, None)
@@ -497,4 +493,7 @@ class RedisBroker:
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
         zone = self._zone if lease.slot.zone is None else lease.slot.zone
-        return self._queues[in_zone(lease.slot.queue, zone)][shard], fence
+        name = in_zone(lease.slot.queue, zone)
+        if name not in self._queues:
+            self._queues.learn([name])
+        return self._queues[name][shard], fence

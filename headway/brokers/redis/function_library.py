@@ -68,6 +68,7 @@ _NUMBERS: dict[str, float] = {
     "CAPACITY_SECONDS": capacity.FORGOTTEN_AFTER,
     "HEARD_SECONDS": 1.0,  # How old what is written of a gateway may be.
     "MOST_SETTINGS": 1000,
+    "MOST_REMEMBERED": 1000,
     "COUNTED_FROM": 0.25,  # Share of the longest queue below which the entries of each tenant are not counted.
     "CLOCK_STEP": 0.5,
     "WAKEUP_SECONDS": 60,

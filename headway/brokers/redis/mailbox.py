@@ -7,7 +7,7 @@ apart is there as soon as that was read; no other waits for those bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -34,13 +34,14 @@ def _submission(reply: Reply) -> tuple[str, str, int]:
 
 @dataclass(slots=True)
 class _Read:
-    """Replies of one stream entry that are there together, and their queue.
+    """Replies of one stream entry that are there together, their queue, and the stream's key.
 
     `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `outputs` are the
     tokens of outputs that are stored apart.
     """
 
     queue: Queue
+    key: str
     born: float
     id: bytes
     whole: list[tuple[str, str, int]]
@@ -100,12 +101,16 @@ class Mailbox:
             for stream in added:
                 stream.task = asyncio.get_running_loop().create_task(self._read_on(stream))
 
+    async def remove(self, queues: Collection[Queue]) -> None:
+        """Read out of these queues no more."""
+        removed = [stream for stream in self._streams if stream.queue in queues]
+        self._streams = [stream for stream in self._streams if stream.queue not in queues]
+        await _ended([stream.task for stream in removed if stream.task is not None])
+
     async def close(self) -> None:
         """Stop reading."""
         tasks = [stream.task for stream in self._streams if stream.task is not None] + list(self._bringing)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
 
     def _acknowledge(self, cursor: int) -> None:
         """Let go of the replies up to `cursor`, and tell the queues that they were read."""
@@ -146,16 +151,16 @@ class Mailbox:
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
             whole = list(map(_submission, replies))
-            if same := [read for read in known if (read.queue, read.id, read.whole) == (queue, id, whole)]:
+            if same := [read for read in known if (read.key, read.id, read.whole) == (key, id, whole)]:
                 for read in same:
                     read.born = queue.born
                 continue
             here = [reply for at, reply in enumerate(replies) if at not in apart]
             if here or not replies:
-                self._reads.append(_Read(queue, queue.born, id, whole, here))
+                self._reads.append(_Read(queue, key, queue.born, id, whole, here))
                 self._arrival.set()
             for at, (name, length) in apart.items():
-                read = _Read(queue, queue.born, id, whole, [replies[at]], [name[1:]])
+                read = _Read(queue, key, queue.born, id, whole, [replies[at]], [name[1:]])
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
                 self._bringing[task] = read
                 task.add_done_callback(self._bringing.pop)
@@ -177,3 +182,9 @@ class Mailbox:
                 self._broken = exc
                 self._arrival.set()
                 await asyncio.sleep(READ_AGAIN)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

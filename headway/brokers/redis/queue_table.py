@@ -1,6 +1,8 @@
-"""Table of the queues of one process: by name one for each shard, and made when a name is first heard of.
+"""Table of the queues of one process: by name one for each shard, made when a name is first heard of, and forgotten again.
 
 A name is heard of from workers, from entries, and from the server, which lists the queues in which something may be known.
+Each time that a worker or the server's list names a queue is a sign of it. A queue is forgotten once there was no sign for
+a while, but for those of the models and slots of the process itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from headway.model import in_zone, model_and_version, name_and_zone, queue_name
 
 LOOK_EVERY = 10.0
 """Seconds between two looks at what the server lists."""
+FORGET_AFTER = 120.0
+"""Seconds without a sign of a queue after which it is forgotten. A server that has lost its state lists nothing meanwhile."""
 
 MakeQueue = Callable[[str, int, QueueLimits], Queue]
 """Function that makes a queue, of its name, its shard and its bounds."""
@@ -36,6 +40,8 @@ class QueueTable(dict[str, list[Queue]]):
         added: hears of queues that are made.
         zone: zone of the process.
         zones: whether there is a queue in a zone.
+        losses: number of times that the server has lost a queue.
+        untold: until when something may be known in the queues of each model, of which the fleet is still to be told.
     """
 
     def __init__(self, make: MakeQueue, shards: int, zone: str) -> None:
@@ -45,11 +51,30 @@ class QueueTable(dict[str, list[Queue]]):
         self.added: Callable[[Sequence[Queue]], None] = lambda queues: None
         self.zone = zone
         self.zones = bool(zone)
+        self._strangers = False
+        self.untold: dict[str, float] = {}
         self._make, self._shards = make, shards
         self._look_at = -math.inf
+        self._own: set[str] = set()
+        """Names without a zone that are never forgotten."""
+        self._signs: dict[str, float] = {}
+        """Instant of the last sign of each queue."""
+        self._looked: dict[str, float] = {}
+        """Instant of the last look at each model that all of its shards have answered."""
+        self._registry_read = -math.inf
+        self._former_losses = 0
 
-    def know(self, models: Mapping[str, QueueLimits]) -> None:
-        """Have queues for each of these models. The queues of its versions and in zones have its bounds."""
+    @property
+    def losses(self) -> int:
+        """See QueueTable; those of forgotten queues count, too."""
+        return self._former_losses + sum(queue.losses for queue in self.every)
+
+    def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
+        """Have queues for each of these models. The queues of its versions and in zones have its bounds.
+
+        `strangers`: from now on also of models that nobody has told this process of, while they hold something.
+        """
+        self._strangers |= strangers
         for model, limits in models.items():
             self.limits[model] = limits
             self.has(model)
@@ -62,40 +87,95 @@ class QueueTable(dict[str, list[Queue]]):
         """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""
         if name in self:
             return True
-        self._add(name)
-        if self.zone:
-            self._add(in_zone(name, self.zone))
+        for one in self._both(name):
+            self._add(one)
         return name in self
 
+    def keep(self, names: Iterable[str]) -> None:
+        """Never forget the queues of these names, without a zone."""
+        self._own.update(names)
+
     def learn(self, names: Iterable[str]) -> None:
-        """Have queues of these names, in whatever zones; those of models that are not known are left out."""
-        for name in names:
-            plain, zone = name_and_zone(name)
-            if self.has(plain) and zone and name not in self:
-                self._add(name)
+        """Take note of a sign of each of these names, in whatever zones, and have their queues.
 
-    async def look(self) -> None:
-        """Have the queues that the server lists, when a look at them is due: what was there before all processes began is found.
-
-        Of a server that does not answer they are learnt at the next look.
+        Names of models that are not known are left out.
         """
         now = asyncio.get_running_loop().time()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            await asyncio.gather(*(self._look_beside(queue) for model in self.limits for queue in self[model]))
+        for name in names:
+            plain, zone = name_and_zone(name)
+            if self.has(plain):
+                if zone and name not in self:
+                    self._add(name)
+                model = model_and_version(plain)[0]
+                self._signs |= dict.fromkeys((name, *self._both(plain), *self._both(model)), now)
 
-    async def _look_beside(self, queue: Queue) -> None:
-        with contextlib.suppress(BrokerUnavailable):
-            self.learn(await queue.siblings())
+    def learn_registry(self, names: Iterable[str], models: Iterable[str]) -> None:
+        """Have the queues that workers claim from, and those of models in which something may be known.
+
+        A stranger among them has the bounds of the first model; nobody enqueues for it here.
+        """
+        self._registry_read = asyncio.get_running_loop().time()
+        for model in models:
+            if model not in self.limits and self._strangers:
+                self.know({model: next(iter(self.limits.values()))})
+                self._look_at = -math.inf
+            self.learn([model])
+        self.learn(names)
+
+    async def look(self, at_once: bool = False) -> None:
+        """Have the queues that the server lists, when a look at them is due: what was there before all processes began is found.
+
+        Of a server that does not answer they are learnt at the next look. `at_once`: a look is due now.
+        """
+        now = asyncio.get_running_loop().time()
+        if at_once or now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            await asyncio.gather(*(self._look_at_model(model, now) for model in list(self.limits)))
+
+    async def _look_at_model(self, model: str, now: float) -> None:
+        """Learn the queues that the shards of a model list."""
+        answers = await asyncio.gather(*map(_siblings, self[model]))
+        found = [answer for answer in answers if answer is not None]
+        self.learn({name for names, _ in found for name in names})
+        until = max((until for _, until in found), default=0.0)
+        if until or len(found) == len(answers):
+            self.untold[model] = until
+        if len(found) == len(answers) and model in self.limits:
+            self._looked[model] = now
+
+    def forget(self) -> Sequence[Queue]:
+        """Forget the queues of which there was no sign for long. Returns them."""
+        self.learn([name for name in self if name not in self._signs])
+        names = [name for name in self if self._is_past(name)]
+        gone = [queue for name in names for queue in self.pop(name)]
+        for name in names:
+            del self._signs[name]
+            if name in self.limits:
+                del self.limits[name], self._looked[name]
+        if gone:
+            self.every[:] = [queue for queues in self.values() for queue in queues]
+            self.zones = bool(self.zone) or any(queue.zone for queue in self.every)
+            self._former_losses += sum(queue.losses for queue in gone)
+        return gone
+
+    def _is_past(self, name: str) -> bool:
+        """Whether there was no sign of a queue for long, as a look has shown and, of a learnt model, the registry too."""
+        plain, zone = name_and_zone(name)
+        if plain in self._own and zone in ("", self.zone):
+            return False
+        model = model_and_version(plain)[0]
+        looked = self._looked.get(model, -math.inf)
+        if model not in self._own:
+            looked = min(looked, self._registry_read)
+        return looked - self._signs[name] > FORGET_AFTER
+
+    def _both(self, plain: str) -> tuple[str, ...]:
+        """Names of the queues that this process has of a name: that without a zone and, where it has one, that in its own."""
+        return (plain, in_zone(plain, self.zone)) if self.zone else (plain,)
 
     def own(self, name: str) -> list[Queue]:
         """Queues of a name in the zone of the process."""
         return self[in_zone(name, self.zone) if self.zone else name]
-
-    @property
-    def in_own_zone(self) -> list[str]:
-        """Names of the queues in the zone of the process; none where it has no zone."""
-        return [name for name in self if name_and_zone(name)[1] == self.zone] if self.zone else []
 
     def everywhere(self, name: str) -> list[Queue]:
         """Queues of a name in all zones; those of the process's zone come first."""
@@ -118,3 +198,10 @@ class QueueTable(dict[str, list[Queue]]):
             self.every += made
             self.zones = self.zones or any(queue.zone for queue in made)
             self.added(made)
+
+
+async def _siblings(queue: Queue) -> tuple[Sequence[str], float] | None:
+    """Queues that the server of one lists, and until when; None without an answer."""
+    with contextlib.suppress(BrokerUnavailable):
+        return await queue.siblings()
+    return None

@@ -1,8 +1,9 @@
-"""The registry of workers: one list for all queues, and one of the queues in zones."""
+"""The registry of workers: one list for all queues, and one of the models in which something may be known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
@@ -27,11 +28,12 @@ class Registry:
             "register", self._key, self._connection.clock_text(), worker.worker_id, wire.encode(worker)
         )
 
-    async def look(self, own: Iterable[str] = ()) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Recent workers, each with the status to believe now; and names of the queues in zones that there have been.
+    async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
+        """Recent workers, each with the status to believe now; and names of the models in which something may be known.
 
-        `own`: names of the queues in the zone of this process, which others hear of from then on.
+        `known_until`: instants, on the server's clock, until which that is so of some models; others hear of these from then on.
         """
-        now, packed, queues = await self._connection.call("workers", self._key, self._connection.clock_text(), *own)
+        told = chain.from_iterable((repr(until), model) for model, until in known_until.items())
+        now, packed, models = await self._connection.call("workers", self._key, self._connection.clock_text(), *told)
         workers = [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
-        return workers, [name.decode() for name in queues]
+        return workers, [name.decode() for name in models]

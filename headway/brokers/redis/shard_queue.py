@@ -325,10 +325,11 @@ class Queue:
         depth, slots, seconds = await self._call("glance")
         return QueueGlance(depth, slots, *wire.read_numbers(seconds))
 
-    async def siblings(self) -> Sequence[str]:
-        """Names of the model's queues in which something may be known. Only the queue for any version, in no zone, lists them."""
-        found = map(wire.version_and_zone, await self._call("siblings"))
-        return [in_zone(queue_name(self.model, version), zone) for version, zone in found]
+    async def siblings(self) -> tuple[Sequence[str], float]:
+        """Names of the model's queues in which something may be known, and until when; told by that for any version, in no zone."""
+        until, found = await self._call("siblings")
+        there = map(wire.version_and_zone, found)
+        return [in_zone(queue_name(self.model, version), zone) for version, zone in there], float(until)
 
     async def contender(self, model: str) -> Contender:
         """Contender for a GPU, for what waits in the queue."""

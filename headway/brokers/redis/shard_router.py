@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from headway.brokers.redis.queue_answers import QueueGlance
 from headway.brokers.redis.queue_table import QueueTable
@@ -88,6 +88,7 @@ class ShardRouter:
     def move(self, worker: WorkerInfo) -> Queue | None:
         """Give a slot the home that it has by the last census. Returns its former home if that was another."""
         home = self._found_home(worker.worker_id, worker.queue)
+        self._queues.keep([worker.queue])
         key = (worker.queue, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
@@ -178,6 +179,12 @@ class ShardRouter:
             for key in keys:
                 self._placed.pop(key, None)
 
+    def forget_queues(self, queues: Collection[Queue]) -> None:
+        """Forget what was put into these queues, and that they are behind."""
+        self._placed = {key: queue for key, queue in self._placed.items() if queue not in queues}
+        for strays in self._strays.values():
+            strays[:] = [queue for queue in strays if queue not in queues]
+
     def _in_use(self, name: str) -> int:
         return sharding.active(self._shards, len(self._census.get(name, [])))
 
@@ -188,19 +195,23 @@ class ShardRouter:
 
     async def _count(self) -> None:
         with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
-            self.learn(*await self._registry.look(self._queues.in_own_zone))
+            await self.read_registry()
             if self._homes:
                 await self._look_for_strays()
 
-    def learn(self, workers: Sequence[WorkerInfo], names: Iterable[str]) -> None:
-        """Count workers, and have the queues that they claim from.
+    async def read_registry(self) -> Sequence[WorkerInfo]:
+        """Workers of the registry, which are counted; their queues are known from then on, as are the models that hold something."""
+        told, self._queues.untold = self._queues.untold, {}
+        try:
+            workers, models = await self._registry.look(told)
+        except BrokerUnavailable:
+            self._queues.untold = told | self._queues.untold
+            raise
+        self._queues.learn_registry({in_zone(worker.queue, worker.zone) for worker in workers}, models)
+        self._learn(workers)
+        return workers
 
-        Arguments:
-            workers: the worker registry.
-            names: names of queues in zones from which others have claimed.
-        """
-        self._queues.learn(names)
-        self._queues.learn({in_zone(worker.queue, worker.zone) for worker in workers})
+    def _learn(self, workers: Sequence[WorkerInfo]) -> None:
         if self.alone:
             return
         census: dict[str, list[str]] = {}

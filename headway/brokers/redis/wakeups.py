@@ -65,10 +65,11 @@ class Wakeups:
         self._sleepers: dict[str, _Sleeper] = {}
         self._rung: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
         """Start listening to the server, if that is not done yet."""
-        if self._task is None or self._task.done():
+        if not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._read_on())
 
     def forget(self, worker: str) -> None:
@@ -105,7 +106,8 @@ class Wakeups:
             sleeper.wake()
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for good."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

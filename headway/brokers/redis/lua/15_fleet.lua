@@ -115,16 +115,20 @@ redis.register_function{function_name = VERSION .. '_contend', flags = {'no-writ
   return as_doubles({depth, math.min(q.due, q.suspects_due) - s.now, batch_seconds(q, math.min(depth, s.max_batch))})
 end}
 
--- siblings: how the prefixes of those queues of the model go on in which something may be known, dead letters among it.
+-- siblings: until when something may be known in the queues of the model, dead letters among it, and how the prefixes of those
+-- queues go on.
 redis.register_function{function_name = VERSION .. '_siblings', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
-  local tag = siblings.split(keys[1])
-  local found = redis.call('ZRANGE', tag .. ':qs', exact(clock(args[CLOCK])), '+inf', 'BYSCORE')
+  local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
+  local found = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
+  local last = tonumber(redis.call('ZRANGE', tag .. ':qs', 0, 0, 'REV', 'WITHSCORES')[2] or 0)
   for _, one in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
-    if redis.call('EXISTS', tag .. one .. 'o') == 1 then
+    local seconds = redis.call('TTL', tag .. one .. 'o')
+    if seconds > 0 then
       found[#found + 1] = one
+      last = math.max(last, now + seconds)
     end
   end
-  return found
+  return {exact(last), found}
 end}
 
 -- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.

@@ -1,7 +1,7 @@
 -- The fleet: its key is one prefix for all models. Arguments begin with the clock.
 --
 --   w          hash    worker → when it was heard of, and what it said of itself
---   q          zset    queue in a zone → when a process of that zone was heard of
+--   known      zset    model → until when something may be known in one of its queues
 --   k          hash    process → when it was heard of, and what it said of itself
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
@@ -27,18 +27,16 @@ local function recent(key, now, age)
   return found
 end
 
--- workers: the instant, the registry, and the queues in zones for as long as an outcome may be kept there. Arguments after the clock:
--- queues in the zone of the process that asks.
+-- workers: the instant, the registry, and the models in which something may be known. Arguments after the clock: of some models
+-- until when that is so, and the model.
 redis.register_function{function_name = VERSION .. '_workers', flags = {'allow-oom'}, callback = function(keys, args)
-  local now, queues = clock(args[1]), keys[1] .. 'q'
-  for i = 2, #args do
-    redis.call('ZADD', queues, now, args[i])
-  end
+  local now, known = clock(args[1]), keys[1] .. 'known'
   if #args > 1 then
-    redis.call('ZREMRANGEBYSCORE', queues, '-inf', now - ACCOUNT_SECONDS)
-    redis.call('EXPIRE', queues, ACCOUNT_SECONDS)
+    redis.call('ZADD', known, unpack(args, 2))
+    redis.call('ZREMRANGEBYSCORE', known, '-inf', now)
+    redis.call('EXPIRE', known, LETTER_SECONDS)
   end
-  return {exact(now), recent(keys[1] .. 'w', now, WORKER_SECONDS), redis.call('ZRANGE', queues, 0, -1)}
+  return {exact(now), recent(keys[1] .. 'w', now, WORKER_SECONDS), redis.call('ZRANGE', known, exact(now), '+inf', 'BYSCORE')}
 end}
 
 redis.register_function{function_name = VERSION .. '_attend', flags = {'allow-oom'}, callback = function(keys, args)

@@ -14,7 +14,9 @@ function siblings.list(s, seconds)
   local key = tag .. ':qs'
   redis.call('ZADD', key, 'GT', s.now + seconds, own)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', s.now)
-  redis.call('EXPIRE', key, ACCOUNT_SECONDS)
+  for _, when in ipairs({'NX', 'GT'}) do
+    redis.call('EXPIRE', key, math.ceil(seconds), when)
+  end
 end
 
 -- The state of each other queue of the model, as far as it is needed to look something up, by how its prefix goes on.
@@ -29,10 +31,16 @@ function siblings.others(s)
   return found
 end
 
--- There are dead letters in this queue.
+-- There are dead letters in this queue; queues that have none any more are taken off.
 function siblings.list_letters(prefix)
   local tag, own = siblings.split(prefix)
-  redis.call('SADD', tag .. ':ql', own)
-  redis.call('EXPIRE', tag .. ':ql', LETTER_SECONDS)
+  local key = tag .. ':ql'
+  if redis.call('SADD', key, own) == 1 then
+    for _, one in ipairs(redis.call('SMEMBERS', key)) do
+      if redis.call('EXISTS', tag .. one .. 'o') == 0 then
+        redis.call('SREM', key, one)
+      end
+    end
+  end
+  redis.call('EXPIRE', key, LETTER_SECONDS)
 end
-

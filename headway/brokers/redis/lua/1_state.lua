@@ -172,14 +172,14 @@ local function fresh_figures(now, tiers, max_batch)
 end
 
 -- By queue, what earlier steps have done or found out, so that not every step does so again. None of it is state: it may be
--- lost at any time.
-local remembered = {}
+-- lost at any time. Their number is at 0; when they are too many all is dropped, or that of queues which nobody uses would stay.
+local remembered = {[0] = 0}
 
 local function memory_of(s)
   local memory = remembered[s.prefix]
   if not memory then
     memory = {heard = {}, renewed = {}}
-    remembered[s.prefix] = memory
+    remembered[s.prefix], remembered[0] = memory, remembered[0] + 1
   end
   return memory
 end
@@ -222,6 +222,12 @@ end
 
 -- Nil when there are none.
 local function read_figures(prefix, tiers)
+  if not remembered[prefix] then
+    if remembered[0] >= MOST_REMEMBERED then
+      remembered, kept = {[0] = 0}, {}
+    end
+    memory_of({prefix = prefix})
+  end
   local key, figures = prefix .. 'q', kept[prefix]
   local first = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT)
   kept[prefix] = nil
@@ -254,7 +260,7 @@ local function save(s)
     figures.renewed_at = s.now
   end
   -- Not for ever where nobody uses it: whoever comes learns of all that are listed, see `siblings` in 15_fleet.lua.
-  if q.slots > 0 or q.fresh > 0 or q.suspects > 0 then
+  if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 then
     local listed_at = figures.listed_at
     if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
       figures.listed_at = s.now
@@ -356,7 +362,7 @@ local function open(keys, args, looks_only)
     s.q = s.figures.q
     if not looks_only then
       forget_former_life(s)
-      remembered[s.prefix] = nil
+      remembered[s.prefix] = {heard = {}, renewed = {}}
     end
   end
   if not looks_only then

@@ -1,0 +1,335 @@
+"""Queues that nobody uses any more: a process forgets them, and finds what they hold for as long as they hold anything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.dead_letters import RedisDeadLetters
+from headway.errors import BrokerUnavailable
+from headway.model import (
+    DeadLetter,
+    EntryState,
+    ItemResult,
+    Lease,
+    ModelReport,
+    Reply,
+    Slot,
+    Subscription,
+    WorkerInfo,
+    WorkerStatus,
+)
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output, story
+from tests.contracts.dedup_keys import task
+from tests.redis.stand import Stand
+from tests.servers.redis import RedisServer
+
+HOUR = 3600.0
+PAST = HOUR + 300.0
+"""Seconds after which nothing is known of a queue that held nothing and was not used."""
+STEP = 60.0
+"""Seconds between two looks of the processes of these tests."""
+
+
+@pytest.fixture
+def harness(own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own("valkey"))
+    yield made
+    made.close()
+
+
+def slot_of(version: str, model: str = "m", *, helps: bool = False) -> Slot:
+    return Slot("gpu", model, MAX_BATCH, 0, ModelReport(version), version, helps=helps)
+
+
+async def pass_time(harness: Stand, seconds: float, *brokers: RedisBroker) -> None:
+    """Time with the housekeeping of these processes."""
+    for _ in range(round(seconds / STEP)):
+        await harness.advance(STEP)
+        for broker in brokers:
+            await broker.workers()
+            await broker.reap()
+
+
+async def host(harness: Stand, version: str, model: str = "m", zone: str = "") -> RedisBroker:
+    """A process with a healthy worker of a version."""
+    made = await harness.another(zone=zone)
+    made.know({model: LIMITS})
+    await beat(made, version, model)
+    return made
+
+
+async def beat(broker: RedisBroker, version: str, model: str = "m") -> None:
+    runs = ModelReport(version)
+    await broker.heartbeat(
+        WorkerInfo(worker_id="gpu", model=model, status=WorkerStatus.HEALTHY, runs=runs, version=version)
+    )
+
+
+async def serve(
+    harness: Stand, gateway: RedisBroker, version: str, model: str = "m", zone: str = "", keep: float = 600.0
+) -> str:
+    """A version of a model comes, answers a task, and goes. Returns the task's id."""
+    worker = await host(harness, version, model, zone)
+    await gateway.workers()
+    gateway.know({model: LIMITS})
+    await gateway.workers()
+    id = f"task {next(_numbers)}"
+    await run(gateway, worker, version, model, id=id, dedup_keys=(task(id, keep=keep),))
+    await worker.close()
+    return id
+
+
+async def run(gateway: RedisBroker, worker: RedisBroker, version: str, model: str = "m", **how: object) -> None:
+    """A request for a version is answered."""
+    assert await gateway.enqueue([ask(model=model, version=version, **how)]) == [None]  # type: ignore[arg-type]
+    lease = await worker.claim(slot_of(version, model), AT_ONCE)
+    assert isinstance(lease, Lease)
+    await worker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+
+
+_numbers = itertools.count()
+
+
+def reads() -> int:
+    """Blocking reads of all processes."""
+    names = [getattr(one.get_coro(), "__qualname__", "") for one in asyncio.all_tasks()]
+    return sum(name in {"Mailbox._read_on", "Wakeups._read_on"} for name in names)
+
+
+async def read_on(gateway: RedisBroker, found: list[Reply]) -> None:
+    cursor = 0
+    while True:
+        replies, cursor = await gateway.replies("g", cursor)
+        found += replies
+
+
+@story
+async def test_versions_that_come_and_go_leave_nothing_in_a_process(harness: Stand) -> None:
+    gateway, found = await harness.another(), list[Reply]()
+    reading = asyncio.ensure_future(read_on(gateway, found))
+    await pass_time(harness, 2 * STEP, gateway)
+    models, before = sorted(gateway.models), reads()
+    for version in ("1", "2", "3"):
+        await serve(harness, gateway, version)
+        await pass_time(harness, STEP, gateway)
+    assert {"m@1", "m@2", "m@3"} <= {*gateway.models}
+    assert reads() > before
+    await pass_time(harness, PAST, gateway)
+    assert sorted(gateway.models) == models
+    assert {queue.name for queue in gateway._reaping._due_at} == {*models}
+    assert reads() == before
+    assert len(found) == 3
+    reading.cancel()
+
+
+@story
+async def test_no_model_of_the_process_itself_is_forgotten_when_it_is_told_of_others(harness: Stand) -> None:
+    gateway = await harness.another()
+    await pass_time(harness, PAST, gateway)
+    gateway.know({"m": LIMITS})
+    await pass_time(harness, PAST, gateway)
+    assert sorted(gateway.models) == ["m", "other"]
+
+
+@story
+async def test_the_version_of_a_processs_own_slot_is_never_forgotten(harness: Stand) -> None:
+    worker = await host(harness, "7")
+    await pass_time(harness, PAST, worker)
+    assert "m@7" in worker.models
+
+
+@story
+async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(harness: Stand) -> None:
+    gateway = await harness.another()
+    for _ in range(2):
+        await serve(harness, gateway, "1", "learnt")
+        assert {"learnt", "learnt@1"} <= {*gateway.models}
+        await pass_time(harness, PAST, gateway)
+        assert sorted(gateway.models) == ["m", "other"]
+    assert len(await drained(harness)) == 0
+
+
+@story
+async def test_zones_that_know_a_queue_do_not_keep_it_known_to_one_another(harness: Stand) -> None:
+    gateways = [await harness.another(zone=zone) for zone in ("east", "east", "west")]
+    for gateway in gateways:
+        await serve(harness, gateway, "1", zone="east")
+    await pass_time(harness, 2 * STEP, *gateways)
+    assert all({"m@1", "m@1+east"} <= {*gateway.models} for gateway in gateways)
+    await pass_time(harness, PAST, *gateways)
+    assert sorted(gateways[0].models) == ["m", "m+east", "other", "other+east"]
+    assert sorted(gateways[2].models) == ["m", "m+west", "other", "other+west"]
+
+
+@story
+async def test_a_zone_that_is_gone_is_forgotten_by_processes_without_one(harness: Stand) -> None:
+    gateway = await harness.another()
+    await serve(harness, gateway, "", zone="east")
+    assert "m+east" in gateway.models or not gateway._router.alone
+    await pass_time(harness, PAST, gateway)
+    assert sorted(gateway.models) == ["m", "other"]
+    assert gateway._router.alone
+
+
+@pytest.mark.parametrize("model", ["m", "learnt"])
+@story
+async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(harness: Stand, model: str) -> None:
+    gateway = await harness.another()
+    id = await serve(harness, gateway, "1", model, keep=5 * HOUR)
+    await pass_time(harness, 3 * HOUR, gateway)
+    late = await harness.another()
+    late.know({}, others=True)
+    for one in (gateway, late):
+        found = await one.outcome("t", id)
+        assert isinstance(found, Reply)
+        assert found.output == output(f"input of {id}")
+    await pass_time(harness, 2 * HOUR + PAST, gateway, late)
+    assert sorted(gateway.models) == sorted(late.models) == ["m", "other"]
+
+
+@story
+async def test_dead_letters_of_a_model_that_is_gone_are_found_by_a_gateway_that_starts_later(harness: Stand) -> None:
+    gateway = await harness.another()
+    await serve(harness, gateway, "1", "learnt")
+    letters = RedisDeadLetters(gateway._connection, gateway.models)
+    bad = ask("bad", model="learnt", version="1", id="bad")
+    await letters.add(DeadLetter(entry=bad, error="no", cause="raised", attempts=3, worker="gpu", died_at=1.0))
+    await pass_time(harness, 2 * PAST, gateway)
+    late, worker = await harness.another(), await harness.another()
+    late.know({}, others=True)
+    await pass_time(harness, 2 * STEP, late, worker)
+    assert sorted(worker.models) == ["m", "other"], "only a process that answers for all models needs to know"
+    assert [one.entry.id for one in await RedisDeadLetters(late._connection, late.models).list()] == ["bad"]
+    await letters.remove("bad")
+    await pass_time(harness, PAST, gateway)
+    assert sorted(gateway.models) == ["m", "other"]
+
+
+@story
+async def test_a_task_in_a_queue_that_others_use_anew_is_found_at_once_where_that_was_forgotten(
+    harness: Stand,
+) -> None:
+    first, second = await harness.another(), await harness.another()
+    await serve(harness, first, "1")
+    await pass_time(harness, PAST, first, second)
+    assert "m@1" not in second.models
+    id = await serve(harness, first, "1", keep=HOUR)
+    assert isinstance(await second.outcome("t", id), Reply)
+
+
+@story
+async def test_a_task_is_cancelled_from_a_gateway_that_has_not_heard_of_its_queue(harness: Stand) -> None:
+    first, second = await harness.another(), await harness.another()
+    id = await serve(harness, first, "1", keep=HOUR)
+    await second.cancel_task("t", id)
+    assert await first.outcome("t", id) is None
+
+
+@story
+async def test_a_task_is_followed_from_a_gateway_that_has_not_heard_of_its_queue(harness: Stand) -> None:
+    first, second = await harness.another(), await harness.another()
+    worker = await host(harness, "1")
+    await first.workers()
+    assert await first.enqueue([ask("a", version="1", id="t", dedup_keys=(task("t"),))]) == [None]
+    assert await second.state("t", "t") is EntryState.QUEUED
+    third = await harness.another()
+    subscription = Subscription("sub", "t", "", "t", "h", 60.0, 1)
+    assert await third.subscribe([subscription]) == [None]
+    lease = await worker.claim(slot_of("1"), AT_ONCE)
+    assert isinstance(lease, Lease)
+    await worker.complete(lease, [ItemResult(output("a"))])
+    [reply] = (await third.replies("h", 0))[0]
+    assert (reply.id, reply.output) == ("sub", output("a"))
+
+
+@story
+async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(harness: Stand) -> None:
+    gateway, found = await harness.another(), list[Reply]()
+    reading = asyncio.ensure_future(read_on(gateway, found))
+    for count in (1, 2, 3):
+        worker = await host(harness, "1")
+        await gateway.workers()
+        await run(gateway, worker, "1")
+        await harness.settle()
+        assert len(found) == count
+        await worker.close()
+        await pass_time(harness, PAST, gateway)
+        assert "m@1" not in gateway.models
+    reading.cancel()
+
+
+@story
+async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None:
+    """A slot that helps is at home elsewhere, and nothing else waits."""
+    harness.lease_seconds = 15 * STEP
+    gateway = await harness.another()
+    worker = await host(harness, "1")
+    await gateway.workers()
+    how = {"id": "t", "dedup_keys": (task("t"),), "timeout": 9 * HOUR, "queue_timeout": 9 * HOUR}
+    assert await gateway.enqueue([ask("a", version="1", **how)]) == [None]  # type: ignore[arg-type]
+    await worker.close()
+    helper = await host(harness, "2")
+    await pass_time(harness, 5 * STEP, gateway, helper)
+    lease = await helper.claim(slot_of("1", helps=True), AT_ONCE)
+    assert isinstance(lease, Lease)
+    for _ in range(round(3 * HOUR / (10 * STEP))):
+        await pass_time(harness, 10 * STEP, gateway)
+        assert await helper.extend(lease)
+    late = await harness.another()
+    for one in (gateway, late):
+        assert await one.outcome("t", "t") is EntryState.PROCESSING
+    await helper.complete(lease, [ItemResult(output("a"))])
+    assert isinstance(await late.outcome("t", "t"), Reply)
+
+
+@story
+async def test_a_process_that_helped_an_old_version_listens_there_no_longer(harness: Stand) -> None:
+    gateway, helper = await harness.another(), await host(harness, "2")
+    await pass_time(harness, STEP, gateway, helper)
+    before = reads()
+    worker = await host(harness, "1")
+    await gateway.workers()
+    assert await gateway.enqueue([ask(version="1")]) == [None]
+    await worker.close()
+    lease = await helper.claim(slot_of("1", helps=True), AT_ONCE)
+    assert isinstance(lease, Lease)
+    await helper.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+    assert reads() > before
+    await pass_time(harness, PAST, gateway, helper)
+    assert "m@1" not in helper.models
+    assert reads() == before
+
+
+@story
+async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
+    """The epoch names what was lost, also in queues that are forgotten since."""
+    gateway = await harness.another()
+    await serve(harness, gateway, "1")
+    harness.server.command("FLUSHDB")
+    await pass_time(harness, 2 * STEP, gateway)
+    lost = gateway.epoch
+    assert lost != "0"
+    await pass_time(harness, PAST, gateway)
+    assert "m@1" not in gateway.models
+    assert gateway.epoch == lost
+
+
+@story
+async def test_nothing_is_forgotten_by_what_servers_that_are_away_do_not_list(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await harness.another(shards=2)
+    await serve(harness, gateway, "1", keep=5 * HOUR)
+    [away] = {queue for queue in gateway._queues["m"] if not (await queue.siblings())[0]}
+    monkeypatch.setattr(away, "siblings", unreachable)
+    await pass_time(harness, PAST, gateway)
+    assert "m@1" in gateway.models
+
+
+async def unreachable() -> tuple[Sequence[str], float]:
+    raise BrokerUnavailable("it is away")

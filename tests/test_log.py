@@ -57,6 +57,18 @@ def test_log_lines_for_machines_are_json_objects() -> None:
     ]
 
 
+def test_lines_of_a_task_with_a_trace_name_it_unless_they_name_another() -> None:
+    def write() -> None:
+        named = log.TRACE_ID.set("a" * 32)
+        log.get_logger("ours").info("within")
+        log.get_logger("ours").info("of another", trace_id="b")
+        log.TRACE_ID.reset(named)
+        log.get_logger("ours").info("after")
+
+    lines = [json.loads(line) for line in logged(write, json=True).splitlines()]
+    assert [line.get("trace_id") for line in lines] == ["a" * 32, "b", None]
+
+
 def test_the_level_holds_for_both_ways_in() -> None:
     def write() -> None:
         for logger in (structlog.get_logger("a"), logging.getLogger("b")):

@@ -2,8 +2,8 @@
 
 The decision by a ratio goes by the last 8 bytes of the trace id, as in OpenTelemetry's samplers, so that systems with the same
 ratio decide alike about one trace. For requests that begin a trace the sampler draws how many are left out before the next one
-that is sampled (a geometric distribution: each request has the same chance, whatever became of those before it). To be left out
-costs a subtraction. A request that is sampled gets an id that ends below the bound.
+that is sampled (a geometric distribution: each request has the same chance, whatever became of those before it). Requests are
+numbered, so to be left out costs a comparison. A request that is sampled gets an id that ends below the bound.
 """
 
 from __future__ import annotations
@@ -28,29 +28,40 @@ class Sampler:
         bits: returns so many random bits.
 
     Attributes:
-        left_out: requests without a parent that are still left out before one is sampled. Whoever leaves one out without
-            asking `begin` subtracts 1.
+        due: number of the next request that is sampled if it names no parent. `draws` need not be asked about earlier ones.
     """
 
-    __slots__ = ("_bits", "_bound", "_follows", "_ratio", "left_out")
+    __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
 
     def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
         self._ratio, self._follows, self._bits = ratio, follows, bits
         self._bound = round(ratio * _ALL)
-        self.left_out = self._draw()
+        self._left_out, self.due = self._draw(), 1 + self._draw()
+
+    def draws(self, number: int) -> bool:
+        """Whether the request with this number, which no earlier one had, is sampled if it names no parent.
+
+        Numbers grow from 1. Those that were passed over count as requests, so that the chance of each stays the same.
+        """
+        while self.due < number:
+            self.due += 1 + self._draw()
+        if self.due > number:
+            return False
+        self.due += 1 + self._draw()
+        return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Context of the first span of a request; None when it is not sampled.
+        """Context of the first span of a request that has no number; None when it is not sampled.
 
         Arguments:
             parent: span of the client's, if the request names one.
         """
         if parent is None:
-            if self.left_out:
-                self.left_out -= 1
+            if self._left_out:
+                self._left_out -= 1
                 return None
-            self.left_out = self._draw()
-            return self._first()
+            self._left_out = self._draw()
+            return self.first()
         if not (parent.sampled if self._follows else int.from_bytes(parent.trace_id[8:], "big") < self._bound):
             return None
         return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
@@ -64,7 +75,7 @@ class Sampler:
         share = (self._bits(53) + 1) / (1 << 53)  # Above 0, at most 1.
         return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
 
-    def _first(self) -> TraceContext:
+    def first(self) -> TraceContext:
         """Context of the first span of a trace whose id ends below the bound."""
         low = self._bits(64) * self._bound >> 64
         return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
@@ -76,7 +87,8 @@ class Sampler:
 
     def below(self, context: TraceContext) -> TraceContext:
         """Context of a further span in the same trace."""
-        return TraceContext(context.trace_id, self.span_id(), context.flags, context.state)
+        span_id = (self._bits(64) or 1).to_bytes(8, "big")
+        return TraceContext(context.trace_id, span_id, context.flags, context.state)
 
     def span_id(self) -> bytes:
         """Id of a new span."""

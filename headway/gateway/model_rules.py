@@ -109,12 +109,10 @@ class ModelRules:
             dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
             known = asked if options.chosen and not options.task else b""
         trace, traces = b"", self.traces
-        if traces is not None:
-            sampler = traces.sampler
-            if several is None and options.trace is options.replays is None and sampler.left_out:  # As with most.
-                sampler.left_out -= 1
-            else:
-                trace = traces.begin(options, several)
+        if traces is not None and (
+            nonce >= traces.sampler.due or options.trace is not options.replays or several is not None
+        ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
+            trace = traces.begin(options, several, nonce)
         return Entry(
             id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,

@@ -100,18 +100,20 @@ class RequestTraces:
         self._sent: dict[bytes, SentInput] = {}
         """Inputs that have not ended, by what their entries carry."""
 
-    def begin(self, options: RequestOptions, several: SeveralInputs | None) -> bytes:
+    def begin(self, options: RequestOptions, several: SeveralInputs | None, number: int) -> bytes:
         """Begin the trace of a request, or of one of its inputs. Returns what its entry carries; empty unless sampled.
 
         Arguments:
             options: options of the request.
             several: request with several inputs of which this is one.
+            number: number of the submission; see `Sampler.draws`.
         """
+        drawn = self.sampler.draws(number)
         if several is None:
-            request = self._begin(options, 1)
+            request = self._begin(options, 1, drawn)
         else:
             if not several.entered:
-                several.entered, several.trace = True, self._begin(options, several.count)
+                several.entered, several.trace = True, self._begin(options, several.count, drawn)
             request = several.trace
         if request is None:
             return b""
@@ -121,12 +123,15 @@ class RequestTraces:
         self._sent[packed] = SentInput(request, below, now)
         return packed
 
-    def _begin(self, options: RequestOptions, count: int) -> RequestTrace | None:
-        """Begin the trace of a request with so many inputs; None: it is not sampled."""
+    def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
+        """Begin the trace of a request with so many inputs; None: it is not sampled. `drawn`: whether it is without a parent."""
         if options.replays is not None:  # As what died was sampled.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
-        context = self.sampler.begin(options.trace)
+        if options.trace is None:
+            context = self.sampler.first() if drawn else None
+        else:
+            context = self.sampler.begin(options.trace)
         return None if context is None else RequestTrace(context, options.trace, options.way, self._clock(), count)
 
     def admitted(self, entry: Entry) -> None:

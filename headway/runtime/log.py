@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +29,8 @@ import structlog
 
 OUTPUT = "worker output"
 """Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""
+TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
+"""Trace that lines of the present task name; empty for none."""
 CAPACITY = 10_000
 """Most lines that wait to be written."""
 FLUSH_WITHIN = 2.0
@@ -301,7 +304,14 @@ class _Console:
 
 _KEPT = ("exc_info", "stack_info")
 
-_ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _pin)
+
+def _name_trace(logger: Any, name: str, event: _Event) -> _Event:
+    if trace_id := TRACE_ID.get():
+        event.setdefault("trace_id", trace_id)
+    return event
+
+
+_ADDED: tuple[structlog.typing.Processor, ...] = (structlog.contextvars.merge_contextvars, _name_trace, _pin)
 _wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
 _exception = structlog.processors.format_exc_info
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 
-import structlog
-
 from headway.core.trace_context import read_carried
 from headway.errors import BackendError
 from headway.model import CarriedTrace, Entry, ItemResult, Lease, TraceContext
+from headway.runtime.log import TRACE_ID
 from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 Member = tuple[int, Entry, CarriedTrace]
@@ -38,7 +37,7 @@ class BatchTraces:
 
     def __init__(self, recorder: SpanRecorder) -> None:
         self._recorder = recorder
-        self._poll_form, self._process_form = lru_cache(FORMS)(_poll_form), lru_cache(FORMS)(_process_form)
+        self._forms = lru_cache(FORMS)(_forms)
 
     async def run(
         self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
@@ -54,10 +53,11 @@ class BatchTraces:
         if not members:
             return await run_batch()
         recorder = self._recorder
-        facts, poll, begun = _facts(lease), recorder.sampler.apart(), recorder.clock()
+        polled, ran = self._forms(*_facts(lease))
+        poll, begun = recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
-        self._tell_poll(run, poll, facts, members, asked_at)
-        token, bound = RUN.set(run), structlog.contextvars.bind_contextvars(trace_id=poll.trace_id.hex())
+        self._tell_poll(run, poll, polled, members, asked_at)
+        token, named = RUN.set(run), TRACE_ID.set(poll.trace_id.hex())
         items: Sequence[ItemResult] = ()
         error, kind = "cut short", "cancelled"
         try:
@@ -71,29 +71,29 @@ class BatchTraces:
             raise
         finally:
             RUN.reset(token)
-            structlog.contextvars.reset_contextvars(**bound)
-            self._tell_run(run, poll, facts, members, items, error, kind)
+            TRACE_ID.reset(named)
+            self._tell_run(run, poll, ran, members, items, error, kind)
         return items
 
     def _tell_poll(
-        self, run: RunTrace, poll: TraceContext, facts: Facts, members: Sequence[Member], asked_at: float
+        self, run: RunTrace, poll: TraceContext, form: SpanForm, members: Sequence[Member], asked_at: float
     ) -> None:
         links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
         times = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
-        self._recorder.add(Span(self._poll_form(*facts), poll, b"", *times, (), links))
+        self._recorder.add(Span(form, poll, b"", *times, (), links))
 
     def _tell_run(
         self,
         run: RunTrace,
         poll: TraceContext,
-        facts: Facts,
+        form: SpanForm,
         members: Sequence[Member],
         items: Sequence[ItemResult],
         error: str,
         kind: str,
     ) -> None:
         """Record the run: once in the trace of the batch, and once in that of each sampled member."""
-        recorder, form = self._recorder, self._process_form(*facts)
+        recorder = self._recorder
         begun, ended = run.unix(run.begun), run.unix(recorder.clock())
         failed = (("error.type", kind),) if error else ()
         recorder.add(Span(form, run.context, poll.span_id, begun, ended, failed, (), error or None))
@@ -110,13 +110,15 @@ class BatchTraces:
 
 def _sampled(entries: Sequence[Entry]) -> Sequence[Member]:
     """Members of a batch that are sampled."""
-    if not [entry for entry in entries if entry.trace]:  # As mostly.
+    carrying = [entry for entry in entries if entry.trace]
+    if not carrying:  # As mostly.
         return ()
-    return [
-        (place, entry, carried)
-        for place, entry in enumerate(entries)
-        if entry.trace and (carried := read_carried(entry.trace)) is not None
-    ]
+    members, place = list[Member](), -1
+    for entry in carrying:
+        place = entries.index(entry, place + 1)  # All places together are looked at once.
+        if (carried := read_carried(entry.trace)) is not None:
+            members.append((place, entry, carried))
+    return members
 
 
 def _facts(lease: Lease) -> Facts:
@@ -124,12 +126,10 @@ def _facts(lease: Lease) -> Facts:
     return slot.model, slot.worker, len(lease.entries), lease.attempt, lease.reason, round(lease.fill, 4)
 
 
-def _poll_form(model: str, *facts: int | float | str) -> SpanForm:
-    return SpanForm(f"poll {model}", SpanKind.CLIENT, _attributes("poll", "receive", model, *facts))
-
-
-def _process_form(model: str, *facts: int | float | str) -> SpanForm:
-    return SpanForm(f"process {model}", SpanKind.CONSUMER, _attributes("process", "process", model, *facts))
+def _forms(model: str, *facts: int | float | str) -> tuple[SpanForm, SpanForm]:
+    """Forms of the spans `poll` and `process` of batches with these facts."""
+    polled, ran = (_attributes(*kind, model, *facts) for kind in (("poll", "receive"), ("process", "process")))
+    return SpanForm(f"poll {model}", SpanKind.CLIENT, polled), SpanForm(f"process {model}", SpanKind.CONSUMER, ran)
 
 
 def _attributes(name: str, kind: str, model: str, *facts: int | float | str) -> Attributes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -23,9 +24,10 @@ def test_a_request_without_a_parent_is_sampled_by_the_ratio(follows: bool) -> No
     assert len({one.trace_id for one in found}) == len({one.span_id for one in found}) == len(found)
 
 
-def test_each_request_has_the_same_chance_whatever_became_of_those_before_it() -> None:
+@pytest.mark.parametrize("numbered", [True, False])
+def test_each_request_has_the_same_chance_whatever_became_of_those_before_it(numbered: bool) -> None:
     sampler = Sampler(0.25, True, random.Random(3).getrandbits)
-    taken = [sampler.begin(None) is not None for _ in range(20_000)]
+    taken = [sampler.draws(at) if numbered else sampler.begin(None) is not None for at in range(1, 20_001)]
     after = [now for before, now in pairwise(taken) if before]
     others = [now for before, now in pairwise(taken) if not before]
     assert sum(after) / len(after) == pytest.approx(0.25, abs=0.02)
@@ -34,8 +36,22 @@ def test_each_request_has_the_same_chance_whatever_became_of_those_before_it() -
 
 @pytest.mark.parametrize(("ratio", "least"), [(1.0, 0), (0.0, 1 << 60), (1e-18, 1 << 40), (5e-324, 1 << 60)])
 def test_a_share_at_its_ends_leaves_out_none_or_nearly_all(ratio: float, least: int) -> None:
-    assert Sampler(ratio, True, BITS).left_out >= least
-    assert ratio < 1 or Sampler(ratio, True, BITS).left_out == 0
+    sampler = Sampler(ratio, True, BITS)
+    assert sampler.due >= 1 + least
+    assert ratio < 1 or all(sampler.due == number and sampler.draws(number) for number in range(1, 100))
+
+
+@pytest.mark.parametrize("asked", [lambda number: number % 3 == 0, lambda number: number > 15_000])
+def test_numbers_that_are_passed_over_change_no_chance(asked: Callable[[int], bool]) -> None:
+    sampler = Sampler(0.25, True, random.Random(4).getrandbits)
+    taken = [sampler.draws(number) for number in range(1, 20_001) if asked(number)]
+    assert sum(taken) / len(taken) == pytest.approx(0.25, abs=0.02)
+
+
+def test_requests_before_the_one_that_is_due_need_not_ask() -> None:
+    all_ask, few_ask = (Sampler(0.1, True, random.Random(5).getrandbits) for _ in range(2))
+    taken = [number for number in range(1, 2000) if all_ask.draws(number)]
+    assert taken == [number for number in range(1, 2000) if number >= few_ask.due and few_ask.draws(number)]
 
 
 def test_one_that_follows_does_as_its_parent_did() -> None:

@@ -18,7 +18,9 @@ MOST_TEXT = 2048
 
 _END = struct.Struct("<BQBQHI")
 _LINK_FLAGS = struct.Struct("<BI")
-_DOUBLE = struct.Struct("<Bd")
+_LINK_IDS = 2 + 16 + 2 + 8
+"""Bytes of the ids in a link, with their tags and lengths."""
+_DOUBLE = struct.Struct("<d")
 
 _KNOWN, _REMOTE = 0x100, 0x200
 """Flags that say whether a context is another process's: that it is known, and that it is."""
@@ -85,13 +87,11 @@ def _encode_form(form: SpanForm) -> bytes:
 def _add_links(parts: list[bytes], links: Sequence[SpanLink], most: int) -> None:
     for link in links if len(links) <= most else links[:most]:
         context = link.context
-        inner = b"".join((
-            b"\x0a\x10", context.trace_id, b"\x12\x08", context.span_id,
-            _text(b"\x1a", context.state) if context.state else b"",
-            _pair(_OF_LINK, _MESSAGE_ID, link.message) if link.message else b"",
-            _LINK_FLAGS.pack(_LINK_FLAG, context.flags | _KNOWN | _REMOTE),
-        ))  # fmt: skip
-        parts += (b"\x6a", _size(len(inner)), inner)
+        state = _text(b"\x1a", context.state) if context.state else b""
+        message = _pair(_OF_LINK, _MESSAGE_ID, link.message) if link.message else b""
+        size = _size(_LINK_IDS + len(state) + len(message) + _LINK_FLAGS.size)
+        flags = _LINK_FLAGS.pack(_LINK_FLAG, context.flags | _KNOWN | _REMOTE)
+        parts += (b"\x6a", size, b"\x0a\x10", context.trace_id, b"\x12\x08", context.span_id, state, message, flags)
     if most < len(links):
         parts += (b"\x70", _size(len(links) - most))
 
@@ -151,19 +151,27 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
 
 def _pair(tag: bytes, name: str, value: Attribute) -> bytes:
     """Attribute as a field."""
-    key = _name(name)
     if type(value) is str:
         text = value[:MOST_TEXT].encode("utf-8", "replace")
-        length = len(text)
-        size = len(key) + length + 3
-        if size < 0x80:  # As nearly all; all three lengths are of one byte.
-            return b"".join((tag, _BYTES[size], key, _BYTES[length + 2], _STRING, _BYTES[length], text))
-        content = _STRING + _size(length) + text
-    elif isinstance(value, float):
-        content = _DOUBLE.pack(0x21, value)
-    else:
-        content = b"\x18" + _size(int(value) & 0xFFFFFFFFFFFFFFFF)
-    return _field(tag, key + _size(len(content)) + content)
+        return _before_text(tag, name, len(text)) + text
+    if isinstance(value, float):
+        return _before(tag, name, b"\x21", _DOUBLE.size) + _DOUBLE.pack(value)
+    number = _size(int(value) & 0xFFFFFFFFFFFFFFFF)
+    return _before(tag, name, b"\x18", len(number)) + number
+
+
+@lru_cache(maxsize=1024)
+def _before_text(tag: bytes, name: str, length: int) -> bytes:
+    """Attribute whose value is a text of so many bytes, as a field, up to that text."""
+    return _before(tag, name, _STRING + _size(length), length)
+
+
+@lru_cache(maxsize=1024)
+def _before(tag: bytes, name: str, kind: bytes, length: int) -> bytes:
+    """Attribute as a field, up to its value of so many bytes. `kind`: what comes before a value of its kind."""
+    key, content = _name(name), len(kind) + length
+    value = _size(content)
+    return b"".join((tag, _size(len(key) + len(value) + content), key, value, kind))
 
 
 @lru_cache(maxsize=1024)

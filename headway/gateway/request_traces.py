@@ -108,7 +108,7 @@ class RequestTraces:
             several: request with several inputs of which this is one.
             number: number of the submission; see `Sampler.draws`.
         """
-        drawn = self.sampler.draws(number)
+        drawn = number >= self.sampler.due and self.sampler.draws(number)
         if several is None:
             request = self._begin(options, 1, drawn)
         else:

@@ -16,6 +16,8 @@ from headway.runtime.supervisor import Supervisor
 
 KEEP_EVERY = 15.0
 """Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away."""
+FIRST_AFTER = 1.0
+"""Seconds between the first two; each further pause is twice as long, as a fleet changes most while it comes up."""
 
 
 class SnapshotSource:
@@ -76,7 +78,9 @@ class SnapshotSource:
         return snapshot.aged(self._last, age, away)
 
     async def _run(self) -> None:
+        pause = FIRST_AFTER
         while not self._stopped.is_set():
             with contextlib.suppress(BrokerUnavailable):  # Others tell of it, each once.
                 await self.fresh()
-            await asyncio.sleep(KEEP_EVERY)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, KEEP_EVERY)

@@ -187,6 +187,10 @@ class Server:
         self.port, self.admin_port = int(public[1]) if public else 0, int(admin[1])
         grpc = _GRPC.search(self.banner())
         self.grpc_port = int(grpc[1]) if grpc else 0
+        self.note_descriptors()
+
+    def note_descriptors(self) -> None:
+        """Take the descriptors that it holds now for those that it may hold in the end, as it has more workers than at first."""
         self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:

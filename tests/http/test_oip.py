@@ -359,6 +359,7 @@ def test_an_output_with_a_lone_surrogate_is_an_error() -> None:
         ("/v2/models/other/infer", 404, "no model named 'other'"),
         ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
         ("/v2/models//infer", 404, "nothing is served"),
+        ("/v2/models/default/infer?version=1", 400, "the query names `version`"),
     ],
 )
 def test_a_path_names_the_model_and_its_version(path: str, status: int, says: str) -> None:

@@ -82,6 +82,15 @@ def test_several_prompts_and_choices_are_as_many_entries_in_order() -> None:
     served(main)
 
 
+def test_a_query_that_names_a_model_or_a_version_is_refused_and_another_is_ignored() -> None:
+    async def main(stand: Stand) -> None:
+        for query, status in (("version=2", 400), ("model=other", 400), ("api-version=2", 200)):
+            answer = await stand.ask(post(json.dumps({"prompt": "a"}), f"{COMPLETIONS}?{query}"))
+            assert answer.status == status, query
+
+    served(main)
+
+
 def test_a_list_of_prompts_counts_as_many_requests() -> None:
     async def main(stand: Stand) -> None:
         client = await stand.connect()

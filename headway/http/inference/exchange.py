@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import parse_qsl
 
 from headway.config import Settings
+from headway.errors import BadRequest
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.server.head import Head
 from headway.model import RequestOptions, Value
 from headway.runtime.counters import Counters
+
+_NAMED = ("model", "model_id", "version")
+"""Members of a query that would say whom it is for."""
 
 JSON = b"content-type: application/json\r\n"
 """Content type of an answer in JSON, as a line of its header."""
@@ -80,6 +85,23 @@ class RequestTarget(NamedTuple):
 
     names: Mapping[str, str]
     query: bytes
+
+    def refuse_named(self, instead: str) -> None:
+        """Refuse a query that names a model or a version, where another place does.
+
+        Arguments:
+            instead: the places that do, for the message.
+
+        Raises:
+            BadRequest: the query names one. Other members of a query are ignored, as those of bodies are.
+        """
+        if not self.query:
+            return
+        for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
+            if name in _NAMED:
+                raise BadRequest(
+                    f"the query names `{name}`, which is for application/octet-stream; name it in {instead}"
+                )
 
 
 OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], ReadExchange | None]

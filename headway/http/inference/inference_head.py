@@ -96,6 +96,8 @@ def read_inference_head(
     asked.wish, asked.wait = wish, min(wait, options.timeout)
     if codec.open is not None:
         asked.read = codec.open(head, target, options, context)
+    else:
+        target.refuse_named("the body")
     return asked
 
 

@@ -2,12 +2,16 @@
 
 Each answer tells the server's instant, but takes a while to arrive, so that an estimate made of it is behind by that. What the best of
 recent answers tells is behind by a moment, and ahead only for a while after the server's clock was put back by little.
+
+An event loop reads its clock once a turn. While a process is kept from running within a turn, that clock stands still, and an answer
+that is held against it would put the server ahead. So the best is found by a clock that is read anew.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from time import monotonic
 
 WINDOW = 60.0
 """Seconds after which other answers are the recent ones, as clocks drift."""
@@ -21,11 +25,12 @@ class ServerClock:
     """Estimate of the server's clock.
 
     Arguments:
-        clock: monotonic seconds of this process.
+        clock: monotonic seconds of the event loop.
+        anew: the same clock, read at each call.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], anew: Callable[[], float] = monotonic) -> None:
+        self._clock, self._anew = clock, anew
         self._latest = 0.0
         """Seconds by which the server's clock was ahead of this process's by the last answer. The others: by the best one of this window,
         and of the one before."""
@@ -34,8 +39,8 @@ class ServerClock:
 
     def learn(self, instant: float) -> None:
         """Learn of an answer that has just arrived, and of the server's instant that it tells."""
-        now = self._clock()
-        self._latest = ahead = instant - now
+        now = self._anew()
+        self._latest, ahead = instant - self._clock(), instant - now
         if ahead < max(self._best, self._best_before) - PUT_BACK:
             self._best = self._best_before = -math.inf
         if now >= self._window_ends:

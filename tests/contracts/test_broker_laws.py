@@ -323,6 +323,17 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def fail(self, data: st.DataObject, cause: Cause) -> None:
         self.end_in_failure(self.pick(data), cause)
 
+    @rule(worker=st.sampled_from(WORKERS))
+    def retire(self, worker: str) -> None:
+        """An autoscaler takes a slot away, once its batches have ended. Under its name another one may come."""
+        for held in [held for held in self.leases if held.lease.slot.worker == worker]:
+            self.leases.remove(held)
+            items = [ItemResult(output(rider.input)) for rider in held.lease.entries]
+            self.settle(held, not self.do(self.host(worker).complete(held.lease, items)).fenced)
+        gone = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.OFFLINE)
+        self.do(self.host(worker).heartbeat(gone))
+        self.culprits.workers_changed()
+
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
     def keep_failing(self, model: str, times: int, cause: Cause) -> None:
         """Far enough into the retry plan for somebody to stand alone."""

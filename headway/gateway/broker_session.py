@@ -336,7 +336,8 @@ class BrokerSession:
         """Offer entries again that still wait.
 
         An entry that is answered meanwhile may have been taken for new. It is withdrawn, unless later requests can use
-        its outcome. A task that is cancelled meanwhile is withdrawn, too, as the broker may have forgotten that by then.
+        its outcome. A task that is cancelled or refused meanwhile is withdrawn, too: the broker may have forgotten the one by then, and
+        have heard of the other by another call.
 
         Arguments:
             entries: entries to offer.
@@ -354,8 +355,8 @@ class BrokerSession:
         finally:  # A call without an answer may have been done.
             wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
             for entry, pending in zip(offered, held, strict=True):
-                left = pending is not None and pending.left
-                if entry.submission not in wanted and (left or not is_task(entry)):
+                unwanted = pending is not None and (pending.left or pending.unadmitted)
+                if entry.submission not in wanted and (unwanted or not is_task(entry)):
                     self.withdraw(entry.submission)
 
     async def _subscribe(self, subscriptions: Sequence[Subscription], again: bool = False) -> None:

@@ -163,6 +163,37 @@ def test_what_is_answered_while_it_is_offered_again_does_not_run_again() -> None
     run(main)
 
 
+def test_a_task_that_is_refused_while_it_is_offered_again_does_not_run() -> None:
+    """Its first offer is under way when all that may be lost is offered again, and is refused before that other offer is taken."""
+    caller = Principal("somebody", "acme", 1, (Limit("user-1", "user", 6.0, 10.0),))
+    over = Failure(errors.RATE_LIMITED, "over the limit", 1.0, "rate")
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.2)) as fleet:
+            running = fleet.ask("running")
+            await asyncio.sleep(0.1)
+            real, overtaken = fleet.server.inner.enqueue, list[Entry]()
+
+            async def enqueue(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+                if any(entry.limits for entry in entries):
+                    await asyncio.sleep(0.8)
+                    return [over] * len(entries)
+                overtaken.extend(entries)
+                await asyncio.sleep(1.5)
+                return await real(entries)
+
+            fleet.server.inner.enqueue = enqueue  # type: ignore[method-assign]
+            fleet.server.cut()
+            asked = fleet.ask("x", caller=caller, task=True)
+            assert await fleet.answered(running, asked) == ["ok", errors.RATE_LIMITED]
+            await asyncio.sleep(3.0)
+            assert [entry.id for entry in overtaken] == [asked.id]
+            assert await fleet.gateway.outcome("acme", asked.id) is None
+            assert fleet.runs("x") == 0
+
+    run(main)
+
+
 def test_each_process_finds_out_for_itself_what_was_lost() -> None:
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:

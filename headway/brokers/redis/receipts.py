@@ -1,7 +1,8 @@
 """Receipts: what gateways have read of a queue's replies. Mostly the next enqueue tells the server of it.
 
 The server knows by its replies which submissions have had their outcome, until it hears that those were read. An offer of such a
-submission that it gets to later would be a new one. So a receipt waits while a call that offers one of its submissions is under way.
+submission that it gets to later would be a new one. So a receipt waits for the calls that were under way when it came, and offer one of
+its submissions. An offer that begins later is a new one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.brokers.redis import wire
 from headway.errors import BrokerUnavailable
@@ -30,12 +31,14 @@ class Receipt:
         last: id of the last entry of the stream.
         submissions: submissions that were replied to.
         outputs: tokens of their outputs that are stored apart.
+        held_by: calls under way for which it waits.
     """
 
     gateway: str
     last: bytes
     submissions: list[Submission]
     outputs: list[str] = field(default_factory=list)
+    held_by: list[Offer] = field(default_factory=list)
 
     @property
     def packed(self) -> tuple[object, ...]:
@@ -46,7 +49,8 @@ class Receipt:
     def and_then(self, later: Receipt) -> Receipt:
         """Receipt of both."""
         last = max(self.last, later.last, key=_numbers)  # A large output may have been read after what followed it.
-        return Receipt(self.gateway, last, self.submissions + later.submissions, self.outputs + later.outputs)
+        submissions, outputs = self.submissions + later.submissions, self.outputs + later.outputs
+        return Receipt(self.gateway, last, submissions, outputs, self.held_by + later.held_by)
 
 
 def _numbers(id: bytes) -> list[int]:
@@ -54,27 +58,39 @@ def _numbers(id: bytes) -> list[int]:
     return list(map(int, id.split(b"-")))
 
 
+class Offer:
+    """Call that offers entries, until it is over."""
+
+    __slots__ = ("entries", "over")
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self.over = False
+
+
 class Offers:
-    """Entries that the calls under way of this process offer."""
+    """Calls under way of this process that offer entries."""
 
     def __init__(self) -> None:
-        self._under_way: list[Sequence[Entry]] = []
+        self._under_way: list[Offer] = []
 
     @contextlib.contextmanager
     def under_way(self, entries: Sequence[Entry]) -> Iterator[None]:
         """Note that a call offers these entries, until the context ends."""
-        self._under_way.append(entries)
+        offer = Offer(entries)
+        self._under_way.append(offer)
         try:
             yield
         finally:
-            self._under_way.remove(entries)
+            offer.over = True
+            self._under_way.remove(offer)
 
-    def hold(self, receipt: Receipt) -> bool:
-        """Whether a submission of a receipt is offered."""
+    def of(self, submissions: Sequence[Submission]) -> list[Offer]:
+        """Calls under way that offer one of these."""
         if not self._under_way:
-            return False
-        read = set(receipt.submissions)
-        return any(entry.submission in read for entries in self._under_way for entry in entries)
+            return []
+        asked = set(submissions)
+        return [offer for offer in self._under_way if any(entry.submission in asked for entry in offer.entries)]
 
 
 class Receipts:
@@ -93,12 +109,13 @@ class Receipts:
     def take(self, gateway: str) -> Receipt | None:
         """Take out what a gateway has read, to tell of it; `keep` it if that fails. None while it is kept back."""
         receipt = self._receipts.get(gateway)
-        if receipt is None or self._offers.hold(receipt):
+        if receipt is None or not all(offer.over for offer in receipt.held_by):
             return None
         return self._receipts.pop(gateway)
 
     def add(self, receipt: Receipt) -> None:
         """Note what a gateway has read. The server hears of it with the next enqueue, or soon."""
+        receipt = replace(receipt, held_by=self._offers.of(receipt.submissions))
         known = self._receipts.get(receipt.gateway)
         self._note(receipt if known is None else known.and_then(receipt))
 

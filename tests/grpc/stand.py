@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -122,6 +122,18 @@ class Port:
         return client
 
 
+@dataclass
+class Attended:
+    """Registry whose worker has just sent a heartbeat whenever it is looked at, however long a busy machine has stood still."""
+
+    broker: MemoryBroker
+    worker: WorkerInfo
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        await self.broker.heartbeat(self.worker)
+        return await self.broker.workers()
+
+
 def served(
     main: Callable[[Port], Coroutine[Any, Any, None]],
     keys: Keys | None = None,
@@ -169,7 +181,8 @@ async def _serve(
     real = make(settings, [settings.model], broker, counters, monotonic, observers=traces)
     for one in traces:
         real.rules.trace(one)
-    await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
+    worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
+    await broker.heartbeat(worker)
     gateway = EchoGateway(broker)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
@@ -178,7 +191,7 @@ async def _serve(
         settings,
         real if whole else gateway,
         identity,
-        Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}),
+        Readiness(cast(Any, Attended(broker, worker)), lambda: stand.leaving, slots={"gpu-0"}),
         lambda: ID.format(next(numbers)),
         counters,
         certificates,

@@ -77,6 +77,7 @@ PROGRAMS = {
     "gathering": Program(
         "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
     ),
+    "many_versions": Program("cost", "versions that come and go", ("--versions", "150"), ()),
     "many_names": Program("cost", "names that nobody serves", ("--names", "10000"), ()),
     "collectors": Program(
         "load",

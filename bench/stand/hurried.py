@@ -1,0 +1,35 @@
+"""Headway with short lives: what it remembers of queues and workers for minutes or an hour is over in seconds.
+
+`python -m bench.stand.hurried gateway …` is `headway gateway …` with them; a program that imports this module has them, too.
+All processes over one Redis must, or their functions there differ.
+"""
+
+from __future__ import annotations
+
+from headway.brokers.redis import function_library
+
+LIVES = {
+    "LIFE_SECONDS": 12,
+    "FIGURES_SECONDS": 10,
+    "RENEW_SECONDS": 1,
+    "STREAM_SECONDS": 6,
+    "SWEEP_SECONDS": 1.0,
+    "GATEWAY_SECONDS": 6.0,
+    "WORKER_SECONDS": 2.0,
+    "HISTORY_SECONDS": 8,
+}
+"""Seconds instead of those of `function_library`."""
+
+function_library._NUMBERS.update(LIVES)
+function_library._BODY = function_library._body()
+function_library.VERSION = f"{function_library.LAYOUT}_hurried"
+
+# Only then, as they take the numbers and the name as they are when they are imported.
+from headway import cli  # noqa: E402
+from headway.brokers.redis import queue_table  # noqa: E402
+from headway.fleet import models  # noqa: E402
+
+queue_table.LOOK_EVERY, queue_table.FORGET_AFTER, models.MISSED_FOR = 1.0, 3.0, 3.0
+
+if __name__ == "__main__":
+    cli.main()

@@ -131,13 +131,13 @@ def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
     operation["parameters"].append({
         "name": "model_id",
         "in": "query",
-        "description": "The model; required when the body is application/octet-stream, unused otherwise.",
+        "description": "The model; required when the body is application/octet-stream, refused otherwise.",
         "schema": {"type": "string"},
     })  # fmt: skip
     operation["parameters"].append({
         "name": "version",
         "in": "query",
-        "description": "The version that must answer, where the body is application/octet-stream; unused otherwise.",
+        "description": "The version that must answer, where the body is application/octet-stream; refused otherwise.",
         "schema": {"type": "string"},
     })  # fmt: skip
     shape = components(settings)["schemas"]["Input"]

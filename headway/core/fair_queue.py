@@ -28,9 +28,9 @@ from headway.model import Entry
 
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 
-PAGE = 4096
+PAGE = 64 << 10
 """Characters of input and parameters that cost one round."""
-BATCH_PAGES = 256
+BATCH_PAGES = 16
 """Most pages of a batch for large entries together where several tenants ask; a single entry may have more."""
 LOOKED_AT = 256
 """Most rounds that are counted one by one to tell what is served before an entry; most that a weight costs."""

@@ -9,7 +9,9 @@ from headway.config import FIELDS, flag
 
 
 def point_out(error: Any, option: str, command: str | None) -> None:
-    """Name in an error of an unknown option the roles that take it. Nothing happens if `command` is no role, or none does.
+    """Name in an error of an unknown option the roles that take it.
+
+    Nothing happens if `command` is no role, or takes it itself, or no role does.
 
     Arguments:
         error: error of the parser, with its `message` and `possibilities`.
@@ -17,7 +19,7 @@ def point_out(error: Any, option: str, command: str | None) -> None:
         command: name of the command that does not take it.
     """
     takers = takers_of(option)
-    if not takers or command not in {role.value for role in ROLES}:
+    if not takers or command in takers or command not in {role.value for role in ROLES}:
         return
     named = " and ".join(filter(None, (", ".join(takers[:-1]), takers[-1])))
     error.message = f"headway {command} has no {option}: it is a flag of headway {named}."

@@ -67,6 +67,13 @@ def test_a_flag_of_other_roles_names_them(
     assert (f"headway {role} has no {option}: it is a flag of headway {takers}." in told) is bool(takers)
 
 
+def test_a_flag_without_its_value_is_told_to_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["serve", "model.py:f", "--workers"]) == 2
+    told = capsys.readouterr().err
+    assert "'--workers' requires an argument" in told
+    assert "it is a flag of" not in told
+
+
 def test_settings_of_other_roles_in_a_shared_file_are_told_in_the_log() -> None:
     settings = Settings(zone="a", workers=4, port=0, scale_policy="plan")
     with capture_logs() as logs:

@@ -275,8 +275,8 @@ class Scaler:
         roomy = max(1, math.ceil(rate / (self._pace * ROOM) - 1e-9))
         kept = fewest_slots(cost, rate, promise, self.forecast.dispersion, self.limits.most)
         if kept is None:
-            return roomy, f"are {ROOM:.0%} used; none keep {promise * 1000:g} ms"
-        return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"are {ROOM:.0%} used")
+            return roomy, f"stay below {ROOM:.0%} use; none keep {promise * 1000:g} ms"
+        return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"stay below {ROOM:.0%} use")
 
     def _may_remove(self, now: float) -> bool:
         return now - self._changed_at >= self.limits.cooldown and self.coming == 0

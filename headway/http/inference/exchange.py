@@ -90,7 +90,7 @@ class RequestTarget(NamedTuple):
         """Refuse a query that names a model or a version, where another place does.
 
         Arguments:
-            instead: the places that do, for the message.
+            instead: what to do instead, for the message.
 
         Raises:
             BadRequest: the query names one. Other members of a query are ignored, as those of bodies are.
@@ -100,7 +100,7 @@ class RequestTarget(NamedTuple):
         for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
             if name in _NAMED:
                 raise BadRequest(
-                    f"the query names `{name}`, which is for application/octet-stream; name it in {instead}"
+                    f"the query names `{name}`, which only /v1/predict heeds, with application/octet-stream; {instead}"
                 )
 
 

@@ -97,7 +97,7 @@ def read_inference_head(
     if codec.open is not None:
         asked.read = codec.open(head, target, options, context)
     else:
-        target.refuse_named("the body")
+        target.refuse_named("name it in the body of /v1/inference")
     return asked
 
 

@@ -107,7 +107,7 @@ def open_octets(
     ) -> ReadExchange | None:
         kind = head.single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
         if kind != OCTETS:
-            target.refuse_named("the body")
+            target.refuse_named("name it in the body")
             if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
                 return None
 

@@ -29,7 +29,7 @@ def infer(settings: Settings) -> Codec:
     read_request, check = request_reader(settings), value_checker(settings)
 
     def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
-        target.refuse_named("the path")
+        target.refuse_named("name it in the path")
         model, version = target.names["model"], target.names.get("version")
         check_version(context.kinds, model, version)
         options = with_version(options, version)

@@ -30,7 +30,7 @@ def openai_codec(make: Make) -> Codec:
 
 def _opener(make: Make) -> OpenHead:
     def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
-        target.refuse_named("the body")
+        target.refuse_named("name the model in the body, and ask /v1/inference for a version")
         if options.task:
             raise BadRequest(
                 "Prefer is respond-async, and this API has no answer for it; ask /v1/inference for a task, or leave it out"

@@ -28,6 +28,10 @@ PATIENCE = 30.0
 """Real seconds for which a server is waited for."""
 GRAIN = 0.001
 """Real seconds after which a server that is busy is asked again."""
+LONG = 3600.0
+"""Seconds of a jump that no test means: it is made only when nothing has come for a while of real time, too."""
+WHILE = 0.2
+"""Real seconds for that: a busy machine may take as long to bring what a server has sent."""
 
 _UNDER_WAY = re.compile(
     rb"^.* (?:obl|oll)=[1-9]"  # An answer that is not all sent.
@@ -61,6 +65,8 @@ class _Selector(selectors.DefaultSelector):
         if timeout is None:
             if not self.loop.patience or not (ready := super().select(self.loop.patience)):
                 raise RuntimeError("virtual time stands still: no timer is set and nothing is ready")
+            return ready
+        if timeout > LONG and self.loop.patience and (ready := super().select(WHILE)):
             return ready
         self.loop.now += timeout
         return ready

@@ -46,7 +46,7 @@ class Pair:
     def __init__(self, seed: int, link: RedisConnection, now: Any, limits: QueueLimits = LIMITS) -> None:
         self.rng = random.Random(seed)
         self.weights = WEIGHTS if limits.max_weight else (1,)
-        self.large = [size * PAGE // 2 * "x" for size in (5, 9, 41)] if seed % 2 else []
+        self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
         self.there: Queue = self.broker._queues["m"][0]

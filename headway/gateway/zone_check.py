@@ -1,4 +1,4 @@
-"""Check of a gateway's zone: one in which no worker is while others have some was most likely mistyped."""
+"""Check of a gateway's zone: one that never had a worker while others have some was most likely mistyped."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class ZoneCheck:
     def __init__(self, zone: str, clock: Callable[[], float]) -> None:
         self._zone, self._clock = zone, clock
         self._alone_since: float | None = None
-        self._told = False
+        self._told = self._had_some = False
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of where the workers are; each time that none is in the zone of the gateway, that is logged once."""
         zones = {one.zone for one in workers if one.status is not WorkerStatus.OFFLINE}
         if not zones or self._zone in zones:
             self._alone_since, self._told = None, False
+            self._had_some = self._had_some or self._zone in zones
             return
         now = self._clock()
         since = self._alone_since = now if self._alone_since is None else self._alone_since
@@ -43,6 +44,9 @@ class ZoneCheck:
     def _warn(self, zones: set[str]) -> None:
         named = sorted(zones - {""})
         near = difflib.get_close_matches(self._zone, named, 1)
-        hint = f"Did you mean {near[0]}?" if near else "Set --zone to that of the workers nearby."
+        if self._had_some:
+            hint = "Its workers have left. Start some there, unless the zone is given up."
+        else:
+            hint = f"Did you mean {near[0]}?" if near else "Set --zone to that of the workers nearby."
         log.warning("no worker is in the zone of this gateway; workers of other zones answer",
                     zone=self._zone, zones=", ".join(named), hint=hint)  # fmt: skip

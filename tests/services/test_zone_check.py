@@ -51,6 +51,8 @@ def test_a_zone_whose_workers_come_later_is_not_warned_of_and_one_that_loses_the
                 now += 0.9 * ALONE_FOR
                 check.learn([worker(zone) for zone in zones])
     assert [one["event"] for one in logs] == [WARNING] * 3
+    left = "Its workers have left. Start some there, unless the zone is given up."
+    assert [one["hint"] for one in logs] == ["Set --zone to that of the workers nearby.", left, left]
     with capture_logs() as logs:
         check = ZoneCheck("a", lambda: now)
         check.learn([worker("b")])

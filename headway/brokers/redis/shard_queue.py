@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -374,8 +374,8 @@ class Queue:
         )
         return " ".join(map(str, settings))
 
-    async def _call(self, function: str, *arguments: object) -> Any:
-        return await self._steps.call(function, *arguments)
+    def _call(self, function: str, *arguments: object) -> Awaitable[Any]:
+        return self._steps.call(function, *arguments)
 
     def _note(self, instants: bytes) -> float:
         """Note the packed instant and birth that a call returned. Returns the instant."""

@@ -35,13 +35,13 @@ class Steps:
         self.clock = ServerClock(lambda: asyncio.get_running_loop().time())
         self._connection, self._key, self._head = connection, key, head
 
-    async def call(self, function: str, *arguments: object) -> Any:
+    def call(self, function: str, *arguments: object) -> Awaitable[Any]:
         """Make a step. Raises BrokerUnavailable when there is no answer in time; then it may have been done."""
-        return await self._make(self._connection.call, function, *arguments)
+        return self._make(self._connection.call, function, *arguments)
 
-    async def claim(self, function: str, *arguments: object) -> Any:
+    def claim(self, function: str, *arguments: object) -> Awaitable[Any]:
         """Make a step like `call`, over the connections for claims."""
-        return await self._make(self._connection.claim, function, *arguments)
+        return self._make(self._connection.claim, function, *arguments)
 
     async def _make(self, ask: Callable[..., Awaitable[Any]], function: str, *arguments: object) -> Any:
         try:

@@ -66,7 +66,8 @@ class _Requests:
 
 async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
     try:
-        return await asyncio.wait_for(ledger.find(id), ANSWER_WITHIN)
+        async with asyncio.timeout(ANSWER_WITHIN):
+            return await ledger.find(id)
     except TimeoutError:
         why = f"it does not answer within {ANSWER_WITHIN * 1000:.0f} ms"
     except (StoreUnavailable, SettingError) as exc:

@@ -358,7 +358,8 @@ class StreamCall(Call):
         """Return after some seconds, or as soon as the client is to open another connection."""
         if self.connection is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.connection.retired.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self.connection.retired.wait()
 
 
 class PlainCall(Call):

@@ -229,6 +229,7 @@ async def soon(asked: Awaitable[T]) -> T:
         BrokerUnavailable: the broker does not answer within ANSWER_WITHIN.
     """
     try:
-        return await asyncio.wait_for(asked, ANSWER_WITHIN)
+        async with asyncio.timeout(ANSWER_WITHIN):
+            return await asked
     except TimeoutError:
         raise BrokerUnavailable(f"the broker does not answer within {ANSWER_WITHIN * 1000:.0f} ms") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from headway.errors import BrokerUnavailable, StoreUnavailable
@@ -60,7 +61,6 @@ class Periodic:
             except (BrokerUnavailable, StoreUnavailable) as exc:
                 self._availability.failed(began, exc)
             pause = max(self._every - (self._clock() - began), self._every / 10)
-            try:
-                await asyncio.wait_for(self._stopped.wait(), pause)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopped.wait()

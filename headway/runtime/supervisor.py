@@ -15,6 +15,9 @@ from headway.core.retry import backoff
 
 log = structlog.get_logger(__name__)
 
+CANCEL_AGAIN_AFTER = 20.0
+"""Seconds that a cancelled loop has to tidy up; longer than a worker's child needs to be ended and reaped."""
+
 
 class Supervisor:
     """Supervisor of named loops, which run until `stop`."""
@@ -46,8 +49,7 @@ class Supervisor:
             try:
                 await asyncio.wait({inner})
             except asyncio.CancelledError:
-                inner.cancel()
-                await asyncio.gather(inner, return_exceptions=True)
+                await _cancelled(name, inner)
                 if self._stopping:
                     raise
             error = None if inner.cancelled() else inner.exception()
@@ -56,3 +58,13 @@ class Supervisor:
             failures += 1
             log.error("loop ended, starting it again", loop=name, error=repr(error), exc_info=error)
             await asyncio.sleep(backoff(failures, 1.0))
+
+
+async def _cancelled(name: str, inner: asyncio.Future[None]) -> None:
+    """Cancel a loop until it is gone. One that lost its cancellation, as code of others can, would go on for ever."""
+    while True:
+        inner.cancel()
+        await asyncio.wait({inner}, timeout=CANCEL_AGAIN_AFTER)
+        if inner.done():
+            return
+        log.warning("loop does not end, cancelling it again", loop=name)

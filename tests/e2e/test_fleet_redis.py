@@ -141,7 +141,8 @@ def test_a_server_that_comes_back_empty_is_told_again_by_the_gateways(tmp_path: 
         gate.dissolve()
         old_gate.reached()
         resume(paused)
-        wait_until(lambda: paused.metrics().value("batches_total") == 1)
+        # It may run what the other's batch had no room for before it is asked, too.
+        wait_until(lambda: paused.metrics().value("batches_total") >= 1)
         old_gate.open()
         for one in (old, running, *queued):
             one.output()

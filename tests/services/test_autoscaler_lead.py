@@ -182,7 +182,7 @@ def test_a_model_whose_workers_have_all_left_has_no_number_unless_a_setting_name
             [found] = await scene.fleet.capacities()
             assert (found.scaling is not None) is named
             scene.status = WorkerStatus.HEALTHY
-            await asyncio.sleep(SETTLES_AFTER + 1)
+            await asyncio.sleep(SETTLES_AFTER + 1.5)
             assert (await scene.scaling()).desired == (4 if named else 2)
 
     run(main)

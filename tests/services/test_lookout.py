@@ -299,15 +299,17 @@ def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity() 
         rate, workers = await seen()
         assert rate == pytest.approx(whole / 2, rel=0.05)
         assert workers == {"full/gpu-0": ("degraded", "93% of the memory is in use"), "fine/gpu-0": fine}
-        before = len(backends[0].batches)
-        await seen()
-        assert len(backends[0].batches) > before, "it goes on"
         used = 0.87
         assert (await seen())[0] == pytest.approx(whole / 2, rel=0.05), "not ample yet"
         used = 0.8
         rate, workers = await seen()
         assert rate == pytest.approx(whole, rel=0.05)
         assert workers["full/gpu-0"] == fine
+        used = 0.93
+        await seen()
+        before = len(backends[0].batches)
+        await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
+        assert len(backends[0].batches) > before, "it goes on"
 
     played(scene)
 

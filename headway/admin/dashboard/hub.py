@@ -10,6 +10,7 @@ had, gets the ticks since instead of everything. While the broker is out of reac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import OrderedDict, deque
 from typing import Any
@@ -167,10 +168,9 @@ class Hub:
                 self._welcome()
                 count, seen = count + 1, statuses
             self._due.clear()
-            try:
-                await asyncio.wait_for(self._due.wait(), TICK)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._due.wait()
         for viewer in self._viewers:
             viewer.end()
 

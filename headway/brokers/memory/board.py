@@ -57,7 +57,8 @@ class MemoryBoard:
                 return found
             self._news = news = asyncio.Event()
             try:
-                await asyncio.wait_for(news.wait(), WATCH_SECONDS / 2)
+                async with asyncio.timeout(WATCH_SECONDS / 2):
+                    await news.wait()
             except TimeoutError:
                 return found
 

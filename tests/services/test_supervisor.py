@@ -1,0 +1,72 @@
+"""Loops end when their supervisor stops, whatever they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.http.readiness import soon
+from headway.runtime.supervisor import CANCEL_AGAIN_AFTER, Supervisor
+from tests.virtual_time import run
+
+
+def test_who_is_cancelled_as_the_broker_answers_ends() -> None:
+    async def story(clock: Callable[[], float]) -> None:
+        answer = asyncio.get_running_loop().create_future()
+        asking = asyncio.ensure_future(soon(answer))
+        await asyncio.sleep(0)
+        answer.set_result("here")
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    run(story)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int) -> None:
+    heard = 0
+
+    async def loop() -> None:
+        nonlocal heard
+        while heard <= lost:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                heard += 1
+
+    async def story(clock: Callable[[], float]) -> None:
+        supervisor = Supervisor()
+        supervisor.start("deaf", loop)
+        await asyncio.sleep(1.0)
+        began = clock()
+        await supervisor.stop()
+        assert clock() - began == pytest.approx(lost * CANCEL_AGAIN_AFTER)
+
+    with capture_logs() as logs:
+        run(story)
+    assert [line["event"] for line in logs] == ["loop does not end, cancelling it again"] * lost
+
+
+def test_a_loop_has_time_to_tidy_up() -> None:
+    tidied = False
+
+    async def loop() -> None:
+        nonlocal tidied
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.9 * CANCEL_AGAIN_AFTER)
+            tidied = True
+
+    async def story(clock: Callable[[], float]) -> None:
+        supervisor = Supervisor()
+        supervisor.start("tidy", loop)
+        await asyncio.sleep(1.0)
+        await supervisor.stop()
+
+    run(story)
+    assert tidied

@@ -74,7 +74,10 @@ def main() -> int:
 def _measure(findings: Findings, name: str, seconds: float) -> dict[str, object]:
     """One resource: calm, then hostile."""
     worst = WORST[name]
-    with tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder, _service(Path(folder)) as service:
+    with (
+        tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder,
+        _service(Path(folder), worst.flags) as service,
+    ):
         server, grpc, keys = service
         url = f"http://127.0.0.1:{grpc}" if worst.grpc else server.url
         calm_key, worst_key = keys["calm"], keys["limited" if worst.limited else "unlimited"]
@@ -161,7 +164,7 @@ class _Kept:
 
 
 @contextlib.contextmanager
-def _service(folder: Path) -> Iterator[tuple[Server, int, dict[str, str]]]:
+def _service(folder: Path, flags: Sequence[str]) -> Iterator[tuple[Server, int, dict[str, str]]]:
     """The service, its gRPC port, and the keys of both tenants."""
     keys, rows = {}, []
     for name, rate in (("calm", 0), ("limited", 1000), ("unlimited", 0)):
@@ -176,7 +179,7 @@ def _service(folder: Path) -> Iterator[tuple[Server, int, dict[str, str]]]:
     with stand.headway(
         f"{stand.TARGETS}:Neighbours", "--grpc-port", str(port), "--workers", str(GPUS), "--max-batch-size", str(MAX_BATCH),
         "--keys", str(folder / "keys.toml"), "--ledger", f"sqlite:///{folder / 'ledger.db'}",
-        "--max-connections", str(MOST_CONNECTIONS), name="neighbours", environment={"NEIGHBOURS_MS": f"{BATCH_MS:g}"},
+        "--max-connections", str(MOST_CONNECTIONS), *flags, name="neighbours", environment={"NEIGHBOURS_MS": f"{BATCH_MS:g}"},
     ) as server:  # fmt: skip
         yield server, port, keys
 
@@ -264,6 +267,10 @@ async def _client(
         try:
             while True:
                 writer.write(worst.request(next(numbers)).replace(KEY, key.encode(), 1))
+                if worst.leaves:
+                    await writer.drain()
+                    answers["left"] += 1
+                    raise EOFError
                 if not worst.waits:
                     answers["sent"] += 1
                     await reader.read()

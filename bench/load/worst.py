@@ -30,9 +30,11 @@ class Worst:
         every: seconds between two requests of a connection; 0: as fast as they are answered.
         limited: its key has a limit.
         waits: it waits for answers; else it only holds its connections.
+        leaves: it leaves as soon as it has sent a request.
         grpc: it comes to the gRPC port. Its answers are read and dropped, and it waits for none.
         once: requests after which a connection sends no more; 0: none.
         streams: streams of messages on each connection, over gRPC, by a client that heeds flow control; `request` is a message.
+        flags: further ones of the service's command line.
     """
 
     what: str
@@ -41,9 +43,11 @@ class Worst:
     every: float = 0.0
     limited: bool = True
     waits: bool = True
+    leaves: bool = False
     grpc: bool = False
     once: int = 0
     streams: int = 0
+    flags: tuple[str, ...] = ()
 
 
 def _ask(text: str, *fields: str, **members: Any) -> bytes:
@@ -72,6 +76,9 @@ def _label(number: int) -> bytes:
 
 
 _UNENDED = _ask("b" * 1_000_000)[:-1]
+_HALF = _ask("h" * 5_000_000)[:2_500_000]
+_UNWANTED = _post(b"u" * 5_000_000, path="/v1/inference", method="PUT")
+_ROOMY = ("--max-body-bytes", "8000000")
 _CHUNKED = _post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
 _TINY = _CHUNKED + b"1\r\na\r\n" * 50_000
 _EMPTY = _CHUNKED + (b"1000\r\n" + b"\r\n" * 2048 + b"\r\n") * 100
@@ -86,6 +93,8 @@ WORST: dict[str, Worst] = {
     "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
     "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
     "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
+    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=True, flags=_ROOMY),
+    "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=True),
     "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
     "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
     "metric labels": Worst("other models, tiers, routes and methods", _label, 50),

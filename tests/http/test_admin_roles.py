@@ -281,6 +281,7 @@ def test_while_the_broker_is_away_the_fleet_is_told_as_it_was() -> None:
         broker = Away(stand)
         broker.back.set()
         port = Port(stand, broker=broker)
+        await asyncio.sleep(1.5)  # Until the controller has told the capacities.
         fresh = (await port.get("/internal/snapshot")).json
         assert (fresh["age_seconds"], fresh["away"]) == (0.0, "")
         broker.back.clear()

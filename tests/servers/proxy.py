@@ -114,6 +114,8 @@ class _Link:
         self.task = asyncio.get_running_loop().create_task(self._serve())
 
     def cut(self) -> None:
+        if self.task.done():  # It is closed, and about to be forgotten.
+            return
         for end in (self._near, self._far):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.task.cancel()

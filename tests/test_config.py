@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load
+from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load, misspelt
 from headway.config.broker import shown_url
 from headway.core import arguments
 from headway.errors import SettingError
@@ -102,7 +102,7 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"gpu_timeout_ms": "1e999"}, "--gpu-timeout-ms = inf:", "between 1 and 600000 ms"),
     ({"request_timeout_ms": "600001"}, "--request-timeout-ms = 600001.0:", "between 1 and 600000 ms"),
     ({"reserved_share": "0.6"}, "--reserved-share = 0.6:", "between 0 and 0.5"),
-    ({"policy": "pacde"}, "--policy = 'pacde':", "Use paced."),
+    ({"policy": "pacde"}, "--policy = 'pacde':", "Did you mean paced?"),
     ({"weight": "a token"}, "--weight = 'a token':", "for example tokens"),
     ({"log_level": "loud"}, "--log-level = 'loud':", "Use debug or info or warning or error."),
     ({"model": "a b"}, "--model = 'a b':", "letters, digits"),
@@ -158,6 +158,31 @@ def test_the_environment_is_named_as_it_was_written() -> None:
         load({}, {"HEADWAY_PORT": "tcp://10.0.0.1:80"})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("HEADWAY_MAX_BATCHSIZE", ["HEADWAY_MAX_BATCH_SIZE"]),
+        ("HEADWAY_MAXBATCH_SIZE", ["HEADWAY_MAX_BATCH_SIZE"]),
+        ("HEADWAY_CONFG", ["HEADWAY_CONFIG"]),
+        ("HEADWAY_ADMIN_TOKN", ["HEADWAY_ADMIN_TOKEN"]),
+        ("HEADWAY_MAX_BATCH_SIZE", []),
+        ("HEADWAY_ELSEWHERE", []),
+        ("HEADWAY_SERVICE_HOST", []),
+        ("HEADWAY_SERVICE_PORT", []),
+        ("HEADWAY_SERVICE_PORT_HTTP", []),
+        ("HEADWAY_PORT_8000_TCP", []),
+        ("HEADWAY_PORT_8000_TCP_ADDR", []),
+        ("HEADWAY_PORT_8000_TCP_PORT", []),
+        ("HEADWAY_PORT_8000_TCP_PROTO", []),
+        ("HEADWAY_TEST_REQUIRE_SERVERS", []),
+        ("MAX_BATCHSIZE", []),
+    ],
+)
+def test_a_variable_much_like_a_setting_is_told_from_what_others_set(name: str, meant: list[str]) -> None:
+    assert misspelt({name: "1"}, ["HEADWAY_ELSEWHERE"]) == [(name, one) for one in meant]
+    assert misspelt({name: ""}, []) == []
+
+
 BAD_FILES: list[tuple[str, str]] = [
     ("max_batch_size = 0", r"some\.toml: max_batch_size = 0: must lie between"),
     ('port = "80"', r"some\.toml: port = '80': must be a whole number"),
@@ -170,6 +195,12 @@ BAD_FILES: list[tuple[str, str]] = [
     ('target_arguments = "n=1"\n[target.arguments]\nn = 1', r"\[target\.arguments\] = '…': is there beside"),
     ('target_arguments = "canary()"', r"some\.toml: target_arguments = '…': cannot be read: argument 1 is no literal"),
     ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
+    ("modells = 4", r"some\.toml: modells = 4: there is no such setting\. Did you mean models\?"),
+    ("[modells.a]", r"some\.toml: modells = '…': there is no such setting\. Did you mean models\?"),
+    ("[model.a]\nx = 1", r"some\.toml: model = '…': is a table, and must be text\. Write \[models\.a\]; `model` is"),
+    ("model = {}", r"some\.toml: model = '…': is a table, and must be text\. Write \[models\.NAME\]; `model` is"),
+    ("[models.a]\ntaget = 4", r"some\.toml: \[models\.a\] taget = 4: there is no such setting\. Did you mean target\?"),
+    ("[models.a]\nversoin = 4", r"\[models\.a\] versoin = 4: there is no such setting\. Did you mean version\?"),
     ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
     ("port = ", r"--config = '.*some\.toml': is not valid TOML"),
     ("port = " + "9" * 5000, r"--config = '.*some\.toml': is not valid TOML"),

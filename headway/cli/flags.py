@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headway.config import FIELDS, flag, kind, load
+from headway.config import FIELDS, flag, kind, load, misspelt
 from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
 
 _ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 """Units of which there is one."""
+
+OTHERS = ("HEADWAY_ADMIN", "HEADWAY_ADMIN_TOKEN", "HEADWAY_CA", "HEADWAY_CERT", "HEADWAY_CERT_KEY")
+"""Environment variables of commands that are no settings."""
 
 _Config = Annotated[
     str | None,
@@ -41,6 +45,8 @@ def with_settings(
             flags = {**fixed, **{name: given.pop(name) for name in chosen}}
             file = None if config is None else Path(config)
             settings = load(flags, file=file, targets=given.get("targets") or None)
+            for name, meant in misspelt(os.environ, OTHERS):
+                typer.echo(f"headway: {name} is no setting, and changes nothing. Did you mean {meant}?", err=True)
             try:
                 function(settings=settings, **given)
             except SettingError as exc:

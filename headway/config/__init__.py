@@ -20,7 +20,7 @@ from headway.config.broker import shown_url
 from headway.config.checks import idle, is_loopback
 from headway.config.fallbacks import fallbacks_of
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
-from headway.config.sources import load, load_arguments, read_weights_again
+from headway.config.sources import load, load_arguments, misspelt, read_weights_again
 from headway.config.terms import on_terms, terms_of
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "kind",
     "load",
     "load_arguments",
+    "misspelt",
     "on_terms",
     "read_weights_again",
     "shown_url",

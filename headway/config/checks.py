@@ -75,7 +75,8 @@ def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[Settings], None]:
         value = getattr(settings, name)
         if value not in allowed:
             near = difflib.get_close_matches(value, allowed, 1)
-            _refuse(settings, name, "is not known", f"Use {' or '.join(near or allowed)}.")
+            meant = f"Did you mean {near[0]}? " if near else ""
+            _refuse(settings, name, "is not known", f"{meant}Use {' or '.join(allowed)}.")
 
     return check
 

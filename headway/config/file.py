@@ -79,6 +79,8 @@ def _is_there(path: Path) -> bool:
         return False
 
 
+_OF_MODELS = ("target", "arguments", *SHORT)
+"""Keys of a model's table that are no settings."""
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
 """Heading of a model's table whose name needs quotes."""
 
@@ -95,6 +97,10 @@ def _toml_hint(text: str, error: str) -> str:
 def values_of(file: FileTable) -> Given:
     """Settings of a file, but for those of its models. Raises SettingError."""
     table = {name: value for name, value in file.content.items() if name != "models"}
+    if isinstance(of_models := table.get("model"), dict):
+        names = ", ".join(f"[models.{name}]" for name, own in of_models.items() if isinstance(own, dict))
+        hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single one."
+        raise SettingError(f"{file.path}: model", "…", "is a table, and must be text", hint)
     return _values(table, "target", f"{file.path}: ", FIELDS)
 
 
@@ -155,7 +161,8 @@ def _values(
             )
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         elif name not in allowed:
-            raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, allowed)
+            names = (*allowed, *_OF_MODELS) if arguments_key == "arguments" else (*allowed, "models", "target")
+            raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
         elif name == "scale_rules" and isinstance(value, list):
             found[name] = (spelt, _scale_rules(spelt, value))
         else:
@@ -183,7 +190,8 @@ def unknown(
     """Error of a name that no setting has."""
     near = difflib.get_close_matches(name, allowed, 1)
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
-    return SettingError(spelt, shown(FIELDS[near[0]], value) if near else value, "there is no such setting", hint)
+    value = shown(FIELDS[near[0]], value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
+    return SettingError(spelt, value, "there is no such setting", hint)
 
 
 def _target_arguments(prefix: str, key: str, table: object, *, twice: bool) -> tuple[str, str]:

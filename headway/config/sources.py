@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,9 @@ from headway.config.file import Given, ModelTable, model_tables, read_file, type
 from headway.config.models import MODEL_FIELDS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
 from headway.errors import SettingError
+
+ALIKE = 0.85
+"""Likeness of two names, 0 to 1, from which one counts as a misspelling of the other, as by `difflib`."""
 
 
 def load(
@@ -176,6 +180,25 @@ def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
     """Make a function that replaces the field names between backticks by what their user wrote."""
     quoted = re.compile("`(" + "|".join(FIELDS) + ")`")
     return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
+
+
+def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, str]]:
+    """Variables that look like one of Headway's and are none, each with the one that was most likely meant.
+
+    What else begins as they do is somebody else's, such as what Kubernetes sets for a Service.
+
+    Arguments:
+        environ: the process environment.
+        known: further names that are no settings'.
+    """
+    names = {PREFIX + name.upper() for name in FIELDS} | {f"{PREFIX}CONFIG", *known}
+    rest = [name.removeprefix(PREFIX) for name in names]
+    found = []
+    for name, value in environ.items():
+        if value and name.startswith(PREFIX) and name not in names:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), rest, 1, ALIKE)
+            found += [(name, PREFIX + one) for one in near]
+    return found
 
 
 def _from_environ(environ: Mapping[str, str]) -> Given:

@@ -14,7 +14,8 @@ import pytest
 
 import headway
 from headway.cli import COMMANDS
-from headway.config import FIELDS, flag, kind
+from headway.cli.flags import with_settings
+from headway.config import FIELDS, Settings, flag, kind
 from tests.cli.command import ROOT, code_of, run
 
 HEAVY = {
@@ -192,11 +193,27 @@ def test_a_wrong_command_or_flag_is_wrong_usage(capsys: pytest.CaptureFixture[st
     assert "TARGET" in capsys.readouterr().err
 
 
+def test_a_misspelt_variable_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_MAX_BATCHSIZE", "8")
+    monkeypatch.setenv("HEADWAY_SERVICE_HOST", "10.0.0.1")
+
+    def command(settings: Settings) -> None:
+        assert settings.max_batch_size == FIELDS["max_batch_size"].default
+
+    with_settings(("port",))(command)(port=None)
+    assert capsys.readouterr().err == (
+        "headway: HEADWAY_MAX_BATCHSIZE is no setting, and changes nothing. Did you mean HEADWAY_MAX_BATCH_SIZE?\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--port", "http"], "headway: --port = 'http': is not a whole number. Write digits only.\n"),
-        (["--policy", "windw"], "headway: --policy = 'windw': is not known. Use window.\n"),
+        (
+            ["--policy", "windw"],
+            "headway: --policy = 'windw': is not known. Did you mean window? Use paced or window or table or pid.\n",
+        ),
         (["--config", "none.toml"], "headway: --config = 'none.toml': no such file. Name an existing TOML file"),
     ],
 )

@@ -30,7 +30,7 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
     ("flags", "setting", "part"),
     [
         ({"autoscale": "keda"}, "--autoscale", "is not known"),
-        ({"scale_policy": "plans"}, "--scale-policy", "Use plan"),
+        ({"scale_policy": "plans"}, "--scale-policy", "Did you mean plan?"),
         ({"min_workers": 3, "max_workers": 2}, "--min-workers", "is more than --max-workers (2)"),
         ({"min_workers": 0}, "--min-workers", "between 1"),
         ({"autoscale": "kubernetes"}, "--max-workers (its default)", "Set the most workers"),

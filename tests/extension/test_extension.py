@@ -93,7 +93,7 @@ def test_the_table_has_no_other_rows() -> None:
 def test_a_policy_is_known_to_settings_commands_and_a_running_process(seen: dict[str, Any]) -> None:
     assert seen["rule"] == "Patient"
     assert seen["policy"] == "patient"
-    assert "Use patient." in seen["unknown policy"]
+    assert "Did you mean patient?" in seen["unknown policy"]
     assert "paced|patient|window" in seen["help"]["simulate"]
     assert "20 for patient" in " ".join(seen["help"]["serve"].replace("│", " ").split())
 

@@ -396,7 +396,7 @@ def make_pools(
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
         make = batchers[model] = make_batchers(
             settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
-            versioned=bool(settings.broker) and model not in shares, recorder=recorder,
+            versioned=bool(settings.broker), recorder=recorder,
         )  # fmt: skip
         if model not in shares:
             pools[model] = make_pool(settings, plan.devices, make, broker, slots)
@@ -423,7 +423,8 @@ def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
 def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
     settings, target, devices = plan.settings, plan.target, plan.devices
     worker = partial(model_worker_name, settings, target, devices)
-    return SharedModel(make, worker, settings.min_warm, make_report(settings, target))
+    version = settings.model_version if settings.broker else ""
+    return SharedModel(make, worker, settings.min_warm, make_report(settings, target), version)
 
 
 def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:

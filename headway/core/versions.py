@@ -1,7 +1,8 @@
 """Choice of the version of a model that answers a request: the one that the client names, or one that is drawn by weight.
 
 A version is there while a worker runs it that is not gone, and live while such a worker is healthy. Weights count among
-the live versions; without weights each live version gets as much as its part of the healthy slots. A version with weight 0
+the live versions and the cold ones, which are loaded for what is drawn for them; without weights each live version gets as
+much as its part of the healthy slots. A version with weight 0
 drains: it takes nothing new, whoever asks. One that the weights leave out is for requests that name it.
 """
 
@@ -49,7 +50,7 @@ class Versions:
     """Versions of one model, as a gateway sees them.
 
     Arguments:
-        slots: healthy slots of each live version.
+        slots: healthy slots of each live version, and 0 for one that is only cold.
         there: versions that are there, live or not.
         weights: weights by version.
 
@@ -61,7 +62,7 @@ class Versions:
 
     def __init__(self, slots: Mapping[str, int], there: Iterable[str], weights: Weights) -> None:
         self._there, self._weights = frozenset(there), weights
-        shares = {version: float(count) for version, count in slots.items()}
+        shares = {version: float(count) for version, count in slots.items() if count}
         if weights:
             wanted = {version: weight for version, weight in weights.items() if weight}
             shares = (
@@ -107,6 +108,8 @@ def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | N
     for worker in workers:
         if worker.status is WorkerStatus.HEALTHY:  # One that claims what is for any version gets its part, too.
             slots[worker.version] = slots.get(worker.version, 0) + 1
+        if worker.version and worker.status is WorkerStatus.COLD:
+            slots.setdefault(worker.version, 0)
         if worker.version and worker.status is not WorkerStatus.OFFLINE:
             there.add(worker.version)
-    return Versions(slots or dict.fromkeys(there, 1), there, weights) if there else None
+    return Versions(slots if any(slots.values()) else dict.fromkeys(there, 1), there, weights) if there else None

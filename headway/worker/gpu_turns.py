@@ -25,6 +25,8 @@ from headway.ports import WorkSource
 
 TURN = 0.02
 """Seconds that a batcher has to claim once it is its turn, and the broker to say what waits."""
+NOT_ITS_TURN = NoWork(None)
+"""Answer to a claim of which the broker has not heard."""
 
 
 class GpuTurns:
@@ -80,7 +82,8 @@ class GpuTurns:
 
     def begin(self, slot: Slot) -> bool:
         """Let a slot claim now; False while it is another's turn, or a batch runs."""
-        self._slots[slot.model] = slot
+        if not slot.helps or slot.model not in self._slots:
+            self._slots[slot.model] = slot
         if self._running is not None or self._choosing is not None or self._turn not in (None, slot.model):
             return False
         self._stop_timer()
@@ -198,19 +201,20 @@ class TurnedSource:
         """Whether the last claim has reached the broker, so that it knows that this slot is idle."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """See WorkSource. Nothing is claimed while it is another model's turn."""
+        """See WorkSource. Nothing is claimed while it is another model's turn. One that helps has its own claim next."""
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
-            return NoWork(None)
-        lease = None
+            return NOT_ITS_TURN
+        keeps = False
         try:
             claimed = await self._broker.claim(slot, policy)
+            keeps = slot.helps
             if isinstance(claimed, Lease):
-                lease = claimed
+                keeps = True
                 self._turns.took(self._model)
             return claimed
         finally:
-            if lease is None:
+            if not keeps:
                 self._turns.passed(self._model)
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:

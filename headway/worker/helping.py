@@ -20,6 +20,7 @@ from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerStatus, 
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
+from headway.worker.gpu_turns import NOT_ITS_TURN
 
 if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
@@ -55,7 +56,7 @@ class Claims:
         self._asked_at = 0.0
         """Instant at which the last claim began."""
         self._strays: Sequence[Slot] = ()
-        self._helped = False
+        self._helped = self._barred = False
         self._waiting: asyncio.Future[None] | None = None
 
     def help(self, versions: Iterable[str]) -> None:
@@ -67,15 +68,23 @@ class Claims:
     async def claim(self) -> Lease | NoWork:
         """Claim the batch that leaves now for the slot, or learn when to claim again."""
         self._asked_at = self._clock()
+        claimed = await self._claim_in_turn()
+        self._barred = claimed is NOT_ITS_TURN
+        return claimed
+
+    async def _claim_in_turn(self) -> Lease | NoWork:
         if self._strays and not self._helped:
             for stray in self._strays:
                 claimed = await self._broker.claim(stray, self._policy)
                 if isinstance(claimed, Lease):
                     self._helped = True
+                if isinstance(claimed, Lease) or claimed is NOT_ITS_TURN:
                     return claimed
             self._strays = ()
-        self._helped = False
-        return await self._broker.claim(self._slot, self._policy)
+        claimed = await self._broker.claim(self._slot, self._policy)
+        if claimed is not NOT_ITS_TURN:
+            self._helped = False
+        return claimed
 
     async def run(self, backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
         """Run the batch that was claimed last; see `run_batch`."""
@@ -90,7 +99,7 @@ class Claims:
             return
         self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self._slot, until))
         try:
-            if self._strays:  # It claims there next, so that its own queue is to wait for it no longer.
+            if self._strays and not self._barred:  # It claims there next; its own queue is to wait for it no longer.
                 await asyncio.sleep(0)
             else:
                 await asyncio.wait({waiting})

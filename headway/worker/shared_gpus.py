@@ -25,7 +25,7 @@ from headway.core.departure import Load
 from headway.core.locality.demand import Asked
 from headway.core.locality.placement import Move, Placement
 from headway.errors import BrokerUnavailable
-from headway.model import ModelReport, Signature, WorkerInfo, WorkerStatus
+from headway.model import ModelReport, Signature, TierDepth, WorkerInfo, WorkerStatus, queue_name
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -64,12 +64,14 @@ class SharedModel:
         worker: id of its worker on the GPU with a number.
         min_warm: copies that are kept loaded at least.
         report: what workers report of it.
+        version: version whose queue they claim from; empty: the queue for any.
     """
 
     make: MakeBatcher
     worker: Callable[[int], str]
     min_warm: int = 0
     report: ModelReport = field(default_factory=ModelReport)
+    version: str = ""
 
 
 class SharedGpus:
@@ -104,6 +106,8 @@ class SharedGpus:
         self.slots = slots
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
         self._may_load = may_load
+        self._queues = {queue_name(name, model.version): name for name, model in models.items()}
+        """Models by the queues that their batchers claim from."""
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
@@ -162,7 +166,8 @@ class SharedGpus:
     async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
         """Plan to begin with the models that the fleet has least of. Of several processes that start, each claims its own."""
         there = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
-        elsewhere = Counter(one.model for one in await self._broker.workers() if one.status in there)
+        workers = await self._broker.workers()
+        elsewhere = Counter(one.model for one in workers if one.status in there and one.queue in self._queues)
         asked = set[str]()
         while wanted := [model for model in self._plan(elsewhere) if model not in asked]:
             asked.add(wanted[0])
@@ -247,13 +252,11 @@ class SharedGpus:
     async def _look(self) -> None:
         """Look once, and begin the moves that follow."""
         loads, depths = await self._broker.loads(), await self._broker.depths()
-        waiting = Counter[str]()
-        for depth in depths:
-            waiting[depth.model] += depth.depth
-        elsewhere = {} if self._may_load is None else self._elsewhere(await self._broker.workers())
+        workers = [] if self._may_load is None else await self._broker.workers()
+        waiting, elsewhere = self._waiting(depths, workers), self._elsewhere(workers)
         asked = {
-            model: _asked(loads.get(model), waiting[model], elsewhere.get(model, (0.0, False)))
-            for model in self._models
+            model: _asked(loads.get(queue), waiting[model], elsewhere.get(model, (0.0, False)))
+            for queue, model in self._queues.items()
         }
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
         if self._draining:
@@ -360,7 +363,8 @@ class SharedGpus:
         """Heartbeat of a model that is not on a GPU and leaves with its process."""
         one = self._models[model]
         worker = one.worker(self._numbers[gpu])
-        return WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.OFFLINE, runs=one.report, gpu=gpu)
+        status, version = WorkerStatus.OFFLINE, one.version
+        return WorkerInfo(worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu, version=version)
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:
         """Heartbeat of a model that is not on a GPU and can be loaded there: it is cold, or did not load."""
@@ -372,9 +376,18 @@ class SharedGpus:
         reason = f"{fault.rstrip('.')}; {again}"
         return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
 
+    def _waiting(self, depths: Iterable[TierDepth], workers: Iterable[WorkerInfo]) -> Counter[str]:
+        """Entries that wait for each model: in its queue, and in those of other versions that nobody serves."""
+        served = {one.queue for one in workers if one.status is WorkerStatus.HEALTHY} - self._queues.keys()
+        waiting = Counter[str]()
+        for one in depths:
+            if queue_name(one.model, one.version) not in served:
+                waiting[one.model] += one.depth
+        return waiting
+
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """GPUs that other processes give each model, and whether one of them loads it and is not overdue."""
-        others = [one for one in workers if one.worker_id not in self.slots and one.model in self._models]
+        """GPUs that other processes give each model in its version, and whether one of them loads it and is not overdue."""
+        others = [one for one in workers if one.worker_id not in self.slots and one.queue in self._queues]
         now, begun = self._clock(), self._others_begun
         starting = [one for one in others if one.status is WorkerStatus.STARTING]
         # One that ends at each start begins anew for ever, and never comes.

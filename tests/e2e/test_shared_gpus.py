@@ -173,3 +173,26 @@ def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_
         again.check_end()
         gateway.signal()
         gateway.check_end()
+
+
+def test_over_redis_a_host_of_shared_gpus_runs_its_version_beside_workers_of_another(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
+        over = ["--broker", redis.url]
+        shared = serving(tmp_path, "ab", *over, "--name", "one", "--models-per-gpu", "2", role="worker")
+        alone = Server(tmp_path, "a=several.py:Model('new')", [*over, "--model-version", "2"], role="worker")
+        gateway = Server(tmp_path, "", [*over, *PATIENT], role="gateway")
+        for server in (shared, alone, gateway):
+            stack.callback(server.kill)
+            server.ready()
+        client = Client(gateway, "none")
+        wait_until(lambda: len(client.ask("GET", "/v2/models/a")[1]["versions"]) == 2)
+        text = [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]
+        for version, output in {"1": "a:x", "2": "new:x"}.items():
+            answer = client.post(f"/v2/models/a/versions/{version}/infer", {"inputs": text})
+            assert answer["outputs"][0]["data"] == [output]
+        drawn = [client.native(str(number), "a") for number in range(40)]
+        assert {one["metadata"]["model_version"] for one in drawn} == {"1", "2"}
+        assert shared.metrics().value("gpu_batch_seconds_count", model="a") >= 2, "a slot that counts as capacity runs"
+        for server in (gateway, shared, alone):
+            server.signal()
+            server.check_end()

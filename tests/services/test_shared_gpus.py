@@ -72,6 +72,7 @@ class Stand:
         gpus: int,
         room: int,
         beside: Stand | None = None,
+        version: str = "",
         **min_warm: int,
     ) -> None:
         chosen = tuple(ModelSettings(name) for name in models)
@@ -89,10 +90,15 @@ class Stand:
         self.gpus = [Gpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
         self.broken: set[tuple[str, int]] = set()
-        shared = {name: SharedModel(self._maker(name), self._namer(name), min_warm.get(name, 0)) for name in limits}
+        self.version = version
+        shared = {name: self._shared(name, min_warm.get(name, 0)) for name in limits}
         names = [f"gpu-{number}" for number in range(gpus)]
         self.pool = SharedGpus(names, room, shared, self.broker, self.counters, clock, set(), may_load=self._may_load)
         self._supervisor = Supervisor()
+
+    def _shared(self, model: str, min_warm: int) -> SharedModel:
+        report = ModelReport(self.version or "1")
+        return SharedModel(self._maker(model), self._namer(model), min_warm, report, self.version)
 
     async def _may_load(self, model: str, seconds: float) -> bool:
         return await self.fleet.acquire_load(model, self.host, seconds)
@@ -103,7 +109,7 @@ class Stand:
     def _maker(self, model: str):  # type: ignore[no-untyped-def]
         def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
             return Batcher(
-                Slot(self._namer(model)(index), model, 8, 0, ModelReport("1")),
+                Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1"), self.version),
                 lambda: self._backend(model, index),
                 broker,
                 policies.build("window", 0.0),

@@ -9,8 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from headway.core.locality.placement import LEAST_OVERDUE
-from headway.model import WorkerInfo, WorkerStatus
-from tests.services.test_shared_gpus import BATCH, LOAD, Stand
+from headway.core.versions import read_weights
+from headway.model import RequestOptions, WorkerInfo, WorkerStatus
+from headway.runtime.request_id import new_id
+from headway.worker.helping import StrayWatcher
+from tests.services.test_shared_gpus import ANYBODY, BATCH, LOAD, Stand
 from tests.virtual_time import run
 
 
@@ -108,5 +111,80 @@ def test_on_hosts_of_different_models_a_flood_costs_another_a_batch_and_uses_wha
             for waiting in flood:
                 waiting.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
+
+    run(main)
+
+
+async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
+    """Version that answered a request, as the gateway goes by the workers of this instant."""
+    workers = await stand.broker.workers()
+    stand.gateway.kinds.learn(workers)
+    stand.gateway.rules.learn(workers)
+    options = RequestOptions(60.0, version=version)
+    reply = await stand.gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+    assert reply.ran is not None, reply.failure
+    return reply.ran.version
+
+
+def test_the_hosts_of_two_versions_each_run_what_is_named_and_what_is_drawn() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "ab", 1, 2, version="1")
+        async with one, Stand(clock, "ab", 1, 2, beside=one, version="2"):
+            assert [await _asked_of(one, "a", version) for version in "1212"] == ["1", "2", "1", "2"]
+            one.gateway.rules.weigh({"": read_weights("1=1")})
+            assert [await _asked_of(one, "b") for _ in range(3)] == ["1", "1", "1"]
+
+    run(main)
+
+
+def test_a_cold_version_is_loaded_when_it_is_named_and_not_for_what_another_version_answers() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "ab", 1, 1, version="1")
+        async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
+            assert (one.on, two.on) == (["a"], ["a"])
+            assert await _asked_of(one, "b", "1") == "1"
+            assert one.on == ["b"], "a of version 1 made room"
+            flood = [asyncio.ensure_future(_asked_of(one, "a", "2")) for _ in range(100)]
+            await asyncio.sleep(3 * LOAD)
+            assert one.on == ["b"], "a host loaded a version that none of these requests is for"
+            assert set(await asyncio.gather(*flood)) == {"2"}
+            assert await _asked_of(one, "a", "1") == "1"
+
+    run(main)
+
+
+def test_a_cold_version_gets_its_weight() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "ab", 1, 1, version="1")
+        async with one, Stand(clock, "a", 1, 1, beside=one, version="2"):
+            assert await _asked_of(one, "b", "1") == "1"
+            assert (await one.statuses())["a/gpu-0"] is WorkerStatus.COLD
+            one.gateway.rules.weigh({"": read_weights("1=3,2=1")})  # A number of 0.5 draws the first of them.
+            assert await _asked_of(one, "a") == "1"
+
+    run(main)
+
+
+def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Stand(clock, "ab", 1, 2, version="1")
+        async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
+            watcher = StrayWatcher(lambda: one.pool.batchers, one.broker, clock)
+            workers = await one.broker.workers()
+            one.gateway.kinds.learn(workers)
+            one.gateway.rules.learn(workers)
+            one.gateway.rules.weigh({"": read_weights("2=1")})
+            waiting = [asyncio.ensure_future(one.ask("a")) for _ in range(20)]
+            await asyncio.sleep(0)
+            await two.pool.drain()
+            one.gateway.rules.weigh({"": read_weights("1=1")})
+            flood = [asyncio.ensure_future(one.ask(model)) for model in "ab" for _ in range(200)]
+            await asyncio.sleep(BATCH / 2)
+            await watcher.look()
+            versions = [reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None]
+            assert versions[-8:] == ["1"] * 8, "what waited for the version that has left was answered by the other"
+            assert not [one for one in flood if one.cancelled()]
+            assert sum(not one.done() for one in flood) > 100, "it was helped while the GPU was in demand"
+            await asyncio.gather(*flood)
 
     run(main)

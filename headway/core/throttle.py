@@ -1,7 +1,7 @@
 """The throttle: holds the lowest tier to what the others leave of the fleet's capacity.
 
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
-    share = what one gateway may let in of it
+    share = entries per second of it that one gateway lets in
 
 Higher tiers are counted and never held up: they have the rest of the GPUs, and admission bounds them by their deadlines.
 The room is filled from arrivals, not from what was let in, and from measured batch times, which do not depend on it: so
@@ -15,10 +15,12 @@ worth when the rate changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from headway.core.shared_bucket import SharedBucket
+from headway.core.tenant_rates import TenantRates
 from headway.model import Capacity
 
 BURST_SECONDS = 1.0
@@ -28,17 +30,22 @@ LEAST_BURST = 10.0
 """
 DEALT = 0.1
 """Part of the room that is dealt to all gateways evenly."""
-LEAST_RATE = 0.1
-"""Rate per second with which a wait is computed when less, or nothing, is let in."""
 AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
 
 
 class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
-    """Arrivals per second at one gateway: of the lowest tier, and of all others."""
+    """Arrivals per second at one gateway: of the lowest tier, and of all others.
+
+    Attributes:
+        higher: of the tiers above the lowest.
+        lowest: of the lowest tier.
+        tenants: of the tenants of the lowest tier that send most, the most first. Empty: one tenant sends all of it.
+    """
 
     higher: float = 0.0
     lowest: float = 0.0
+    tenants: tuple[float, ...] = ()
 
 
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
@@ -58,17 +65,48 @@ def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRa
     return max(left, capacity.usable_per_second * reserved_share)
 
 
-def share(own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
-    """Part of the room that one gateway gets, 0 to 1.
+def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
+    """Entries per second of the room that one gateway lets in; the shares of all gateways are the room.
 
     Arguments:
+        room: entries per second that all gateways may let in.
         own: arrivals at this gateway.
         others: arrivals at each other one.
     """
+    if room == math.inf:
+        return room
     gateways = 1 + len(others)
+    even, rest = DEALT * room / gateways, (1.0 - DEALT) * room
     total = own.lowest + math.fsum(one.lowest for one in others)
-    part = own.lowest / total if total > 0.0 else 1.0 / gateways
-    return (1.0 - DEALT) * part + DEALT / gateways
+    if total <= 0.0:
+        return room / gateways
+    if total <= rest:
+        return even + rest * own.lowest / total
+    level = _fair(rest, [group for one in (own, *others) for group in _groups(one)])
+    return even + math.fsum(count * min(rate, level) for rate, count in _groups(own))
+
+
+def _groups(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
+    """Rates of the tenants of the lowest tier, and how many have each.
+
+    Those that are not known one by one send no more than the last one that is.
+    """
+    known = rates.tenants or (rates.lowest,)
+    yield from ((rate, 1.0) for rate in known if rate > 0.0)
+    rest = rates.lowest - math.fsum(known)
+    if rest > 0.0 and known[-1] > 0.0:
+        yield known[-1], rest / known[-1]
+
+
+def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
+    """Rate that every tenant gets who asks for more, when those who ask for less get what they ask for."""
+    left = math.fsum(count for _, count in groups)
+    for rate, count in sorted(groups):
+        if rate * left >= rest:
+            return rest / left
+        rest -= rate * count
+        left -= count
+    return math.inf
 
 
 class Throttle:
@@ -77,57 +115,58 @@ class Throttle:
     Attributes:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
             `higher`, and takes away what needed no run.
-        rate: entries per second of the lowest tier that it lets in; infinite while it lets in all.
-        burst: most entries of the lowest tier that it lets in at once.
         rates: averages of recent arrivals.
         least_seconds: see Capacity. What cannot wait that long is no demand, as no number of workers could answer it.
     """
 
-    __slots__ = ("_counted_at", "_filled_at", "_tokens", "burst", "higher", "least_seconds", "lowest", "rate", "rates")
+    __slots__ = ("_bucket", "_counted_at", "_tenants", "higher", "least_seconds", "lowest", "rates")
 
     def __init__(self) -> None:
         self.higher = 0
         self.lowest = 0
-        self.rate = math.inf
         self.least_seconds = 0.0
         self.rates = ArrivalRates()
-        self.burst = self._tokens = math.inf
-        self._filled_at = 0.0
+        self._bucket = SharedBucket()
+        self._tenants = TenantRates()
         self._counted_at: float | None = None
 
-    def admit(self, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of the lowest tier: 0; or refuse them all: the seconds until they would be let in.
+    @property
+    def rate(self) -> float:
+        """Entries per second of the lowest tier that it lets in; infinite while it lets in all."""
+        return self._bucket.rate
+
+    @property
+    def burst(self) -> float:
+        """Most entries of the lowest tier that it lets in at once for one tenant."""
+        return self._bucket.burst
+
+    def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
+        """Let in `count` entries of a tenant's: 0; or refuse them all: the seconds until they would be let in.
 
         More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all.
         """
-        self.lowest += count if demand is None else demand
-        if self.rate == math.inf:
-            return 0.0
-        self._fill(now)
-        if self._tokens >= count:
-            self._tokens -= count
-            return 0.0
-        return (count - self._tokens) / max(self.rate, LEAST_RATE)
+        counted = count if demand is None else demand
+        self.lowest += counted
+        self._tenants.add(tenant, counted)
+        return self._bucket.take(tenant, count, now)
 
-    def give_back(self, demand: int = 1) -> None:
-        """Give back an entry of the lowest tier that was let in and needed no run. `demand`: as what it was counted."""
+    def give_back(self, tenant: str, demand: int = 1) -> None:
+        """Give back an entry of a tenant's that was let in and needed no run. `demand`: as what it was counted."""
         self.lowest -= demand
-        self.refund()
+        self._tenants.add(tenant, -demand)
+        self.refund(tenant)
 
-    def refund(self, count: int = 1) -> None:
-        """Give back the places of entries of the lowest tier that were let in here and refused by the broker, or not offered.
+    def refund(self, tenant: str, count: int = 1) -> None:
+        """Give back the places of a tenant's entries that were let in here and refused by the broker, or not offered.
 
         Only some moments have room in time for another entry. If each refusal cost a place, too few entries would come
         at those moments, and GPUs would run batches that are not full.
         """
-        self._tokens = min(self._tokens + count, self.burst)
+        self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as far as it fits."""
-        self._fill(now)
-        self.rate = rate
-        self.burst = max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0
-        self._tokens = min(self._tokens, self.burst) if rate < math.inf else math.inf
+        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as a part of a burst."""
+        self._bucket.set_rate(rate, max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0, now)
 
     def count(self, now: float) -> ArrivalRates:
         """Average the arrivals since the last call, and return the averages."""
@@ -139,13 +178,10 @@ class Throttle:
         higher, lowest = max(self.higher, 0) / elapsed, max(self.lowest, 0) / elapsed
         before = self.rates
         self.rates = ArrivalRates(
-            before.higher + weight * (higher - before.higher), before.lowest + weight * (lowest - before.lowest)
+            before.higher + weight * (higher - before.higher),
+            before.lowest + weight * (lowest - before.lowest),
+            self._tenants.average(elapsed, weight),
         )
         self.higher = self.lowest = 0
         self._counted_at = now
         return self.rates
-
-    def _fill(self, now: float) -> None:
-        if self.rate < math.inf and now > self._filled_at:
-            self._tokens = min(self._tokens + (now - self._filled_at) * self.rate, self.burst)
-        self._filled_at = now

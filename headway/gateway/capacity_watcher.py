@@ -81,8 +81,8 @@ class CapacityWatcher:
             capacity = of_models.get(model)
             if capacity is not None and self._fresh(capacity, now):
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]
-                rate = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates]) * share(own, rates)
-                self._set(model, rate)
+                whole = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates])
+                self._set(model, share(whole, own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
 
     def _fresh(self, capacity: Capacity, now: float) -> bool:
@@ -114,5 +114,5 @@ def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
     """Arrivals for a model at another gateway; None where it does not serve that. An earlier release tells of one model."""
     found = member.arrivals.get(model)
     if found is not None:
-        return ArrivalRates(*found)
+        return ArrivalRates(*found, member.tenants.get(model, ()))
     return ArrivalRates(member.higher_per_second, member.lowest_per_second) if member.model == model else None

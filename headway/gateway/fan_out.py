@@ -139,7 +139,8 @@ class FanOut:
                 self._gateway.abandon(part, self._principal.tenant, part.id)
         self._parts.clear()
         if self._let_in:
-            self._gateway.limiter.forgo(self._model, max(self._principal.tier, self._options.tier), self._let_in)
+            tier = max(self._principal.tier, self._options.tier)
+            self._gateway.limiter.forgo(self._model, self._principal.tenant, tier, self._let_in)
             self._let_in = 0
 
     def take(self, position: int, reply: Reply) -> None:

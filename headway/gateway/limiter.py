@@ -136,7 +136,7 @@ class Limiter:
         demand = count if entry.timeout >= throttle.least_seconds else 0
         if entry.tier < self._lowest or not self._lowest:  # One tier alone is counted, and never held up.
             throttle.higher += demand
-        elif count and not alone and (wait := throttle.admit(self._clock(), count, demand)) > 0.0:
+        elif count and not alone and (wait := throttle.admit(entry.tenant, self._clock(), count, demand)) > 0.0:
             burst = throttle.burst
             return failures.over_burst(count, burst, wait) if 1 <= burst < count else failures.over_capacity(wait)
         return None
@@ -156,12 +156,12 @@ class Limiter:
     def refused(self, entry: Entry) -> None:
         """Note that the broker refuses an entry, which so takes nothing of the capacity."""
         if entry.tier == self._lowest:
-            self.throttles[entry.model].refund()
+            self.throttles[entry.model].refund(entry.tenant)
 
-    def forgo(self, model: str, tier: int, count: int) -> None:
-        """Note that `count` entries of a model and a tier that were let in are not offered after all."""
+    def forgo(self, model: str, tenant: str, tier: int, count: int) -> None:
+        """Note that `count` entries of a tenant's for a model, in a tier, that were let in are not offered after all."""
         if tier == self._lowest:
-            self.throttles[model].refund(count)
+            self.throttles[model].refund(tenant, count)
 
     def left(self, entry: Entry, seconds: float) -> None:
         """Note that the client of an entry that was let in left after so many seconds.
@@ -178,4 +178,4 @@ class Limiter:
         if entry.tier < self._lowest or not self._lowest:
             throttle.higher -= counted
         else:
-            throttle.give_back(counted)
+            throttle.give_back(entry.tenant, counted)

@@ -95,7 +95,7 @@ class ScreenedGateway(Gateway):
                 self._hand_on(pending)
         elif waited:
             first = waited[0]
-            self.limiter.forgo(first.entry.model, first.entry.tier, len(waited))
+            self.limiter.forgo(first.entry.model, first.entry.tenant, first.entry.tier, len(waited))
             if failure.code in CHARGED:
                 self.limiter.charge(first.entry.limits, first.several.count if first.several is not None else 1)
             self._answer(first, failure, Ending.REFUSED)

@@ -154,7 +154,7 @@ class _Simulation:
         """Take in a request."""
         entry = self._draw()
         self._record.came(entry.tier, now, entry.input == POISON)
-        if self._throttle is not None and self._throttle.refuses(entry.tier, now):
+        if self._throttle is not None and self._throttle.refuses(entry, now):
             self._lose_at_once("capacity", entry, now, now + SET_EVERY)
         elif self._straight:
             self._offer(self._shards[0], ((entry, now),), now)
@@ -243,7 +243,7 @@ class _Simulation:
             if isinstance(offered, Refused):
                 reason = "shed" if offered.tier_only else "overloaded"
                 if self._throttle is not None:
-                    self._throttle.refund(entry.tier)
+                    self._throttle.refund(entry)
                 self._lose_at_once(reason, entry, came, now + offered.wait)
             elif came < now:
                 self._came[offered] = came

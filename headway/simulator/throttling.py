@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.core.throttle import Throttle, room
-from headway.model import WorkerInfo, WorkerStatus
+from headway.model import Entry, WorkerInfo, WorkerStatus
 from headway.simulator.fleet import Worker
 from headway.simulator.scenario import Scenario
 
@@ -30,17 +30,17 @@ class LowestTierThrottle:
         self._lowest = len(scenario.mix) - 1
         self._throttle = Throttle()
 
-    def refuses(self, tier: int, now: float) -> bool:
-        """Decide whether a request of a tier is refused for the fleet's capacity. One that is not is counted."""
-        if tier < self._lowest:
+    def refuses(self, entry: Entry, now: float) -> bool:
+        """Decide whether a request is refused for the fleet's capacity. One that is not is counted."""
+        if entry.tier < self._lowest:
             self._throttle.higher += 1
             return False
-        return self._throttle.admit(now) > 0.0
+        return self._throttle.admit(entry.tenant, now) > 0.0
 
-    def refund(self, tier: int) -> None:
-        """Note that an entry of a tier was let in here, and refused by the queue."""
-        if tier == self._lowest:
-            self._throttle.refund()
+    def refund(self, entry: Entry) -> None:
+        """Note that an entry was let in here, and refused by the queue."""
+        if entry.tier == self._lowest:
+            self._throttle.refund(entry.tenant)
 
     def set_rate(self, workers: Iterable[Worker], load: Load, now: float) -> None:
         """Set the rate by what the workers do.

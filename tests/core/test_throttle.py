@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 from headway.core.throttle import BURST_SECONDS, LEAST_BURST, ArrivalRates, Throttle, room, share
 from headway.model import Capacity
 
+T = "acme"
 RATES = st.floats(0.0, 1e5)
-FLOWS = st.lists(st.builds(ArrivalRates, RATES, RATES), min_size=1, max_size=20)
+
+
+@st.composite
+def gateways(draw: st.DrawFn) -> list[ArrivalRates]:
+    """Arrivals at some gateways, of which each knows the busiest of its tenants, or none of them."""
+    told = []
+    for _ in range(draw(st.integers(1, 8))):
+        tenants = sorted(draw(st.lists(RATES, max_size=6)), reverse=True)
+        others = draw(st.floats(0.0, 100.0)) * tenants[-1] if tenants else draw(RATES)
+        told.append(ArrivalRates(draw(RATES), math.fsum(tenants) + others, tuple(tenants)))
+    return told
 
 
 def capacity(usable: float, healthy: int = 2, degraded: int = 0) -> Capacity:
@@ -24,7 +35,7 @@ def capacity(usable: float, healthy: int = 2, degraded: int = 0) -> Capacity:
 
 
 def admitted(throttle: Throttle, instants: Iterator[float]) -> int:
-    return sum(throttle.admit(now) == 0.0 for now in instants)
+    return sum(throttle.admit(T, now) == 0.0 for now in instants)
 
 
 def every(gap: float, seconds: float, start: float = 0.0) -> Iterator[float]:
@@ -40,14 +51,14 @@ def test_the_room_is_what_higher_tiers_leave_and_never_less_than_the_reserved_sh
 def test_what_is_not_known_throttles_nobody() -> None:
     assert room(capacity(0, healthy=2), 0.1, [ArrivalRates(10, 10)]) == math.inf  # No batch was measured yet.
     assert room(capacity(0, healthy=0), 0.1, [ArrivalRates(10, 10)]) == math.inf  # Nobody is there yet.
-    assert Throttle().admit(0.0) == 0.0
+    assert Throttle().admit(T, 0.0) == 0.0
 
 
 def test_workers_of_which_none_counts_have_no_room() -> None:
     assert room(capacity(0, healthy=0, degraded=2), 0.1, [ArrivalRates(0, 10)]) == 0.0
     throttle = Throttle()
     throttle.set_rate(0.0, 0.0)
-    assert 0.0 < throttle.admit(0.0) < math.inf
+    assert 0.0 < throttle.admit(T, 0.0) < math.inf
 
 
 def test_a_broker_that_takes_nothing_in_has_no_room_either_whatever_is_known_of_its_workers() -> None:
@@ -55,16 +66,45 @@ def test_a_broker_that_takes_nothing_in_has_no_room_either_whatever_is_known_of_
         assert room(msgspec.structs.replace(known, scarce=True), 0.1, [ArrivalRates(10, 10)]) == 0.0
 
 
-@given(FLOWS)
-def test_the_shares_of_all_gateways_are_the_whole(flows: list[ArrivalRates]) -> None:
-    shares = [share(own, [*flows[:at], *flows[at + 1 :]]) for at, own in enumerate(flows)]
-    assert math.fsum(shares) == pytest.approx(1.0)
-    assert all(part > 0.0 for part in shares)
+@given(st.floats(0.0, 1e6), gateways())
+def test_the_shares_of_all_gateways_are_the_room(room: float, told: list[ArrivalRates]) -> None:
+    shares = [share(room, own, [*told[:at], *told[at + 1 :]]) for at, own in enumerate(told)]
+    assert math.fsum(shares) == pytest.approx(room)
+    assert all(part >= 0.1 * room / len(told) * (1 - 1e-9) for part in shares)
+
+
+@given(st.floats(0.0, 1e6), gateways(), st.floats(0.0, 1e5))
+def test_a_gateway_whose_tenants_ask_for_less_than_their_parts_gets_what_they_ask_for(
+    room: float, told: list[ArrivalRates], asked: float
+) -> None:
+    own = ArrivalRates(0.0, asked, (asked,))
+    tenants = 1 + sum(len(one.tenants) or 1 for one in told)
+    others = [msgspec.structs.replace(one, lowest=math.fsum(one.tenants) or one.lowest) for one in told]
+    assert share(room, own, others) >= min(asked, 0.9 * room / tenants) * (1 - 1e-9)
+
+
+def test_a_flood_at_one_gateway_takes_nothing_of_another_gateways_tenants() -> None:
+    flood, quiet = ArrivalRates(0, 100, (100,)), ArrivalRates(0, 6, (3, 3))
+    assert share(20, quiet, [flood]) == pytest.approx(6 + 1)
+    assert share(20, flood, [quiet]) == pytest.approx(12 + 1)
+    both = ArrivalRates(0, 103, (100, 3))
+    assert share(20, both, [quiet]) == pytest.approx(9 + 3 + 1)
+
+
+def test_tenants_that_are_not_told_one_by_one_count_as_many_as_they_must_be() -> None:
+    many, one = ArrivalRates(0, 100, (2, 2)), ArrivalRates(0, 100, (100,))
+    assert share(51, many, [one]) == pytest.approx(0.9 * 50 + 2.55)
+    assert share(51, one, [many]) == pytest.approx(0.9 * 1 + 2.55)
 
 
 def test_a_gateway_to_which_traffic_moves_may_let_some_in_at_once() -> None:
-    assert share(ArrivalRates(0, 0), [ArrivalRates(0, 900)] * 3) == pytest.approx(0.1 / 4)
-    assert share(ArrivalRates(0, 0), [ArrivalRates(0, 0)]) == pytest.approx(0.5)
+    assert share(900, ArrivalRates(0, 0), [ArrivalRates(0, 900)] * 3) == pytest.approx(900 * 0.1 / 4)
+    assert share(100, ArrivalRates(0, 0), [ArrivalRates(0, 0)]) == pytest.approx(50)
+
+
+def test_what_nobody_asks_for_is_dealt_as_arrivals_are() -> None:
+    assert share(100, ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == pytest.approx(90 / 4 + 10 / 2)
+    assert share(math.inf, ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == math.inf
 
 
 def test_a_flood_is_held_to_the_rate_after_one_burst() -> None:
@@ -89,9 +129,9 @@ def test_the_wait_is_until_the_next_one_fits() -> None:
     throttle = Throttle()
     throttle.set_rate(100.0, 0.0)
     admitted(throttle, iter([0.0] * 100))
-    wait = throttle.admit(0.0)
+    wait = throttle.admit(T, 0.0)
     assert wait == pytest.approx(0.01)
-    assert throttle.admit(wait + 1e-9) == 0.0
+    assert throttle.admit(T, wait + 1e-9) == 0.0
 
 
 def test_a_rate_that_changes_neither_forgives_nor_takes_what_is_owed() -> None:
@@ -126,8 +166,8 @@ def test_what_needed_no_run_is_given_back() -> None:
     throttle = Throttle()
     throttle.set_rate(10.0, 0.0)
     for _ in range(500):
-        assert throttle.admit(0.0) == 0.0
-        throttle.give_back()
+        assert throttle.admit(T, 0.0) == 0.0
+        throttle.give_back(T)
     throttle.count(0.0)
     assert throttle.count(1.0) == ArrivalRates()
 
@@ -150,23 +190,19 @@ def test_next_to_no_capacity_is_known_all_the_same() -> None:
     assert room(capacity(0, healthy=0, degraded=1), 0.1, [ArrivalRates(0, 10)]) == 0.0
 
 
-def test_shares_go_by_arrivals_however_few() -> None:
-    assert share(ArrivalRates(0, 0.2), [ArrivalRates(0, 0.6)]) == pytest.approx(0.9 / 4 + 0.1 / 2)
-
-
 def test_what_is_given_back_is_one() -> None:
     throttle = Throttle()
     throttle.set_rate(10.0, 0.0)
     throttle.count(0.0)
     for _ in range(4):
-        assert throttle.admit(0.0) == 0.0
-    throttle.give_back()
+        assert throttle.admit(T, 0.0) == 0.0
+    throttle.give_back(T)
     assert admitted(throttle, iter([0.0] * 20)) == 7
     throttle = Throttle()
     throttle.count(0.0)
     for _ in range(4):
-        throttle.admit(0.0)
-    throttle.give_back()
+        throttle.admit(T, 0.0)
+    throttle.give_back(T)
     assert throttle.count(1.0).lowest == pytest.approx(3 * (1.0 - math.exp(-1.0)))
 
 
@@ -190,7 +226,7 @@ def test_the_wait_is_for_what_is_missing_of_one() -> None:
     throttle = Throttle()
     throttle.set_rate(2.0, 0.0)
     admitted(throttle, iter([0.0] * 10))
-    assert throttle.admit(0.25) == pytest.approx(0.25)
+    assert throttle.admit(T, 0.25) == pytest.approx(0.25)
 
 
 def test_a_high_rate_has_a_burst_of_its_seconds() -> None:
@@ -202,24 +238,51 @@ def test_a_high_rate_has_a_burst_of_its_seconds() -> None:
 def test_a_place_that_the_broker_refuses_is_free_for_another_and_still_counts_as_an_arrival() -> None:
     throttle = Throttle()
     throttle.set_rate(20.0, 0.0)
-    while throttle.admit(0.0) == 0.0:
+    while throttle.admit(T, 0.0) == 0.0:
         pass
     came = throttle.lowest
-    assert throttle.admit(0.0) > 0.0
-    throttle.refund()
-    assert throttle.admit(0.0) == 0.0
-    assert throttle.admit(0.0) > 0.0
+    assert throttle.admit(T, 0.0) > 0.0
+    throttle.refund(T)
+    assert throttle.admit(T, 0.0) == 0.0
+    assert throttle.admit(T, 0.0) > 0.0
     assert throttle.lowest == came + 3
 
 
 def test_several_are_let_in_together_or_not_at_all() -> None:
     throttle = Throttle()
     throttle.set_rate(100.0, 0.0)
-    throttle.refund(60)
-    assert throttle.admit(0.0, 60) == 0.0
-    wait = throttle.admit(0.0, 60)
+    throttle.refund(T, 60)
+    assert throttle.admit(T, 0.0, 60) == 0.0
+    wait = throttle.admit(T, 0.0, 60)
     assert wait == pytest.approx(0.2)
-    assert throttle.admit(0.0, 40) == 0.0
-    throttle.refund(40)
-    assert throttle.admit(wait + 1e-9, 60) == 0.0
-    assert throttle.admit(1e9, 101) > 0.0
+    assert throttle.admit(T, 0.0, 40) == 0.0
+    throttle.refund(T, 40)
+    assert throttle.admit(T, wait + 1e-9, 60) == 0.0
+    assert throttle.admit(T, 1e9, 101) > 0.0
+
+
+def test_who_floods_refuses_itself_and_nobody_else() -> None:
+    """One sends 100/s and another 3/s, of 20/s; the other loses nothing, and the flood gets what is left."""
+    throttle = Throttle()
+    throttle.set_rate(20.0, 0.0)
+    let_in = {"flood": 0, "quiet": 0}
+    for number in range(6000):
+        now = number / 100
+        let_in["flood"] += throttle.admit("flood", now) == 0.0
+        if number % 33 == 0:
+            let_in["quiet"] += throttle.admit("quiet", now) == 0.0
+    assert let_in["quiet"] == len(range(0, 6000, 33))
+    assert sum(let_in.values()) == pytest.approx(20 * 60, abs=40)
+
+
+def test_arrivals_are_told_by_tenant() -> None:
+    throttle = Throttle()
+    throttle.count(0.0)
+    for look in range(1, 30):
+        for tenant, count in (("a", 10), ("b", 30), ("c", 5)):
+            for _ in range(count):
+                throttle.admit(tenant, 0.0)
+        throttle.give_back("a", 5)
+        flow = throttle.count(look * 0.5)
+    assert flow.lowest == pytest.approx(80, rel=0.01)
+    assert flow.tenants == pytest.approx((60, 10, 10), rel=0.01)

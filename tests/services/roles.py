@@ -165,6 +165,8 @@ class Fleets:
                 model="m",
                 higher_per_second=flow.higher,
                 lowest_per_second=flow.lowest,
+                arrivals={"m": (flow.higher, flow.lowest)},
+                tenants={"m": flow.tenants},
             )
 
         return Membership(self.fleet, describe, self.clock, self.broker, slots)

@@ -161,7 +161,7 @@ async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
 def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         throttled(stand, 100.0)
-        assert stand.gateway.limiter.throttles["m"].admit(stand._clock(), 80) == 0.0
+        assert stand.gateway.limiter.throttles["m"].admit("acme", stand._clock(), 80) == 0.0
         failure = await refusal(stand, 90)
         assert (failure.code, failure.reason) == (errors.SHED, "capacity")
         assert failure.message == "shed: this tier is held to what the fleet can carry"
@@ -245,8 +245,8 @@ def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
         await sleep(0.0)
         whole.abandon()
         throttle = stand.gateway.limiter.throttles["m"]
-        assert throttle.admit(stand._clock(), 200 - AT_ONCE + 1) > 0.0
-        assert throttle.admit(stand._clock(), 200 - AT_ONCE) == 0.0
+        assert throttle.admit("acme", stand._clock(), 200 - AT_ONCE + 1) > 0.0
+        assert throttle.admit("acme", stand._clock(), 200 - AT_ONCE) == 0.0
         await sleep(2.0)
 
     served(act)

@@ -70,11 +70,11 @@ class Counting:
             self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
-async def flood(gateway: Gateway, tier: int, rate: float, seconds: float) -> Counting:
+async def flood(gateway: Gateway, tier: int, rate: float, seconds: float, principal: Principal = TENANT) -> Counting:
     """Evenly spaced requests of one tier."""
     counting = Counting()
     for _ in range(int(rate * seconds)):
-        gateway.submit(counting, TENANT, new_id(), RequestOptions(2.0, tier), "m", "text", b"")
+        gateway.submit(counting, principal, new_id(), RequestOptions(2.0, tier), "m", "text", b"")
         await asyncio.sleep(1.0 / rate)
     return counting
 
@@ -187,17 +187,43 @@ def test_capacity_is_an_estimate_until_full_batches_were_seen() -> None:
     played(scene)
 
 
-def test_two_gateways_share_the_room_as_their_traffic_does() -> None:
+def test_two_gateways_share_the_room_as_their_tenants_ask_for_it() -> None:
     async def scene(fleets: Fleets) -> None:
         first, _ = await up(fleets, 4)
         entrance, second = fleets.gateway()
         await entrance.start()
-        await asyncio.gather(flood(first, FREE, 300.0, 4.0), flood(second, FREE, 100.0, 4.0))
-        here, there = await asyncio.gather(flood(first, FREE, 300.0, 20.0), flood(second, FREE, 100.0, 20.0))
-        room = 20.0 * 4 * PER_WORKER * USABLE
-        let_in = [20.0 * 300.0 - here.refused["capacity"], 20.0 * 100.0 - there.refused["capacity"]]
-        assert sum(let_in) == pytest.approx(room, rel=0.1)
-        assert let_in[0] == pytest.approx(0.725 * room, rel=0.1)
+        room = 4 * PER_WORKER * USABLE
+        asked = (2.0 * room, 0.3 * room)
+        for seconds in (4.0, 20.0):
+            here, there = await asyncio.gather(
+                flood(first, FREE, asked[0], seconds), flood(second, FREE, asked[1], seconds)
+            )
+        assert there.refused == {}
+        let_in = 20.0 * asked[0] - here.refused["capacity"]
+        assert let_in == pytest.approx(20.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
+
+    played(scene)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize("flood_tier", [FREE, PAID])
+def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(gateways: int, flood_tier: int) -> None:
+    """The flood is of another free tenant, or of a paid one that asks to be served as a free one, at one gateway or the other."""
+
+    async def scene(fleets: Fleets) -> None:
+        here, _ = await up(fleets, 2)
+        there = here
+        if gateways == 2:
+            entrance, there = fleets.gateway()
+            await entrance.start()
+        other = Principal("eve", "globex", flood_tier)
+        for seconds in (4.0, 20.0):
+            quiet, loud = await asyncio.gather(
+                flood(here, FREE, 7.0, seconds), flood(there, FREE, 5 * 2 * PER_WORKER, seconds, other)
+            )
+        await asyncio.sleep(1.0)
+        assert (quiet.ok, quiet.refused) == (140, {})
+        assert set(loud.refused) == {"capacity"}
 
     played(scene)
 

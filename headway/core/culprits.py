@@ -29,6 +29,8 @@ MOST_TENANTS = 1000
 """Most tenants with known inputs."""
 ALL_GENERATIONS = -1
 """Generation of an input that is known whatever workers come."""
+ERROR_BYTES = 400
+"""Bytes of its first error that are kept of a known input."""
 PRIOR = 32.0
 """Inputs that a caller is credited with before its first culprit, as if they had run clean."""
 EXPECTED = 0.3
@@ -61,6 +63,10 @@ class _Caller:
     bad: float = 0.0
 
 
+_Known = tuple[float, int, str]
+_UNKNOWN: _Known = (-math.inf, 0, "")
+
+
 class Culprits:
     """Known callers and inputs of one queue.
 
@@ -73,13 +79,16 @@ class Culprits:
     def __init__(self) -> None:
         self._callers: dict[CallerKey, _Caller] = {}
         """Callers with the instant of their last culprit, the longest ago first."""
-        self._known: dict[str, dict[bytes, tuple[float, int]]] = {}
-        """Known inputs by tenant: until when each is known and in which generation, the oldest first."""
+        self._known: dict[str, dict[bytes, _Known]] = {}
+        """Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first."""
         self._generation = 0
         self.active = False
 
-    def found(self, entry: Entry, now: float, killed: bool = False) -> None:
-        """Note an input that failed alone. `killed`: it took its worker with it, so it did so in several runs."""
+    def found(self, entry: Entry, now: float, killed: bool = False, error: str = "") -> None:
+        """Note an input that failed alone, with the error that its sender read.
+
+        `killed`: it took its worker with it, so it did so in several runs.
+        """
         key = caller_of(entry)
         caller = self._callers.pop(key, None)
         if caller is None and len(self._callers) >= MOST_APART:
@@ -92,7 +101,8 @@ class Culprits:
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
-        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else self._generation
+        kept = error.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
+        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else self._generation, kept
         self._known[entry.tenant] = inputs
         if len(inputs) > MOST_KNOWN:
             del inputs[next(iter(inputs))]
@@ -126,26 +136,26 @@ class Culprits:
             return limit
         return max(1, min(limit, int(EXPECTED * caller.ran / max(caller.bad, 1.0))))
 
-    def knows(self, entry: Entry, now: float) -> bool:
-        """Whether an equal input of the entry's tenant has failed alone in the last KNOWN_SECONDS."""
+    def knows(self, entry: Entry, now: float) -> str | None:
+        """First error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""
         inputs = self._known.get(entry.tenant)
         if not inputs or not entry.caller:
-            return False
-        until, generation = inputs.get(digest(entry), (-math.inf, 0))
+            return None
+        until, generation, error = inputs.get(digest(entry), _UNKNOWN)
         if until <= now:
             self._tidy(entry.tenant, inputs, now)
-            return False
-        return generation in (self._generation, ALL_GENERATIONS)
+            return None
+        return error if generation in (self._generation, ALL_GENERATIONS) else None
 
     def renew(self) -> None:
-        """Note that another worker serves.
+        """Note that another worker serves, or one of them with another backend.
 
         It forgets inputs that only raised: their worker, or old code, may have been at fault.
         """
         self._generation += 1
 
-    def _tidy(self, tenant: str, inputs: dict[bytes, tuple[float, int]], now: float) -> None:
-        for asked in [asked for asked, (until, _) in inputs.items() if until <= now]:
+    def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:
+        for asked in [asked for asked, (until, *_) in inputs.items() if until <= now]:
             del inputs[asked]
         if not inputs:
             del self._known[tenant]

@@ -18,6 +18,8 @@ POLICY = "policy"
 """Reason label of an input that the input policy refuses, or could not judge."""
 CULPRIT = "culprit"
 """Reason label of an entry whose input has failed alone a short while ago."""
+UNHEARD = "the worker did not report in time"
+"""Text for clients about a batch whose lease was lost."""
 
 
 def refusal(wait: float, tier_only: bool) -> Failure:
@@ -192,12 +194,12 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
 def death(failure: BatchFailure) -> Failure:
     """Failure of an entry that ran alone and failed for the last time."""
     code = errors.REJECTED_BY_MODEL if failure.cause in BLAMED else errors.BACKEND_ERROR
-    return Failure(code, _shown(failure), None, failure.cause.value)
+    return Failure(code, shown(failure), None, failure.cause.value)
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
     """Failure of an entry that gets no more tries. In a batch of several, the text may be about another's input."""
-    what = _shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
+    what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
@@ -221,18 +223,19 @@ def item_failure(item: ItemResult) -> Failure:
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
 
 
-def known_culprit() -> Failure:
-    """Refusal because an equal input failed alone a short while ago."""
+def known_culprit(error: str = "") -> Failure:
+    """Refusal because an equal input failed alone a short while ago, with the error that its sender read then."""
     message = (
-        f"the model failed on this input when it ran alone; it is not run again within {KNOWN_SECONDS / 60:g} minutes"
+        f"the model failed on this input when it ran alone{error and f' ({error})'}; "
+        f"it is not run again within {KNOWN_SECONDS / 60:g} minutes"
     )
     return Failure(errors.REJECTED_BY_MODEL, message, None, CULPRIT)
 
 
-def _shown(failure: BatchFailure) -> str:
+def shown(failure: BatchFailure) -> str:
     """Part of a failure's text that a client may read. It never names a worker's host."""
     if failure.cause is Cause.LEASE_LOST and not failure.shown:
-        return "the worker did not report in time"
+        return UNHEARD
     return failure.shown or failure.message
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
@@ -35,7 +35,7 @@ from headway.core.fair_queue import (
 )
 from headway.core.packing import Terms, pack
 from headway.core.queue_limits import QueueLimits
-from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, backoff, is_over, stays_whole
+from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
 from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.slot_factors import SlotFactors
@@ -385,8 +385,8 @@ class ModelQueue:
         else:
             self._suspects.unknown(self._suspects.let_go(departure.rest), before, self._group_size)
 
-    def fail(self, departure: Departure, cause: Cause, now: float, rng: Callable[[], float]) -> FailureOutcome:
-        """End a batch that failed of `cause`; see `core.retry`. `rng` is uniform in [0, 1), for the jitter."""
+    def fail(self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "") -> FailureOutcome:
+        """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter."""
         after, members = FailureOutcome(), list[QueuedEntry]()
         for member in self._arrive(departure, now, RETRYING):
             (members if member.due > now else after.late).append(member)
@@ -397,7 +397,7 @@ class ModelQueue:
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
-                self.culprits.found(after.dead[0].entry, now, killed=cause not in SEARCHED)
+                self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
         after.again = len(members)
@@ -415,7 +415,7 @@ class ModelQueue:
         return [member for member in members if member.entry.tenant in paid]
 
     def _run_again(
-        self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Callable[[], float]
+        self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
         """Let failed members run again: at once in halves if an input is at fault; otherwise later, elsewhere, and
         first whole.

@@ -13,10 +13,12 @@ outage is not amplified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headway.model import Cause
 
+Rng = Callable[[], float]
+"""Chance, uniform in [0, 1)."""
 MAX_ATTEMPTS = 3
 """Least runs of an entry before it is given up, unless it raised."""
 RAISES = 2

@@ -133,6 +133,11 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
 
     @property
+    def backend(self) -> tuple[int, int]:
+        """Mark of its backend: the process, and the number of times that this was replaced."""
+        return self.pid, self.restarts
+
+    @property
     def queue(self) -> str:
         """Name of the queue that it claims from, in its zone."""
         return queue_name(self.model, self.version)

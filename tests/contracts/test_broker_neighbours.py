@@ -9,7 +9,7 @@ from headway.core.culprits import KNOWN_SECONDS
 from headway.core.fair_queue import BATCH_PAGES, PAGE
 from headway.core.queue import MIXED_SECONDS
 from headway.core.retry import BUDGET_RESERVE, RAISES
-from headway.model import Cause, DedupKind, Entry, Limit, Reply
+from headway.model import Cause, DedupKind, Entry, Limit, Reply, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, failed, ids, leave, slot, story
 from tests.contracts.dedup_keys import admit, came_by, key, nothing_runs, refused, same, task
 
@@ -90,6 +90,34 @@ async def test_an_input_that_failed_alone_is_turned_down_without_a_run(harness: 
     await run_all(harness)
     await harness.advance(KNOWN_SECONDS + 1.0)
     assert await harness.broker.enqueue([bad()]) == [None]
+
+
+@story
+async def test_the_repeated_refusal_carries_the_first_error(harness: Harness) -> None:
+    await harness.broker.enqueue([bad()])
+    await run_all(harness)
+    [first] = (await drained(harness)).values()
+    assert first.failure is not None
+    told = (await refused(harness, bad())).message
+    assert first.failure.message in told
+    assert "not run again" in told
+
+
+@pytest.mark.parametrize("backend", [{"pid": 2}, {"restarts": 1}])
+@story
+async def test_a_worker_with_another_backend_forgets_what_only_raised(
+    harness: Harness, backend: dict[str, int]
+) -> None:
+    def beat(**told: int) -> WorkerInfo:
+        return WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, **told)  # type: ignore[arg-type]
+
+    await harness.broker.heartbeat(beat())
+    await harness.broker.enqueue([bad()])
+    await run_all(harness)
+    await harness.broker.heartbeat(beat())
+    assert (await refused(harness, bad())).reason == "culprit"
+    await harness.broker.heartbeat(beat(**backend))
+    await admit(harness, bad())
 
 
 TWO_AN_HOUR = Limit("key:two", "key", 1 / 30, 2.0)

@@ -85,8 +85,8 @@ class Pair:
     async def offer(self, entries: list[Entry]) -> None:
         answers = await self.there.enqueue(entries)
         for entry, verdict in zip(entries, answers, strict=True):
-            if self.queue.culprits.knows(entry, self.now()):
-                assert verdict == failures.known_culprit()
+            if (error := self.queue.culprits.knows(entry, self.now())) is not None:
+                assert verdict == failures.known_culprit(error)
                 continue
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
@@ -154,7 +154,7 @@ class Pair:
             rest = iter(throws)
             cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
             failure = BatchFailure(cause, "it failed", here.worker)
-            after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest))
+            after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest), failures.shown(failure))
             again = await self.there.release(there.lease.fence // 256, failure, throws)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late])
@@ -173,7 +173,10 @@ class Pair:
     async def beat(self) -> None:
         status = self.rng.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
         worker = self.rng.choice(("gpu-0", "gpu-1"))
-        await self.there.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status))
+        renewed = status is WorkerStatus.HEALTHY and self.rng.random() < 0.2
+        await self.there.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status), renewed)
+        if renewed:
+            self.queue.culprits.renew()
         look = await self.there.look()
         before = set(self.healthy)
         self.healthy.pop(worker, None)

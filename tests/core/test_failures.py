@@ -177,3 +177,5 @@ class TestFailedRuns:
             None,
             failures.CULPRIT,
         )
+        told = failures.known_culprit("ValueError: too long").message
+        assert told.startswith("the model failed on this input when it ran alone (ValueError: too long); it is not run")

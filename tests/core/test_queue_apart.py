@@ -200,9 +200,9 @@ class TestDying:
         for run in range(runs):
             after = queue.fail(leave(queue, now=float(run)), cause, float(run), rng)
         assert len(after.dead) == 1
-        assert queue.culprits.knows(of("evil", "bad"), 3.0)
+        assert queue.culprits.knows(of("evil", "bad"), 3.0) is not None
         queue.set_slots(2)
-        assert queue.culprits.knows(of("evil", "bad"), 3.0) is known
+        assert (queue.culprits.knows(of("evil", "bad"), 3.0) is not None) is known
 
 
 class TestRunningAgain:

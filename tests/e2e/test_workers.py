@@ -194,6 +194,19 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         server.all_healthy()
 
 
+def test_an_input_that_failed_in_the_old_code_runs_once_the_code_is_mended(tmp_path: Path) -> None:
+    target = tmp_path / "model.py"
+    target.write_text("def answer(inputs):\n    return [text + str(len(text) / (len(text) - 3)) for text in inputs]\n")
+    with serving(tmp_path, "--reload", target="model.py:answer", lawful=False) as server:
+        server.expected = {"batch failed"}
+        first, again = (server.ask("abc").answer() for _ in range(2))
+        assert (first.status, again.status) == (422, 422)
+        assert "ZeroDivisionError" in again.json["detail"], "the repeated answer carries the first error"
+        target.write_text("def answer(inputs):\n    return [text.upper() for text in inputs]\n")
+        server.logged("target reloaded")
+        wait_until(lambda: server.ask("abc").answer().status == 200)
+
+
 def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
     forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.app.lifecycle]"
     with serving(tmp_path, logs_json=False) as server:

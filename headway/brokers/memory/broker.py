@@ -282,9 +282,11 @@ class MemoryBroker:
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """See Broker."""
-        now = self._clock()
+        now, before = self._clock(), self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
         if self._queues.has(worker.queue):
+            if before is not None and before.backend != worker.backend:
+                self._queues[worker.queue].culprits.renew()
             self._queues[worker.queue].service.warm_up(worker.warm_up)
             self._count_slots(worker.queue, now)
 
@@ -362,8 +364,8 @@ class MemoryBroker:
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
         queue = self._queues[entry.queue]
-        if queue.culprits.active and queue.culprits.knows(entry, now):
-            return failures.known_culprit()
+        if queue.culprits.active and (error := queue.culprits.knows(entry, now)) is not None:
+            return failures.known_culprit(error)
         offered = queue.offer(entry, now)
         if isinstance(offered, Refused):
             return failures.refusal(offered.wait, offered.tier_only)
@@ -427,7 +429,7 @@ class MemoryBroker:
     async def _fail(self, running: Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.queue]
         left_at = running.departure.left_at
-        after = queue.fail(running.departure, failure.cause, now, self._rng)
+        after = queue.fail(running.departure, failure.cause, now, self._rng, failures.shown(failure))
         self._counters.retries[failure.cause.value] += after.again
         ran = run_of(running.lease, running.departure, failure.worker, now)
         self._deliver(after.dead, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.dead], now)

@@ -369,7 +369,7 @@ class RedisBroker:
         if before is not None:
             before.wakeups.wake(worker.worker_id)  # It sleeps at its old home, and is needed at the new one.
         home = self._router.home(worker.worker_id, worker.queue)
-        await all_of(home.heartbeat(worker), self._registry.record(worker))
+        await all_of(home.heartbeat(worker, self._router.renewed(worker)), self._registry.record(worker))
         if before is not None:
             await before.forget(worker.worker_id)
             await before.unlisten(worker.worker_id)

@@ -29,7 +29,7 @@ class RefusalCode(enum.IntEnum):
     TOO_LARGE = 7
     """Output that is too large to be kept. In place of a wait comes its size in bytes."""
     CULPRIT = 8
-    """Input that has failed alone a short while ago."""
+    """Input that has failed alone a short while ago. In place of a wait comes its error."""
     ROOM = 9
     """Tenant whose large entries have all the room that they may have."""
     LOST = 10

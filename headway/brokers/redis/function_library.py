@@ -142,6 +142,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_APART": culprits.MOST_APART,
     "KNOWN_SECONDS": culprits.KNOWN_SECONDS,
     "ALL_GENERATIONS": culprits.ALL_GENERATIONS,
+    "ERROR_BYTES": culprits.ERROR_BYTES,
     "PRIOR": culprits.PRIOR,
     "EXPECTED": culprits.EXPECTED,
     "MEMORY": culprits.MEMORY,
@@ -200,6 +201,7 @@ _TEXTS = {
     "BY_KEY": repr(DedupKind.KEY.value),
     "SAME": repr(DedupKind.SAME.value),
     "LEASE_LOST": repr(Cause.LEASE_LOST.value),
+    "UNHEARD": repr(failures.UNHEARD),
     **{reason.upper() + "_REASON": repr(reason) for reason in departure.REASONS},
 }
 """Expressions of Lua that are written into the functions, besides numbers."""

@@ -179,7 +179,7 @@ class Queue:
             elif why == RefusalCode.MOVED:
                 result[position] = Moved(*wire.version_and_zone(wait))
             else:
-                result[position] = _refusal(entries[position], why, float(wait))
+                result[position] = _refusal(entries[position], why, wait)
         if undigested:
             verdicts = await self._enqueue_part([entries[position] for position in undigested], digested=True)
             for position, verdict in zip(undigested, verdicts, strict=True):
@@ -304,10 +304,10 @@ class Queue:
         self.wakeups.forget(worker)
         self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
-    async def heartbeat(self, worker: WorkerInfo) -> None:
-        """Note whether a slot that is at home here is healthy, and what batches took when it started."""
-        healthy, runs = int(worker.status is WorkerStatus.HEALTHY), itertools.chain.from_iterable(worker.warm_up)
-        self._note(await self._call("beat", worker.worker_id, healthy, worker.share, *runs))
+    async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
+        """Note whether a slot that is at home here is healthy, with another backend (`renewed`), and what its start took."""
+        slot = worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), worker.share, int(renewed)
+        self._note(await self._call("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""
@@ -494,7 +494,7 @@ class Queue:
         return await self._values.input_of(self._key, found) if found.apart else None
 
 
-def _refusal(entry: Entry, why: int, wait: float) -> Failure:
+def _refusal(entry: Entry, why: int, told: bytes) -> Failure:
     if why >= RefusalCode.OVER:
-        return failures.over(Over(entry.limits[why - RefusalCode.OVER], wait))
-    return wire.refusal(why, wait)
+        return failures.over(Over(entry.limits[why - RefusalCode.OVER], float(told)))
+    return wire.refusal(why, 0.0, told) if why == RefusalCode.CULPRIT else wire.refusal(why, float(told))

@@ -51,6 +51,7 @@ class ShardRouter:
         self._counting: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
         self._homes: dict[tuple[str, str], Queue] = {}
+        self._backends: dict[str, tuple[int, int]] = {}
         self._turn = int(rng() * 1_000_003)
         self._placed: dict[_Key, Queue] = {}
 
@@ -92,6 +93,13 @@ class ShardRouter:
         key = (worker.queue, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
         return before if before is not home else None
+
+    def renewed(self, worker: WorkerInfo) -> bool:
+        """Whether a slot serves with another backend than when this was asked last."""
+        if worker.status is not WorkerStatus.HEALTHY:
+            return False
+        before, self._backends[worker.worker_id] = self._backends.get(worker.worker_id), worker.backend
+        return before != worker.backend
 
     def apart(self, name: str) -> Sequence[Queue]:
         """Queues in which entries for the slots of a queue may be that wait for no slot at home there.

@@ -174,8 +174,8 @@ def worth(failure: Failure | None) -> int:
     return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
 
 
-def refusal(why: int, wait: float) -> Failure:
-    """Failure for the library's number of a refusal; refusals by limits are not among them."""
+def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
+    """Failure for the library's number of a refusal, or of a known culprit with its error; limits refuse otherwise."""
     if why == RefusalCode.CONFLICT:
         return failures.conflict()
     if why == RefusalCode.MISUSE:
@@ -187,7 +187,7 @@ def refusal(why: int, wait: float) -> Failure:
     if why == RefusalCode.TOO_LARGE:  # In place of a wait it says by how many bytes.
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
-        return failures.known_culprit()
+        return failures.known_culprit(error.decode(errors="ignore"))  # It may be cut within a character.
     if why == RefusalCode.LOST:
         return failures.lost_input()
     if why == RefusalCode.ROOM:
@@ -327,7 +327,13 @@ def _known(failure: Failure) -> Failure:
 def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size: int) -> list[Reply]:
     if fields[b"k"] == b"refused":
         return [
-            Reply(id, tenant, failure=refusal(why, float(wait)), queued=float(waited), nonce=nonce)
+            Reply(
+                id,
+                tenant,
+                failure=refusal(why, float(wait), fields[b"f"]),
+                queued=float(waited),
+                nonce=nonce,
+            )
             for key, wait, why, waited, nonce in _refusals.decode(fields[b"d"])
             for tenant, _, id in [key.rpartition("\0")]
         ]

@@ -50,7 +50,7 @@ end
 
 local function turn_away(refused, position, wait, why)
   refused[#refused + 1] = position - 1
-  refused[#refused + 1] = why == MOVED and wait or exact(wait)
+  refused[#refused + 1] = (why == MOVED or why == CULPRIT) and wait or exact(wait)
   refused[#refused + 1] = why
 end
 
@@ -89,8 +89,10 @@ local function admit(s, intake, entry, payload, shares)
   end
   if entry.token and not entry.digest and culprits.may_know(s, entry, payload) then
     return UNDIGESTED, 0
-  elseif s.q.known_until > s.now and culprits.knows(s, entry, payload) then
-    return CULPRIT, 0
+  end
+  local error = s.q.known_until > s.now and culprits.knows(s, entry, payload)
+  if error then
+    return CULPRIT, error
   end
   observe_arrival(s, entry.tier, entry.weight)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)

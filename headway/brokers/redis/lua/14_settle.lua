@@ -223,7 +223,8 @@ end
 
 -- A batch failed: as `ModelQueue.fail`. Returns how many run again.
 function fail(s, lease, failure, dice)
-  local now, cause = s.now, cmsgpack.unpack(failure)[1]
+  local now, failed = s.now, cmsgpack.unpack(failure)
+  local cause = failed[1]
   local entries, late, spent = {}, {}, {}
   for _, entry in ipairs(wanted(s, lease.members)) do
     local into = entry.due > now and entries or late
@@ -237,7 +238,7 @@ function fail(s, lease, failure, dice)
   if #entries > 0 and is_over(cause, #entries, lease.attempts, alone) then
     dead, entries = entries, {}
     if not BLAMELESS[cause] then
-      culprits.found(s, dead[1], not SEARCHED[cause])
+      culprits.found(s, dead[1], not SEARCHED[cause], culprits.shown(failed))
     end
   elseif not SEARCHED[cause] then
     entries, spent = paid_for(s, entries)

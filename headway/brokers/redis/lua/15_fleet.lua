@@ -29,7 +29,8 @@ local function recount(s)
 end
 
 -- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
--- GPU, then size and seconds of each batch that its start has run, which are learnt as long as nothing else is known.
+-- GPU, whether its backend is another one than before, then size and seconds of each batch that its start has run, which are
+-- learnt as long as nothing else is known.
 redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local worker = args[HEAD + 1]
@@ -37,12 +38,15 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
     redis.call('ZADD', s.prefix .. 'h', s.now, worker)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
+    if args[HEAD + 4] == '1' then
+      culprits.renew(s)
+    end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
-    for i = HEAD + 4, #args, 2 do
+    for i = HEAD + 5, #args, 2 do
       observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
     end
     s.q.gate_at = -INF

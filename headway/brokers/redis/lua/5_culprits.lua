@@ -152,12 +152,13 @@ local function known_key(s, tenant, entry, asked)
   return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(asked[INPUT_POSITION] .. parameters)
 end
 
-local function know(s, key, generation)
-  redis.call('SET', key, struct.pack('<dd', s.now + KNOWN_SECONDS, generation), 'PX', math.ceil(KNOWN_SECONDS * 1000))
+local function know(s, key, generation, error)
+  local known = struct.pack('<dd', s.now + KNOWN_SECONDS, generation) .. string.sub(error, 1, ERROR_BYTES)
+  redis.call('SET', key, known, 'PX', math.ceil(KNOWN_SECONDS * 1000))
 end
 
--- An input failed alone. `killed`: it took its worker with it, so it did so with several.
-function culprits.found(s, entry, killed)
+-- An input failed alone, with this error. `killed`: it took its worker with it, so it did so with several.
+function culprits.found(s, entry, killed, error)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
   local record = record_of(s, caller)
@@ -175,18 +176,33 @@ function culprits.found(s, entry, killed)
   store(s, caller, record)
   if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS
-    know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS)
-    know(s, known_key(s, tenant_of(key), entry, asked), killed and ALL_GENERATIONS or q.generation)
+    know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS, '')
+    know(s, known_key(s, tenant_of(key), entry, asked), killed and ALL_GENERATIONS or q.generation, error)
   end
 end
 
+-- The error of what is known under a key; false when nothing is.
 local function is_known(s, key)
   local packed = redis.call('GET', key)
   if not packed then
     return false
   end
-  local instant, generation = struct.unpack('<dd', packed)
-  return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS)
+  local instant, generation, rest = struct.unpack('<dd', packed)
+  return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
+end
+
+-- Another worker serves, or one of them with another backend: what only raised is forgotten.
+function culprits.renew(s)
+  s.q.generation = s.q.generation + 1
+  s.touched[FLEET] = true
+end
+
+-- What a client reads of a failure: as `failures.shown`.
+function culprits.shown(failed)
+  if failed[1] == LEASE_LOST and failed[4] == '' then
+    return UNHEARD
+  end
+  return failed[4] ~= '' and failed[4] or failed[2]
 end
 
 -- Forget who has behaved for long enough.
@@ -208,7 +224,7 @@ function culprits.may_know(s, entry, payload)
   return (asked[CALLER_POSITION] or NO_CALLER) ~= NO_CALLER and asked
 end
 
--- Whether the same input of the same tenant has failed alone a short while ago.
+-- The error of which the same input of the same tenant failed alone a short while ago; false if it did not.
 function culprits.knows(s, entry, payload)
   local asked = culprits.may_know(s, entry, payload)
   return asked and is_known(s, known_key(s, tenant_of(entry.key), entry, asked))

@@ -278,8 +278,8 @@ function conclude(s, outcome, ended, late)
   end
 end
 
-local function refused_outcome(s, key, wait, why, waited)
-  local fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}})
+local function refused_outcome(s, key, wait, why, waited, error)
+  local fields = failure_fields(s, 'refused', {{key, exact(wait), why, exact(waited), 0}}, nil, nil, error)
   return {fields = fields, worth = why == CULPRIT and VERDICT or WORTHLESS}
 end
 
@@ -311,7 +311,7 @@ end
 
 -- A follower whose original was too late: it runs itself, or joins another, in the time that it has left.
 offer_anew = function(s, one)
-  local entry, record, why, wait, apart = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil
+  local entry, record, why, wait, apart, error = one.entry, {shares = one.shares, led = {}, follows = ''}, nil, 0, nil, nil
   local left = entry.due - s.now
   local queue_timeout = math.min(entry.queue_due - entry.arrived, left)
   local outcome, free = left <= 0 and late_outcome(s, entry, 1), {}
@@ -324,9 +324,8 @@ offer_anew = function(s, one)
       return
     end
     local payload = not why and redis.call('HGET', s.prefix .. 'p', entry.key)
-    if payload and culprits.knows(s, entry, payload) then
-      why = CULPRIT
-    end
+    error = payload and culprits.knows(s, entry, payload)
+    why = why or (error and CULPRIT)
     if not why then
       observe_arrival(s, entry.tier, entry.weight)
       apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
@@ -334,7 +333,7 @@ offer_anew = function(s, one)
       wait, shed = admissible(s, new_intake(), entry, queue_timeout, left, apart)
       why = wait and (shed and SHED or TOO_LONG)
     end
-    outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived)
+    outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived, error)
   end
   if not outcome and apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))

@@ -323,6 +323,7 @@ def forget_model(gateway: Gateway | None, counters: Counters, model: str) -> Non
     counters.forget(model)
     if gateway is not None:
         gateway.limiter.throttles.pop(model, None)
+        gateway.tenant_counts.forget(model)
 
 
 def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, Settings]) -> None:

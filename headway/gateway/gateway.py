@@ -44,6 +44,7 @@ from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, Pendin
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
+from headway.gateway.tenant_counts import TenantCounts
 from headway.model import (
     Entry,
     EntryState,
@@ -84,6 +85,7 @@ class Gateway:
         limiter: refuses requests over a limit or the fleet's capacity.
         kinds: the models, and what they take and give.
         rules: what the settings say of each model.
+        tenant_counts: counts of tenants that ask for statistics.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
     """
 
@@ -112,7 +114,8 @@ class Gateway:
         self._deadlines = TimingWheel(clock, self._overdue)
         self._recent = RecentRequests(clock)
         counts = OutcomeCounts(counters, self._tiers, self.kinds)
-        self._observers: Sequence[Observer] = (counts, self._recent, *observers)
+        self.tenant_counts = TenantCounts(self._tiers, self.kinds)
+        self._observers: Sequence[Observer] = (counts, self._recent, self.tenant_counts, *observers)
         self._emptied = asyncio.Event()
         held = self.name, self._pending, self._subscriptions, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng

@@ -7,7 +7,6 @@ for principals that may ask it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,10 +23,9 @@ from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Written
 from headway.http.oip.infer import check_version, with_version
-from headway.http.oip.models import find_model, index_of
+from headway.http.oip.models import find_model, index_of, statistics
 from headway.model import Principal, RequestOptions, Value
 from headway.oip import elements, metadata, parameters, tensors
-from headway.oip.statistics import statistics_of
 from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
 
 _REQUEST = messages.message("inference.ModelInferRequest")
@@ -134,7 +132,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._kinds, self._counters = port.intake.kinds, port.counters
+        self._kinds, self._port = port.intake.kinds, port
         self._most = min(MOST_INPUTS, port.settings.max_queue)
         self._ready = ready
 
@@ -177,12 +175,9 @@ class OpenInference:
 
     async def _statistics(self, asked: Any, principal: Principal) -> Any:
         models = [self._find(asked, principal)] if asked.name else self._models(principal)
-        return {
-            "model_stats": [
-                statistics_of(self._counters, one, ", ".join(self._kinds.versions(one)), time.monotonic, time.time)
-                for one in models
-            ]
-        }
+        port = self._port
+        counters = port.counters if port.anonymous else port.intake.tenant_counts.of(principal.tenant)
+        return {"model_stats": statistics(self._kinds, models, counters)}
 
     async def _index(self, asked: Any, principal: Principal) -> Any:
         return {"models": index_of(self._kinds, self._models(principal), await self._ready(), only_ready=asked.ready)}

@@ -1,7 +1,8 @@
-"""Statistics of a model since this process started, with the protocol's names.
+"""Statistics of a model, with the protocol's names.
 
 They are of what went through this process: each input counts as one inference, and each batch from which an answer came as
-one execution.
+one execution. A run is told as `compute_infer`; what comes before and after it on a GPU is not measured apart, so
+`compute_input` and `compute_output` have the same count and no time. Triton's tools refuse counts that differ.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
         success: answers with an output.
         fail: answers with an error, refusals among them, and requests whose clients left.
         queue: waits in the queue.
-        compute_infer: runs of batches.
+        compute_infer, compute_input, compute_output: runs of batches.
         cache_hit: answers with the outcome of an identical request, or of one under the same key.
     """
 
@@ -40,9 +41,9 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
     fail: Duration
     queue: Duration
     compute_infer: Duration
+    compute_input: Duration
+    compute_output: Duration
     cache_hit: Duration
-    compute_input: Duration = NEVER
-    compute_output: Duration = NEVER
     cache_miss: Duration = NEVER
 
 
@@ -51,8 +52,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
 
     batch_size: int
     compute_infer: Duration
-    compute_input: Duration = NEVER
-    compute_output: Duration = NEVER
+    compute_input: Duration
+    compute_output: Duration
 
 
 class ModelStatistics(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def statistics_of(
     """Statistics of a model.
 
     Arguments:
-        counters: counters of the process.
+        counters: counters of the process, or of one tenant in it.
         model: name of the model.
         version: version of the model.
         clock: monotonic seconds, as the counters have them.
@@ -95,20 +96,26 @@ def statistics_of(
     shared = sum(count for (name, _, _), count in counters.shared.items() if name == model)
     runs = sorted((size, run) for (name, size), run in counters.runs.items() if name == model)
     last = counters.last_answer.get(model)
+    run_count, run_seconds = sum(run.count for _, run in runs), sum(run.seconds for _, run in runs)
     return ModelStatistics(
         model,
         version,
         0 if last is None else int((wall_clock() - (clock() - last)) * 1000),
         max(outcomes["ok"] - shared, 0),
-        sum(run.count for _, run in runs),
+        run_count,
         InferenceStatistics(
             success=_duration(outcomes["ok"], seconds - failed_seconds),
             fail=_duration(outcomes["failed"], failed_seconds),
             queue=_duration(sum(one.count for one in waits), sum(one.sum for one in waits)),
-            compute_infer=_duration(sum(run.count for _, run in runs), sum(run.seconds for _, run in runs)),
+            compute_infer=_duration(run_count, run_seconds),
+            compute_input=Duration(run_count),
+            compute_output=Duration(run_count),
             cache_hit=_duration(shared, 0.0),
         ),
-        tuple(BatchStatistics(size, _duration(run.count, run.seconds)) for size, run in runs),
+        tuple(
+            BatchStatistics(size, _duration(run.count, run.seconds), Duration(run.count), Duration(run.count))
+            for size, run in runs
+        ),
     )
 
 

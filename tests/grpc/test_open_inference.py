@@ -230,6 +230,20 @@ def test_statistics_count_what_was_answered() -> None:
     served(main, whole=True)
 
 
+def test_statistics_tell_a_tenant_of_its_own_requests_alone() -> None:
+    async def main(port: Port) -> None:
+        client, told = port.client(), {}
+        keys = {key: (("authorization", f"Bearer {key}"),) for key in ("good", "neighbour")}
+        for turn in range(2):
+            for key, metadata in keys.items():
+                (counted,) = (await say(client, "ModelStatistics", metadata, name="default")).model_stats
+                told[turn, key] = counted.inference_count
+            await client.ask(INFER, request("a", "b").SerializeToString(), keys["good"])
+        assert told == {(0, "good"): 0, (0, "neighbour"): 0, (1, "good"): 2, (1, "neighbour"): 0}
+
+    served(main, whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
+
+
 def test_a_process_that_is_not_ready_says_so() -> None:
     async def main(port: Port) -> None:
         port.stand.leaving = True

@@ -35,6 +35,7 @@ from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.tenant_counts import TenantCounts
 from headway.http import public
 from headway.http.inference import fast_path
 from headway.http.readiness import Readiness
@@ -134,6 +135,7 @@ class EchoGateway:
         self.turns = FairTurns(lambda: INSTANT)
         self.kinds = ModelKinds(["default"], Settings())
         self.kinds.learn([texts(WorkerStatus.HEALTHY)])
+        self.tenant_counts = TenantCounts(Settings().tier_names, self.kinds)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: DedupKind | None = None

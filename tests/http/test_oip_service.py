@@ -110,6 +110,29 @@ def test_statistics_count_inputs_and_batches() -> None:
     served(main, whole=True)
 
 
+def test_a_tenant_is_told_the_statistics_of_its_own_requests_from_its_first_question_on() -> None:
+    async def main(stand: Stand) -> None:
+        async def counts(key: str) -> Any:
+            [found] = (await stand.ask(get(f"{MODEL}/stats", f"Authorization: Bearer {key}"))).json["model_stats"]
+            return found["inference_count"], found["execution_count"], found["last_inference"] > 0
+
+        async def ask(key: str) -> None:
+            asked = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}]}'
+            assert (await stand.ask(post(asked, f"{MODEL}/infer", f"Authorization: Bearer {key}"))).status == 200
+
+        await ask("good")
+        assert await counts("good") == (0, 0, False)
+        await ask("good")
+        await ask("neighbour")
+        inferences, executions, answered = await counts("good")
+        assert (inferences, answered) == (2, True) and 1 <= executions <= 2
+        assert await counts("neighbour") == (0, 0, False)
+        await ask("neighbour")
+        assert (await counts("neighbour"))[0] == (await counts("good"))[0] == 2
+
+    served(main, whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
+
+
 @pytest.mark.parametrize("what", ["load", "unload"])
 def test_models_are_not_loaded_over_http(what: str) -> None:
     async def main(stand: Stand) -> None:

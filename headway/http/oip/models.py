@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from headway.core import failures
@@ -10,6 +11,8 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.http.oip.infer import check_version
 from headway.model import Principal
 from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry
+from headway.oip.statistics import ModelStatistics, statistics_of
+from headway.runtime.counters import Counters
 
 
 def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Principal) -> str:
@@ -51,3 +54,10 @@ def index_of(kinds: ModelKinds, models: Iterable[str], ready: bool, *, only_read
         if there or not only_ready:
             entries += [IndexEntry(model, version, state, reason) for version in kinds.versions(model)]
     return entries
+
+
+def statistics(kinds: ModelKinds, models: Iterable[str], counters: Counters) -> Sequence[ModelStatistics]:
+    """Statistics of some models, of what `counters` have counted."""
+    return [
+        statistics_of(counters, model, ", ".join(kinds.versions(model)), time.monotonic, time.time) for model in models
+    ]

@@ -5,7 +5,7 @@ What is said of a model is for principals that may ask it. Health and the server
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,11 +19,11 @@ from headway.errors import NOT_IMPLEMENTED, BadRequest, NotFound, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.oip.models import find_model, index_of
+from headway.http.oip.models import find_model, index_of, statistics
 from headway.http.readiness import SERVING, Glance
+from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Principal
 from headway.oip.metadata import ModelConfig, ModelMetadata, ServerMetadata
-from headway.oip.statistics import ModelStatistics, statistics_of
 from headway.ports import Identity
 
 
@@ -35,7 +35,7 @@ def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
         glance: whether this process should get traffic.
         identity: identity that knows the principals.
     """
-    on = _Service(gateway, glance)
+    on = _Service(gateway, glance, isinstance(identity, AnonymousIdentity))
     known = [Middleware(Authentication, identity, gateway.counters)]
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
@@ -61,9 +61,9 @@ class _IndexRequest(msgspec.Struct, gc=False):
 
 
 class _Service:
-    def __init__(self, gateway: Gateway, glance: Glance) -> None:
+    def __init__(self, gateway: Gateway, glance: Glance, anonymous: bool) -> None:
         self._gateway, self._kinds = gateway, gateway.kinds
-        self._glance = glance
+        self._glance, self._anonymous = glance, anonymous
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     async def server(self, request: Request) -> Response:
@@ -96,10 +96,10 @@ class _Service:
         return _answer(ModelConfig(self._asked(request), self._most))
 
     async def statistics(self, request: Request) -> Response:
-        return _answer({"model_stats": [self._statistics_of(self._asked(request))]})
+        return self._statistics(request, [self._asked(request)])
 
     async def all_statistics(self, request: Request) -> Response:
-        return _answer({"model_stats": [self._statistics_of(model) for model in self._models(request)]})
+        return self._statistics(request, self._models(request))
 
     async def index(self, request: Request) -> Response:
         body = await request.body()
@@ -128,9 +128,11 @@ class _Service:
         principal: Principal = request.state.principal
         return find_model(self._kinds, model, request.path_params.get("version"), principal)
 
-    def _statistics_of(self, model: str) -> ModelStatistics:
-        version = ", ".join(self._kinds.versions(model))
-        return statistics_of(self._gateway.counters, model, version, time.monotonic, time.time)
+    def _statistics(self, request: Request, models: Sequence[str]) -> Response:
+        """Statistics of models: of the principal's tenant or, where nobody is asked for a credential, of the process."""
+        tenant, gateway = request.state.principal.tenant, self._gateway
+        counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(tenant)
+        return _answer({"model_stats": statistics(self._kinds, models, counters)})
 
 
 def _answer(content: Any, status: int = 200) -> Response:

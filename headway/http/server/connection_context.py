@@ -22,6 +22,7 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.tenant_counts import TenantCounts
 from headway.http.error_responses import UNFORESEEN, refusal
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
@@ -63,11 +64,13 @@ class Intake(Protocol):
         limiter: refuses by rate.
         kinds: what the models take and give.
         turns: line in which requests with many inputs wait for their turn.
+        tenant_counts: counts of tenants that ask for statistics.
     """
 
     limiter: Limiter
     kinds: ModelKinds
     turns: FairTurns
+    tenant_counts: TenantCounts
 
     @property
     def broker(self) -> QueueCondition:

@@ -1,0 +1,33 @@
+"""Counts of single tenants: whose, from when on, and of how many."""
+
+from __future__ import annotations
+
+from headway.gateway import tenant_counts
+from headway.gateway.pending import NOBODY, Ending, PendingRequest
+from headway.gateway.tenant_counts import TenantCounts
+from headway.model import Entry, Principal, Reply
+
+
+def ended(tenant: str, model: str = "m") -> PendingRequest:
+    entry = Entry("id", model, "input", 0, tenant, "gateway", 1.0, 1.0)
+    return PendingRequest(NOBODY, Principal("u", tenant, 0), entry, 0.0, 1.0, None, reply=Reply("id", tenant, "output"))
+
+
+def test_only_tenants_that_have_asked_are_counted() -> None:
+    counts = TenantCounts(("paid",), ("m",))
+    counts.finished([ended("a")], Ending.REPLIED, 1.0)
+    own = counts.of("a")
+    counts.finished([ended("a"), ended("b"), ended("a")], Ending.REPLIED, 1.0)
+    assert own is counts.of("a") and own.requests == {("m", "paid", "ok"): 2}
+    assert counts.of("b").requests == {}
+    counts.forget("m")
+    assert counts.of("a").requests == {}
+
+
+def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
+    counts = TenantCounts(("paid",), ("m",))
+    own = {number: counts.of(str(number)) for number in range(tenant_counts.MOST_TENANTS)}
+    counts.of("0")
+    counts.of("one more")
+    assert counts.of("0") is own[0]
+    assert counts.of("1") is not own[1]

@@ -52,6 +52,12 @@ KEEP_ALIVE_MS = 30_000
 KEEP_ALIVE_TIMEOUT_MS = 10_000
 """Milliseconds within which it has to answer."""
 
+LEAST_PING_MS = 9_000
+"""Milliseconds between two pings of a client that are always right, calls or none: its ten seconds, and what a network takes from them.
+
+The defaults of gRPC are 5 minutes, and 2 hours without a call; a client that keeps its connection through a firewall would be cut.
+"""
+
 LONGEST_WAIT = 3600
 """Seconds that a call may wait until a busy process takes it in. The default of gRPC, 30, cancels calls that have time left."""
 
@@ -257,6 +263,8 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.server_max_unrequested_time_in_server", LONGEST_WAIT),
         ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MS),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW),

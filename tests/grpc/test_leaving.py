@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from bench.load import http2
+from headway.grpc import listener
 from headway.grpc.frame_tracker import FRAME_HEADER, PING
 from headway.grpc.relay import GOAWAY, SILENCE, Relay
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
@@ -101,6 +102,49 @@ def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> 
         client.writer.close()
 
     served(main, now=lambda: now[0])
+
+
+async def pinged(client: Raw, times: int) -> bytes:
+    """Ping so many times, each time when the last ping is answered. The server's word for leaving; empty while it has none."""
+    for number in range(times):
+        client.writer.write(PING[:FRAME_HEADER] + number.to_bytes(8, "big"))
+        kind = flags = -1
+        while (kind, flags) != (_PING, _ACK):
+            kind, flags, _, payload = await client.frame()
+            if kind == _GOAWAY:
+                return payload[8:]
+    return b""
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_client_may_ping_at_intervals_with_a_call_in_hand_and_without_one(
+    calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listener.LEAST_PING_MS < 10_000
+    monkeypatch.setattr(listener, "LEAST_PING_MS", 0)
+
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        port.gateway.hold = True
+        if calls:
+            client.ask(1)
+            await port.gateway.until(lambda: bool(port.gateway.waiting))
+        assert await pinged(client, 20) == b""
+        port.gateway.release()
+        if calls:
+            await client.answered(1)
+        client.writer.close()
+
+    served(main)
+
+
+def test_a_client_that_pings_without_end_is_cut() -> None:
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        assert await pinged(client, 20) == b"too_many_pings"
+        client.writer.close()
+
+    served(main)
 
 
 def test_a_call_that_its_client_has_kept_back_goes_by_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
+from headway.core.health import OFFLINE_AFTER
 from headway.core.values import name_of
 from headway.model import Entry, Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
@@ -25,6 +26,9 @@ LOOK_EVERY = 0.5
 
 _LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
 """Kinds by what counts while the workers of one model differ, as they do while a fleet changes to another target."""
+
+_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
+"""Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
 
 
 class ModelKinds:
@@ -49,7 +53,7 @@ class ModelKinds:
         self._configured = {name: (one.model_version,) for name, one in served.items()}
         self._versions: dict[str, tuple[str, ...]] = dict(self._configured)
         self.default = self._chosen()
-        self._healthy = self._models
+        self._served = self._models
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
         self.unchecked = set(self._models)
         self.failed: dict[str, float] = {}
@@ -71,7 +75,7 @@ class ModelKinds:
             (self.unchecked.discard if takes is ValueKind.BYTES else self.unchecked.add)(model)
             versions = tuple(sorted({worker.runs.version for worker in those if worker.runs.version}))
             self._versions[model] = versions or self._versions.get(model, ())
-        self._healthy = frozenset(found)
+        self._served = frozenset(found) | _loadable(workers)
 
     def serve(self, models: Iterable[str]) -> None:
         """Serve these models from now on, and no others."""
@@ -85,8 +89,11 @@ class ModelKinds:
             self._versions.pop(gone, None)
 
     def has_worker(self, model: str) -> bool:
-        """Whether a healthy worker of a model was there at the last look; not looked at where there is one model."""
-        return len(self.models) == 1 or model in self._healthy
+        """Whether a healthy worker of a model was there at the last look, or a GPU that loads it when it is asked for.
+
+        Not looked at where there is one model.
+        """
+        return len(self.models) == 1 or model in self._served
 
     def not_loaded(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
@@ -153,6 +160,16 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
         elif worker.status is not WorkerStatus.OFFLINE:
             others.add(worker.model)
     return {model: rest for model, rest in rests.items() if model not in others}
+
+
+def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:
+    """Models that a GPU which holds several loads when they are asked for, or loads now, as far as it is heard of."""
+    newest = max((worker.last_heartbeat for worker in workers), default=0.0)
+    return {
+        worker.model
+        for worker in workers
+        if worker.gpu and worker.status in _ON_DEMAND and newest - worker.last_heartbeat < OFFLINE_AFTER
+    }
 
 
 def _largest(named: Iterable[str]) -> ValueKind:

@@ -81,6 +81,8 @@ def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_
         assert client.native("2", "c")["output"] == "c:2"
         assert client.native("3", "a")["output"] == "a:3", "the one that was asked for has stayed"
         wait_until(lambda: statuses(server) == {"a/cpu-0": "healthy", "b/cpu-0": "cold", "c/cpu-0": "healthy"})
+        assert [client.ask("GET", f"/v2/models/{model}/ready")[0] for model in "abc"] == [200] * 3, "who waits may ask"
+        assert {one["state"] for one in client.post("/v2/repository/index")} == {"READY"}
         metrics = server.metrics()
         assert metrics.by("model_evictions_total", "reason") == {"cold": 1.0}
         assert metrics.value("model_loads_total", model="c", worker="c/cpu-0") == 1

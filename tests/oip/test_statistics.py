@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.oip.statistics import Duration, statistics_of
+from headway.oip.statistics import BatchStatistics, Duration, InferenceStatistics, statistics_of
 from headway.runtime.counters import Counters
 
 SECOND = 1_000_000_000
@@ -45,6 +45,7 @@ def test_the_counters_of_one_model_are_added_up_over_its_tiers() -> None:
         (1, Duration(1, SECOND // 4)),
         (2, Duration(1, SECOND // 2)),
     ]
-    for one in (stats, *found.batch_stats):  # Else Triton's perf_analyzer ends: its counts "must be the same".
+    alike: list[InferenceStatistics | BatchStatistics] = [stats, *found.batch_stats]
+    for one in alike:  # Else Triton's perf_analyzer ends: its counts "must be the same".
         assert one.compute_input.count == one.compute_infer.count == one.compute_output.count > 0
         assert one.compute_input.ns == one.compute_output.ns == 0

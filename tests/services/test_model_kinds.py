@@ -49,6 +49,26 @@ def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes
     assert (kinds.takes("m"), kinds.gives("m")) == (takes, gives)
 
 
+def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
+    def shared(model: str, status: WorkerStatus, gpu: str = "gpu-0", at: float = 100.0) -> WorkerInfo:
+        return WorkerInfo(worker_id=f"{model}/{gpu}", model=model, status=status, gpu=gpu, last_heartbeat=at)
+
+    models = ["warm", "cold", "loading", "alone", "failed", "gone", "silent"]
+    kinds = ModelKinds(models)
+    kinds.learn(
+        [
+            shared("warm", HEALTHY),
+            shared("cold", WorkerStatus.COLD),
+            shared("loading", STARTING),
+            shared("alone", STARTING, gpu=""),
+            shared("failed", WorkerStatus.FAILED),
+            shared("gone", WorkerStatus.OFFLINE),
+            shared("silent", WorkerStatus.COLD, at=89.0),
+        ]
+    )
+    assert [model for model in models if kinds.has_worker(model)] == ["warm", "cold", "loading"]
+
+
 def test_what_was_known_stays_while_no_worker_is_healthy() -> None:
     kinds = ModelKinds(["m"])
     kinds.learn([worker("json", "json")])

@@ -23,7 +23,7 @@ class TenantCounts:
     def __init__(self, tiers: Sequence[str], models: Container[str]) -> None:
         self._tiers, self._models = tiers, models
         self._counts: dict[str, tuple[Counters, OutcomeCounts]] = {}
-        """By tenant, the one that asked last at the end."""
+        """Counters of each tenant and what adds to them; the tenant that asked last is the last."""
 
     def of(self, tenant: str) -> Counters:
         """Counters of a tenant's own requests, which are counted from now on."""

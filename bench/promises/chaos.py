@@ -22,6 +22,10 @@ With --versions four worker hosts run two versions, of which some requests name 
 changed every few seconds, each version drains now and then, and now and then the last host of one is killed. The answers,
 the ledger and the statuses of the gateways are compared with what ran.
 
+Every request is recorded in a ledger, in PostgreSQL, which is killed and paused, too. In the end its rows, what gateways have
+counted, dead letters, what is left in Redis, and each warning in a log are compared with what clients were told, what failed
+and what was done.
+
 With --zones the hosts of each version are in as many zones as there are hosts for.
 
 With --autoscale each host has one to three workers, whose number goes up and down all the time. That one of them leaves is no fault, and excuses nothing.
@@ -47,9 +51,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.promises.collecting import collect, lines_of
 from bench.promises.crowd import loop_factory
 from bench.promises.evidence import LATE_SECONDS, Witness
 from bench.promises.growth import Growth, flags_of_host, flags_of_scaler
+from bench.promises.ledgers import KINDS, Ledger, ledger_of
 from bench.promises.rollout import Rollout, report
 from bench.promises.trouble import Trouble
 from bench.stand import fleet, lone, stand
@@ -59,7 +65,6 @@ from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
-from tests.promises.look_up import ledger_in
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
@@ -102,14 +107,21 @@ def main() -> int:
         versions = options.versions.split(",") if options.versions else []
         rollout = Rollout(folder, versions, options.seed) if len(versions) > 1 else None
         with (
-            _service(folder, options, versions) if options.memory else _fleet(folder, options, versions) as made,
-            asyncio.Runner(loop_factory=loop_factory) as runner,
+            ledger_of(options.ledger, folder) as ledger,
+            _service(folder, options, versions, ledger)
+            if options.memory
+            else _fleet(folder, options, versions, ledger) as made,
         ):
-            crowd, trouble, witness, growth = runner.run(_drive(made, options, versions, rollout))
-            rest = runner.run(_settled(made))
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                crowd, trouble, witness, growth = runner.run(_drive(made, options, versions, rollout, ledger))
+                rest = runner.run(_settled(made))
+            collect(made, crowd.history.evidence)
+            findings.keep("keys", crowd.history.evidence.keys)
+            made.stop()
+            crowd.history.evidence.lines = lines_of(made)
+            crowd.history.evidence.rows = ledger.rows()
             crowd.history.runs = runs_in(folder / "journal")
             if versions:
-                crowd.history.tellings += ledger_in(folder / "ledger.db")
                 report(findings, crowd.history)
             _audit(findings, crowd, trouble)
             for path in witness.files:
@@ -125,9 +137,9 @@ def main() -> int:
 
 
 def _fleet(
-    folder: Path, options: argparse.Namespace, versions: Sequence[str]
+    folder: Path, options: argparse.Namespace, versions: Sequence[str], ledger: Ledger
 ) -> contextlib.AbstractContextManager[Fleet]:
-    flags = [*_flags(folder), *_ledger(folder, versions)]
+    flags = [*_flags(folder), *ledger.flags]
     flags += ["--config", str(folder / "weights.toml")] if versions else []
     hosts = 2 * len(versions) or HOSTS
     scaler = flags_of_scaler(hosts, MOST_WORKERS * hosts) if options.autoscale else ()
@@ -141,19 +153,14 @@ def _fleet(
 
 
 def _service(
-    folder: Path, options: argparse.Namespace, versions: Sequence[str]
+    folder: Path, options: argparse.Namespace, versions: Sequence[str], ledger: Ledger
 ) -> contextlib.AbstractContextManager[Fleet]:
-    flags = ["--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *_ledger(folder, versions)]
+    flags = ["--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *ledger.flags]
     flags += flags_of_scaler(1, MOST_WORKERS * HOSTS) if options.autoscale else ()
     version, *_ = versions or [""]
     return fleet.lone_service(
         TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version
     )
-
-
-def _ledger(folder: Path, versions: Sequence[str]) -> list[str]:
-    """Flags of a ledger that tells versions, where there are some."""
-    return ["--ledger", f"sqlite:///{folder / 'ledger.db'}"] if versions else []
 
 
 def _flags(folder: Path) -> list[str]:
@@ -170,7 +177,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 async def _drive(
-    made: Fleet, options: argparse.Namespace, versions: Sequence[str], rollout: Rollout | None
+    made: Fleet, options: argparse.Namespace, versions: Sequence[str], rollout: Rollout | None, ledger: Ledger
 ) -> tuple[Crowd, Trouble, Witness, Growth]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
@@ -179,7 +186,7 @@ async def _drive(
     )
     history = crowd.history
     history.limits[TENANTS[-1]] = CAPPED
-    trouble = Trouble(made, crowd.doors, history.faults, history.processes, options.every, options.seed)
+    trouble = Trouble(made, crowd.doors, history.faults, history.processes, options.every, options.seed, ledger.server)
     if versions and rollout is None:
         history.weighings.append(Weighing(dict.fromkeys(versions, 1.0), 0.0))
     weighing = asyncio.create_task(rollout.run(made, history) if rollout is not None else asyncio.sleep(0))
@@ -312,7 +319,6 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
     findings.none("GPU processes that outlived their killed host", len(trouble.orphans()))
     for line in rest.wrong:
         findings.say(f"  {line}")
-    made.stop()
     findings.none("exit codes other than 0 in the end", sum(bool(server.exit_code) for server in made.every()))
 
 
@@ -328,6 +334,9 @@ def _options() -> argparse.Namespace:
         help="when Redis brings to disk what it is told",
     )
     parser.add_argument("--zones", type=int, default=0, help="zones of the fleet (default %(default)s)")
+    parser.add_argument(
+        "--ledger", choices=KINDS, default=KINDS[0], help="where every request is recorded (default %(default)s)"
+    )
     parser.add_argument("--memory", action="store_true", help="one service with its broker in memory")
     parser.add_argument(
         "--poison",

@@ -6,8 +6,8 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host are in peace at any time, mostly one of each version of the model; Redis has one trouble at a time, and so has a
-service with its broker in memory.
+Troubles overlap. At least one gateway and one worker host are in peace at any time, mostly one of each version of the model; Redis has one trouble at a time, and so have the
+ledger's database and a service with its broker in memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from bench.stand.stand import Broken, Server
 from tests.promises.client import Door, Standing
 from tests.promises.faults import Fault
 from tests.promises.operation import Presence
+from tests.servers.postgres import PostgresServer
 
-WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "service": 3, "zone": 2}
+WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "zone": 2}
 """How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
 """Seconds until a process that has gone is replaced: least and most."""
@@ -38,6 +39,8 @@ PAUSED = (0.3, 6.0)
 """Seconds that a process is paused; a lease lasts 3."""
 REDIS_AWAY = (0.1, 2.0)
 """Seconds that Redis is gone or paused."""
+LEDGER_AWAY = (0.5, 8.0)
+"""Seconds that the ledger's database is gone or paused."""
 KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory only"}
 """What a killed Redis brings back, by how often its append-only file is brought to disk."""
 START_AGAIN = 1.0
@@ -74,6 +77,7 @@ class Trouble:
         processes: where it is noted which processes are there, and when.
         every: mean seconds between troubles.
         seed: of the dice.
+        ledger: server of the ledger; None: there is none that could be in trouble.
 
     Attributes:
         unruly: processes that ended without being told, or were told and ended with an exit code other than 0.
@@ -89,6 +93,7 @@ class Trouble:
         processes: list[Presence],
         every: float,
         seed: int,
+        ledger: PostgresServer | None = None,
     ) -> None:
         self.unruly = self.false_starts = 0
         self.examples: list[str] = []
@@ -99,6 +104,7 @@ class Trouble:
         self._rng = random.Random(f"trouble {seed}")
         self._loop = asyncio.get_running_loop()
         self._redis_in_peace = made.store is not None
+        self._ledger, self._ledger_in_peace = ledger, ledger is not None
         self._running: set[asyncio.Task[None]] = set()
         self._children: list[Process] = []
         self._units: list[Unit] = []
@@ -108,6 +114,8 @@ class Trouble:
         there = {unit.role for unit in self._units} | {"gpu", *(["redis"] if made.store is not None else [])}
         if len({server.zone for server in made.gateways}) > 1:
             there.add("zone")
+        if ledger is not None:
+            there.add("ledger")
         self._host = "worker" if made.workers else "service"
         self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
 
@@ -139,6 +147,10 @@ class Trouble:
             if not self._redis_in_peace:
                 return
             what = self._rng.choice((self._kill_redis, self._pause_redis))
+        elif role == "ledger":
+            if not self._ledger_in_peace:
+                return
+            what = self._trouble_ledger
         elif role == "zone":
             units = self._pick_zone()
             if not units:
@@ -246,6 +258,19 @@ class Trouble:
                 os.kill(pid, signal.SIGCONT)
         self._redis_in_peace = True
 
+    async def _trouble_ledger(self) -> None:
+        """Kill its server, or have it stand still, for a while."""
+        server, killed = self._ledger, self._rng.random() < 0.5
+        assert server is not None
+        self._ledger_in_peace = False
+        with self._noted("ledger killed" if killed else "ledger paused", None, "ledger"):
+            await asyncio.to_thread(server.kill if killed else server.pause)
+            try:
+                await asyncio.sleep(self._rng.uniform(*LEDGER_AWAY))
+            finally:
+                await asyncio.to_thread(server.start if killed else server.resume)
+        self._ledger_in_peace = True
+
     def _leave(self, unit: Unit, standing: Standing) -> None:
         """From now on it is not asked, and not counted on. Said before the signal is sent."""
         unit.in_peace = False
@@ -306,9 +331,9 @@ class Trouble:
         self.examples.append(f"{unit.server.name} {text}")
 
     @contextlib.contextmanager
-    def _noted(self, what: str, unit: Unit | None) -> Iterator[None]:
+    def _noted(self, what: str, unit: Unit | None, whom: str = "redis") -> Iterator[None]:
         """Note a fault, from its begin to its repair."""
-        whom = unit.server.name if unit is not None else self._fleet.redis.server.name
+        whom = unit.server.name if unit is not None else whom
         fault = Fault(what, time.monotonic(), whom=whom)
         self._faults.append(fault)
         yield

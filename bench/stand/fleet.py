@@ -201,6 +201,7 @@ class Fleet:
         grpc: whether gateways have a port for gRPC, too.
         gateways, workers, controllers: that run, or ran until somebody ended them.
         services: the same of whole services.
+        ever: all that were ever started.
     """
 
     store: Redis | None
@@ -216,7 +217,7 @@ class Fleet:
     workers: list[Server] = field(default_factory=list)
     controllers: list[Server] = field(default_factory=list)
     services: list[Server] = field(default_factory=list)
-    _started: int = 0
+    ever: list[Server] = field(default_factory=list)
 
     @property
     def redis(self) -> Redis:
@@ -263,7 +264,6 @@ class Fleet:
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
-        self._started += 1
         takes, runs = role in ("gateway", "service"), role in ("worker", "service")
         command = [sys.executable, "-m", stand.module, "serve" if role == "service" else role]
         command += [self.target] if runs else []
@@ -279,8 +279,9 @@ class Fleet:
             environment["MODEL_VERSION"] = version
         port = stand.free_port() if self.grpc and takes else 0
         command += ["--grpc-port", str(port)] if port else []
-        server = Server(f"{self.name}-{role}-{self._started}", command, _role_of(role), environment)
+        server = Server(f"{self.name}-{role}-{len(self.ever) + 1}", command, _role_of(role), environment)
         server.grpc_port, server.zone, server.version = port, zone, version
+        self.ever.append(server)
         return server
 
     def usage(self) -> dict[str, float]:

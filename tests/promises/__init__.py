@@ -4,11 +4,16 @@
     faults.py       what each fault may cost
     search.py       which histories of one object are allowed: a search through all orders of effects
     ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
+    versions.py charges.py ledger.py counts.py letters.py at_rest.py warnings.py
+                    laws of one subject each: versions of a model, limits, and what the service itself gives as evidence
+    evidence.py     plain data of that evidence, which `bench/promises/collecting.py` collects
     checker.py      judges a whole history
     ways_in.py      how each way into the service writes a request and tells an answer
     calls.py        calls to the gRPC port, told as those of HTTP
     crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it
     client.py       one connection of theirs
+    look_up.py journal.py
+                    readers of a ledger, of a gateway's statuses, and of what ran
 
-The first five are pure: no clock, no dice, no input or output. `bench/promises/chaos.py` uses all of it.
+All but crowd, client, calls and the readers are pure: no clock, no dice, no input or output. `bench/promises/chaos.py` uses all of it.
 """

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from tests.promises.at_rest import at_rest
 from tests.promises.charges import charges
+from tests.promises.counts import counts
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.groups import Groups
 from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
+from tests.promises.ledger import ledger
+from tests.promises.letters import letters
 from tests.promises.operation import (
     ASKS,
     BAD,
@@ -29,6 +33,7 @@ from tests.promises.operation import (
 )
 from tests.promises.search import Search, TooComplex
 from tests.promises.versions import versions
+from tests.promises.warnings import warnings
 
 GRACE = 10.0
 """Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
@@ -47,7 +52,8 @@ def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
-        *charges(history), *versions(history),
+        *charges(history), *versions(history), *ledger(history), *counts(history), *letters(history),
+        *at_rest(history), *warnings(history),
     ]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ COSTS = {
     "controller killed": Cost(False, False, "requests do not notice"),
     "controller paused": Cost(False, False, "requests do not notice"),
     "controller ended": Cost(False, False, "requests do not notice"),
+    "ledger killed": Cost(False, False, "rows wait in their gateways until it is back"),
+    "ledger paused": Cost(False, False, "as above"),
     "connections cut": Cost(False, True, "calls are repeated; a worker that is cut off may lose its lease"),
     "connections slow": Cost(False, True, "as above"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from tests.promises.evidence import Row
 from tests.promises.faults import Fault
 from tests.promises.operation import History, Kind, Operation, Presence, Run, Weighing
 
@@ -49,6 +50,11 @@ class Scribe:
     def host(self, version: str, up: float = -99.0, gone: float | None = None) -> None:
         """A worker host of a version, and as its name."""
         self.history.processes.append(Presence(f"host of {version}", version, up, gone))
+
+    def row(self, id: str, error: str = "", tenant: str = "acme", **told: Any) -> None:
+        """A row of the ledger, of a request that was completed unless there is an error."""
+        rows = self.history.evidence.rows = self.history.evidence.rows or []
+        rows.append(Row(tenant, id, "failed" if error else "completed", error, **told))
 
     def note(
         self,

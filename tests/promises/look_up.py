@@ -1,4 +1,4 @@
-"""Versions of requests as a gateway's admin port and a ledger tell them."""
+"""Requests as a gateway's admin port and a ledger tell them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import json
 import sqlite3
 import uuid
 from pathlib import Path
+from typing import Any
+
+import asyncpg
 
 from tests.promises.client import Door, connect
+from tests.promises.evidence import Row
 from tests.promises.operation import Telling
 
 STATUS, LEDGER = "the status", "the ledger"
+ROWS = "SELECT id, tenant, status, error, version, worker, requests, input, output FROM headway_requests"
 WITHIN = 10.0
 """Seconds after which a status is not waited for any more."""
 
@@ -33,8 +38,21 @@ async def look_up(door: Door, tenant: str, id: str) -> Telling | None:
     return None
 
 
-def ledger_in(path: Path) -> list[Telling]:
-    """What a ledger in a file tells of all requests that were answered."""
+def rows_in_file(path: Path) -> list[Row]:
+    """All rows of a ledger in a file."""
     with contextlib.closing(sqlite3.connect(path)) as ledger:
-        rows = ledger.execute("SELECT tenant, id, version FROM headway_requests WHERE status = 'completed'")
-        return [Telling(LEDGER, tenant, str(uuid.UUID(bytes=id)), version) for tenant, id, version in rows]
+        return [_row(uuid.UUID(bytes=id), *rest) for id, *rest in ledger.execute(ROWS)]
+
+
+async def rows_in_postgres(url: str) -> list[Row]:
+    """All rows of a ledger in PostgreSQL."""
+    ledger = await asyncpg.connect(url)
+    try:
+        return [_row(*tuple(one)) for one in await ledger.fetch(ROWS)]
+    finally:
+        await ledger.close()
+
+
+def _row(id: uuid.UUID, *rest: Any) -> Row:
+    tenant, status, error, version, worker, requests, input, output = rest
+    return Row(tenant, str(id), status, error, version, worker, requests, input, output)

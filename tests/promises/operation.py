@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tests.promises.evidence import Evidence
 from tests.promises.faults import Fault
 
 INDEFINITE = frozenset((500, 503, 504))
@@ -66,6 +67,7 @@ class Operation:
         blamed: place of the input that the error names; -1: it names none.
         wanted: version of the model that it names; empty: any.
         version: version that its answer tells; empty where that tells none.
+        versions: version of each output, where its answer tells that.
         turned_down: refused without a run, as the same input has failed alone.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
@@ -95,6 +97,12 @@ class Operation:
     blamed: int = -1
     wanted: str = ""
     version: str = ""
+    versions: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Versions that its answer tells."""
+        return self.versions or ((self.version,) if self.version else ())
 
     @property
     def what(self) -> str:
@@ -205,7 +213,8 @@ class History:
         unasked: bytes that came when no answer was due, in words.
         weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
         processes: gateways and worker hosts, where versions are known.
-        tellings: what ledger and statuses tell of versions.
+        tellings: what statuses tell of versions.
+        evidence: what the service itself gives of it.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -217,6 +226,7 @@ class History:
     weighings: list[Weighing] = field(default_factory=list)
     processes: list[Presence] = field(default_factory=list)
     tellings: list[Telling] = field(default_factory=list)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True, slots=True)

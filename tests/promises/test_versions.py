@@ -50,6 +50,17 @@ def test_an_answer_that_tells_another_version_than_ran_is_found_out(it: Scribe) 
     assert promises(it) == {"an answer tells another version than ran it"}
 
 
+@pytest.mark.parametrize(("second", "told"), [("3", ()), ("4", ()), ("4", ("3", "4")), ("4", ("4", "3"))])
+def test_a_list_is_of_one_version_unless_its_answer_tells_that_of_each_output(
+    it: Scribe, second: str, told: tuple[str, ...]
+) -> None:
+    [a], [b] = it.run("a", at=(1.0, 2.0), version="3"), it.run("b", at=(1.0, 2.0), version=second)
+    listed = {"inputs": ("a", "b"), "outputs": (a, b), "output": f"{a}\n{b}"}
+    it.ask((0.0, 3.0), "a\nb", of_names("3")[0], version="" if told else "3", versions=told, **listed)
+    wrong = set() if second == "3" or told == ("3", "4") else {"a list is answered by several versions"}
+    assert promises(it) - {"another version than its name draws"} == wrong
+
+
 @pytest.mark.parametrize("ran", ["3", "4"])
 def test_a_request_that_names_a_version_is_answered_by_no_other(it: Scribe, ran: str) -> None:
     [output] = it.run("a", at=(1.0, 2.0), version=ran)

@@ -131,11 +131,13 @@ class _Judge:
         yield from self._tellings()
 
     def _told(self, one: Operation) -> Iterator[Violation]:
-        run = self._runs.get(mark_of(one.answers[0])) if one.answers else None
-        if run is not None and one.version and one.version != run.version:
-            yield Violation(
-                "an answer tells another version than ran it", f"{one}: tells {one.version}, {run.version} ran"
-            )
+        """An answer tells the version of each of its outputs; a list is of one version, or its answer tells each."""
+        ran = [run.version for output in one.answers if (run := self._runs.get(mark_of(output))) is not None]
+        if len(set(ran)) > 1 and tuple(one.versions) != tuple(ran):
+            yield Violation("a list is answered by several versions", f"{one}: tells {one.told or 'none'}, {ran} ran")
+        elif ran and one.told and set(one.told) != set(ran):
+            told = ", ".join(one.told)
+            yield Violation("an answer tells another version than ran it", f"{one}: tells {told}, {ran[0]} ran")
 
     def _refused(self, one: Operation) -> Iterator[Violation]:
         if not one.wanted or one.returned is None or self._rollout.is_young(one.gateway, one.called):
@@ -192,7 +194,9 @@ class _Judge:
     def _tellings(self) -> Iterator[Violation]:
         """Ledger and status tell the version that ran."""
         told = defaultdict[tuple[str, str], list[Telling]](list)
-        for telling in self._history.tellings:
+        rows = [row for row in self._history.evidence.rows or () if row.status == "completed"]
+        by_ledger = [Telling("the ledger", row.tenant, row.id, row.version) for row in rows]
+        for telling in (*self._history.tellings, *by_ledger):
             told[telling.tenant, telling.id].append(telling)
         uses = defaultdict[tuple[str, str], list[Operation]](list)
         for one in self._history.operations:

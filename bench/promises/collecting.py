@@ -1,0 +1,77 @@
+"""Collects what the service itself gives of a history when all is answered: ledger, counts, dead letters, keys, logs."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import redis
+
+from bench.stand.fleet import PREFIX, Fleet
+from bench.stand.stand import Server
+from tests.promises.evidence import Evidence, Key, Letter, Line
+from tests.promises.letters import MOST
+
+LINE = re.compile(
+    r"(?P<at>\d{4}-\d\d-\d\dT\S+) \[(?P<level>warning|error|critical) *\] (?P<event>.*?) \[[\w.]+\](?P<text>.*)"
+)
+"""Warning or error in a log. What begins otherwise belongs to the line above it."""
+
+
+def collect(made: Fleet, evidence: Evidence) -> None:
+    """Collect what a fleet tells while it is up: all but its logs and the ledger's rows."""
+    for door in made.doors:
+        evidence.counted[door.name] = door.outcomes()
+        evidence.dropped += int(door.total("headway_ledger_dropped_total"))
+    evidence.letters = list(_letters(made.doors[0]))
+    counted = [port for port in (*made.controllers, *made.services) if port.total("headway_leader") == 1]
+    evidence.letters_counted = int(counted[0].total("headway_dlq_depth")) if counted else None
+    if made.store is not None:
+        with made.redis.client() as client:
+            evidence.keys = list(keys_in(client))
+
+
+def _letters(door: Server) -> Iterator[Letter]:
+    for listed in door.ask(f"/internal/dlq?limit={MOST}")["letters"]:
+        tenant = urllib.parse.quote(listed["tenant"])
+        input = door.ask(f"/internal/dlq/{listed['id']}?tenant={tenant}")["input"]
+        yield Letter(listed["tenant"], listed["id"].removeprefix("req_"), input, listed["cause"], listed["attempts"])
+
+
+def keys_in(client: redis.Redis) -> Iterator[Key]:
+    """All keys of a fleet."""
+    sizes: dict[str, Callable[[bytes], Any]] = {
+        "hash": lambda key: _fields(client, key), "zset": client.zcard, "list": client.llen, "stream": client.xlen, "set": client.scard,
+        "none": lambda key: 0,
+    }  # fmt: skip
+    for key in sorted(client.scan_iter(match=f"{PREFIX}:*", count=1000)):
+        kind = client.type(key)
+        type_ = kind.decode() if isinstance(kind, bytes) else kind
+        size, ttl = int(sizes.get(type_, client.strlen)(key)), client.pttl(key) / 1000.0
+        if type_ != "none":  # Else it has ended meanwhile.
+            yield Key(key.decode(errors="backslashreplace"), type_, size, max(ttl, -1.0))
+
+
+def _fields(client: Any, key: bytes) -> int:
+    """Fields of a hash; of one with entries, those without an outcome."""
+    if not key.endswith(b":e"):
+        return int(client.hlen(key))
+    return sum(not header.startswith(b"!") for header in client.hvals(key))
+
+
+def lines_of(made: Fleet) -> list[Line]:
+    """Warnings and errors in the logs of all processes that were ever started."""
+    return [line for server in made.ever for line in lines_in(server.name, server.output)]
+
+
+def lines_in(process: str, output: str) -> Iterator[Line]:
+    """Warnings and errors in a log; instants are those of the monotonic clock."""
+    offset = time.time() - time.monotonic()
+    for found in map(LINE.match, output.splitlines()):
+        if found is not None:
+            at = datetime.fromisoformat(found["at"]).timestamp() - offset
+            yield Line(process, at, found["level"], found["event"], found["text"].strip())

@@ -1,0 +1,84 @@
+"""Redis when all is answered: which kinds of keys may be left, with what in them, and for how long at most.
+
+A key is the fleet's, of the account of limits and kept outcomes, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
+`18_kept.lua` and `19_board.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.promises.evidence import Key
+from tests.promises.operation import History, Violation
+
+LIFE, MINUTES, KEPT, LETTERS = 3600.0, 120.0, 90_000.0, 7 * 86_400.0
+"""Seconds for which kinds of keys last when nobody renews them: state, what is read soon, accounts, dead letters."""
+GRACE = 5.0
+"""Seconds by which an end may be later: it is rounded, or belongs to a request that is under way."""
+NAME = re.compile(r"[^:]+:\{(?P<tag>[^}]+)\}(?P<queue>[^:]*):(?P<kind>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of keys: a pattern of its names, the most seconds until its end, and the most that may be in it; -1: any number.
+
+    Of entries, those with an outcome that a gateway which is gone did not fetch are not counted.
+    """
+
+    names: str
+    ttl: float
+    most: int = -1
+
+
+FLEET = (
+    Kind(r"w|k|j|capacity|born|recorder|watched", LIFE),
+    Kind(r"known", LETTERS),
+    Kind(r"board|notice_size", 180.0),
+    Kind(r"row:.*", LIFE / 2),
+)
+LIMITS = (
+    Kind(r"w", LIFE + 3600.0),
+    Kind(r"kb|ku|kn|kd|ko:.*", KEPT),
+    Kind(r"bq", LIFE),
+)
+QUEUE = (
+    Kind(r"q", 3000.0),
+    Kind(r"[lat]\d|tw|d|x|y|ys|s|p|b", LIFE, 0),
+    Kind(r"v|v:.*|vs|vd", LIFE, 0),
+    Kind(r"e", LIFE, 0),
+    Kind(r"rb|ca|hf|hp|h|i|f|c|n|g|m", LIFE),
+    Kind(r"b:.*", 60.0, 2),
+    Kind(r"r:.*", MINUTES),
+    Kind(r"kc:.*", 180.0),
+    Kind(r"k:.*", KEPT),
+    Kind(r"[PR]:.*", 120.0),
+    Kind(r"z|zl|o|on|u|o:.*|zp:.*|oc|ou|ql", LETTERS),
+    Kind(r"qs", LETTERS),
+)
+SCOPES = {"fleet": FLEET, "limits": LIMITS}
+"""Kinds by the hash tag of a key; a queue's has the model and the shard."""
+
+
+def at_rest(history: History) -> Iterator[Violation]:
+    """What is wrong with what is left in Redis; nothing where nobody looked."""
+    for key in history.evidence.keys or ():
+        kind = kind_of(key)
+        if kind is None:
+            yield Violation("a key in Redis of a kind that nobody knows", str(key))
+        elif key.ttl < 0.0:
+            yield Violation("a key in Redis without an end", str(key))
+        elif key.ttl > kind.ttl + GRACE:
+            yield Violation("a key in Redis that ends too late", f"{key}: at most {kind.ttl:g} s")
+        elif 0 <= kind.most < key.size:
+            yield Violation("a key in Redis that should be empty", str(key))
+
+
+def kind_of(key: Key) -> Kind | None:
+    """Kind of a key; None for one that nobody knows."""
+    found = NAME.fullmatch(key.name)
+    kinds = SCOPES.get(found["tag"], QUEUE) if found is not None else ()
+    return next(
+        (kind for kind in kinds if found is not None and re.fullmatch(kind.names, found["kind"], re.DOTALL)), None
+    )

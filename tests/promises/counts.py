@@ -1,0 +1,50 @@
+"""What gateways have counted (`headway_requests_total`), against what their clients were told; each input is a request.
+
+    told by clients ≤ counted ≤ told by clients + those of whom clients know nothing
+
+Clients know nothing of those who left or were cut off, of the other inputs of a list that failed, and of a task that was
+taken in: its outcome is counted where it was taken in. Only gateways that are there in the end can be asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from headway.errors import SHOWN
+from tests.promises.operation import ASKS, History, Kind, Violation
+
+UNCOUNTED = ("NOT_FOUND", "PAYLOAD_TOO_LARGE", "BAD_REQUEST")
+"""Codes of refusals that some ways in give before there is a request; they are counted as refusals alone."""
+
+
+def counts(history: History) -> Iterator[Violation]:
+    """Where a gateway's counts and its clients' differ; nothing where no counts were taken."""
+    for gateway, found in history.evidence.counted.items():
+        counted = Counter[str]()
+        for outcome, times in found.items():  # Clients read two codes as one.
+            counted[SHOWN.get(outcome.upper(), outcome).lower()] += times
+        told, unsure, open_ = Counter[str](), Counter[str](), 0
+        for one in history.operations:
+            if one.gateway != gateway or one.kind not in ASKS or one.lost == "torn":
+                continue
+            if one.returned is None or (one.kind is Kind.TASK and one.status == 202):
+                open_ += len(one.texts)
+            elif one.output is not None:
+                told["ok"] += len(one.texts)
+            else:
+                by_stack = one.way.startswith("gRPC") and one.status == 504  # It may be the client's own clock's.
+                sure = one.code not in UNCOUNTED and not by_stack
+                (told if sure else unsure)[one.code.lower()] += 1
+                open_ += len(one.texts) - 1
+        open_ += sum(unsure.values())
+        for outcome in told.keys() | counted.keys():
+            missing = told[outcome] - counted[outcome]
+            if missing > 0:
+                yield Violation("outcomes that a gateway has not counted", f"{gateway}: {missing} {outcome}")
+            if -missing > open_:
+                many = f"{-missing} more than clients were told, {open_} open"
+                yield Violation("outcomes that a gateway has counted too often", f"{gateway}: {outcome}: {many}")
+        beyond = sum(counted.values()) - sum(told.values()) - open_
+        if beyond > 0:
+            yield Violation("a gateway has counted more requests than came", f"{gateway}: {beyond}")

@@ -1,0 +1,89 @@
+"""Evidence that the service itself gives of a history: rows of its ledger, its counts, dead letters, keys in Redis, log lines, slots.
+
+Plain data. Each kind has its laws in a file of its own; None stands for evidence that nobody has collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the ledger, with the columns' names. `input` and `output` are None where the ledger does not keep them."""
+
+    tenant: str
+    id: str
+    status: str
+    error: str = ""
+    version: str = ""
+    worker: str = ""
+    requests: int = 1
+    input: str | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter."""
+
+    tenant: str
+    id: str
+    input: str
+    cause: str = ""
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that is left in Redis: its name, its type, its elements or bytes, and seconds until its end; -1: none."""
+
+    name: str
+    type: str
+    size: int
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One warning or error in the log of a process, at an instant of the monotonic clock."""
+
+    process: str
+    at: float
+    level: str
+    event: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One look at the registry: the slots that were healthy then, as (worker id, process id, queue)."""
+
+    at: float
+    healthy: Sequence[tuple[str, int, str]]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All evidence of a history.
+
+    Attributes:
+        rows: rows of the ledger.
+        dropped: rows that gateways say they have dropped.
+        counted: requests that each gateway has counted since it started, by outcome. A gateway that is gone has no entry.
+        letters: dead letters that are left.
+        letters_counted: number of dead letters that the metrics tell.
+        keys: keys in Redis when all is answered.
+        lines: warnings and errors in logs.
+        sightings: looks at the registry, in their order.
+    """
+
+    rows: list[Row] | None = None
+    dropped: int = 0
+    counted: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    letters: list[Letter] | None = None
+    letters_counted: int | None = None
+    keys: list[Key] | None = None
+    lines: list[Line] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)

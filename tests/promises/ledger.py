@@ -1,0 +1,152 @@
+"""The ledger against its clients, both ways: every answer has its row, and every row its client.
+
+A row tells what the client of its id was told. A part of a list may have a row of its own, under an id that nobody knows; that
+is told by its input. Refusals share rows, so they are compared as sums, and from above only: a gateway that is killed takes
+its counts with it, and the last rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from headway.errors import REFUSALS, SHOWN
+from tests.promises.evidence import Row
+from tests.promises.faults import Fault
+from tests.promises.operation import ASKS, History, Kind, Operation, Violation
+from tests.promises.ways_in import text_of_numbers
+
+WRITTEN_SECONDS = 3.0
+"""Seconds of calm in which a gateway writes the rows of what it has answered."""
+ENDED = ("ok", "REJECTED_BY_MODEL", "BACKEND_ERROR", "DEADLINE_EXCEEDED")
+"""Outcomes of requests that were taken in, each of which has a row of its own."""
+_SHARED = frozenset(SHOWN.get(code, code) for code in REFUSALS)
+
+
+def ledger(history: History) -> Iterator[Violation]:
+    """What is wrong with the ledger; nothing where it was not read."""
+    if history.evidence.rows is not None:
+        yield from _Judge(history, history.evidence.rows).judge()
+
+
+class _Judge:
+    def __init__(self, history: History, rows: Sequence[Row]) -> None:
+        self._history = history
+        self._asks = [one for one in history.operations if one.kind in ASKS and one.lost != "torn"]
+        self._under = defaultdict[tuple[str, str], list[Operation]](list)
+        for one in self._asks:
+            if one.id:
+                self._under[one.tenant, one.id].append(one)
+        self._rows = defaultdict[tuple[str, str], list[Row]](list)
+        for row in rows:
+            self._rows[row.tenant, row.id].append(row)
+        self._polled: dict[tuple[str, str], str] = {}
+        for one in history.operations:
+            if one.kind is Kind.POLL and one.outcome:
+                self._polled[one.tenant, one.id] = "ok" if one.output is not None else one.code
+        self._stood = [fault for fault in history.faults if fault.what.startswith("ledger")]
+
+    def judge(self) -> Iterator[Violation]:
+        yield from self._missing()
+        yield from self._of_nobody()
+        yield from self._versions()
+
+    def _missing(self) -> Iterator[Violation]:
+        """Answers without a row, and rows with another outcome than the client of their id got."""
+        for name, asked in self._under.items():
+            told = Counter(outcome for one in asked if (outcome := self._outcome(one)) in ENDED)
+            if len(asked) == 1 and asked[0].status == 202 and self._polled.get(name) in ENDED:
+                told[self._polled[name]] += 1
+            rows = Counter(row.error or "ok" for row in self._rows[name] if row.requests == 1)
+            for outcome in told - rows:
+                one = next((one for one in asked if self._outcome(one) == outcome), asked[0])
+                others = {row.error or "ok" for row in self._rows[name]} - told.keys()
+                story = f"{one}: {outcome}, not {sorted(others)}"
+                if others and len(asked) == 1 and one.status == 202:
+                    yield Violation("the ledger tells another outcome of a task than its poll", story)
+                elif others and len(asked) == 1:
+                    yield Violation("the ledger tells another outcome than its client got", story)
+                elif not self._lost(one) and not self._history.evidence.dropped:
+                    yield Violation("an answer without a row in the ledger", story)
+            [one, *more] = asked
+            for row in self._rows[name] if not more and one.output is not None and not one.inputs else ():
+                if row.output is not None and text_of_numbers(row.output) != one.output:
+                    yield Violation("the ledger tells another output", f"{one}: {row.output[-60:]}")
+
+    def _outcome(self, one: Operation) -> str:
+        """Outcome that the client of a request was told by its gateway; empty where it was told none, or only by its stack."""
+        if one.returned is None or (one.kind is Kind.TASK and one.status == 202):
+            return ""
+        by_stack = one.way.startswith("gRPC") and one.status == 504
+        return "" if by_stack else "ok" if one.output is not None else one.code
+
+    def _lost(self, one: Operation) -> bool:
+        """Whether its gateway may not have got its row written before it was gone."""
+        returned = one.returned or one.called
+        ends = [fault for fault in self._history.faults if fault.whom == one.gateway and fault.began >= returned - 1.0]
+        if one.status == 202:  # The row comes with the outcome, if its gateway is still there.
+            return any(fault.what.endswith(("killed", "ended")) for fault in ends)
+        return any(
+            fault.what.endswith(("killed", "ended")) and self._calm(returned, fault) < WRITTEN_SECONDS for fault in ends
+        )
+
+    def _calm(self, since: float, end: Fault) -> float:
+        """Seconds in which a gateway could write to the ledger until it was ended, since the last trouble."""
+        until = end.began if end.what.endswith("killed") else (end.ended or end.began)
+        stood = [
+            min(fault.ended or until, until)
+            for fault in self._history.faults
+            if fault.began <= until and (fault in self._stood or fault.what.endswith("paused"))
+        ]
+        return until - max([since, *stood])
+
+    def _of_nobody(self) -> Iterator[Violation]:
+        """Rows that no request explains, and more of them than there were requests."""
+        asked = Counter((one.tenant, text) for one in self._asks for text in one.texts)
+        nameless = Counter[str]()
+        for one in self._asks:
+            nameless[one.tenant] += len(one.texts) - bool(one.id)
+        seen, unknown = Counter[tuple[str, str]](), Counter[str]()
+        for name, rows in self._rows.items():
+            own = [row for row in rows if row.requests == 1]
+            if name in self._under and len(own) > len(self._under[name]):
+                yield Violation("more rows than requests under an id", f"{own}; {self._under[name][0]}")
+            for row in own:
+                unknown[row.tenant] += name not in self._under
+                if row.input or (row.input is not None and row.error not in _SHARED):
+                    seen[row.tenant, row.input] += 1
+        for tenant, text in seen - asked:
+            what = "more rows than requests" if asked[tenant, text] else "a row that nobody asked for"
+            yield Violation(f"{what}, by the input", f"{tenant} {text[:200]!r}: {seen[tenant, text]} rows")
+        for tenant in unknown - nameless:
+            yield Violation("rows of nobody", f"{tenant}: {unknown[tenant]} under ids that no client knows")
+        yield from self._refusals()
+
+    def _refusals(self) -> Iterator[Violation]:
+        """Refusals that rows tell in sum, and clients were not told."""
+        told, open_ = Counter[tuple[str, str]](), Counter[str]()
+        for one in self._asks:
+            if one.returned is None:
+                open_[one.tenant] += len(one.texts)
+            elif one.kind is Kind.ASK or one.status != 202:
+                told[one.tenant, one.code] += 1
+                open_[one.tenant] += len(one.texts) - 1
+            else:
+                open_[one.tenant] += 1
+        counted = Counter[tuple[str, str]]()
+        for rows in self._rows.values():
+            for row in rows:
+                if row.error in _SHARED:
+                    counted[row.tenant, row.error] += row.requests
+        for tenant, code in counted - told:
+            if (counted - told)[tenant, code] > open_[tenant]:
+                many = f"{counted[tenant, code]} in rows, {told[tenant, code]} told, {open_[tenant]} open"
+                yield Violation("refusals that nobody was told", f"{tenant} {code}: {many}")
+
+    def _versions(self) -> Iterator[Violation]:
+        """A run that failed is of a version, too."""
+        if self._history.weighings:
+            for rows in self._rows.values():
+                for row in rows:
+                    if row.worker and not row.version:
+                        yield Violation("a row of a run without its version", str(row))

@@ -1,0 +1,70 @@
+"""Dead letters against poisons, both ways: each failure of an input alone has its letter, and each letter its failure.
+
+A letter that was left before a loss of data may be gone. So may the oldest, where there are too many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tests.promises.evidence import Letter
+from tests.promises.faults import REDO_SECONDS
+from tests.promises.operation import ASKS, BAD, History, Operation, Violation
+
+MOST = 10_000
+"""Most letters that are kept; as many can be listed."""
+FAILED = ("REJECTED_BY_MODEL", "BACKEND_ERROR")
+"""Codes of failures that leave a letter."""
+
+
+def letters(history: History) -> Iterator[Violation]:
+    """What is wrong with the dead letters; nothing where they were not read."""
+    found = history.evidence.letters
+    if found is not None:
+        yield from _of_good_inputs(history, found)
+        yield from _too_many(history, found)
+        if len(found) < MOST:
+            yield from _missing(history, found)
+        counted = history.evidence.letters_counted
+        if counted is not None and counted != len(found):
+            yield Violation(
+                "the metrics count other dead letters than there are", f"{counted}, {len(found)} are listed"
+            )
+
+
+def _of_good_inputs(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
+    """An input that neither fails nor was in a batch that a fault may have ended."""
+    reruns = any(fault.cost.reruns for fault in history.faults)
+    for letter in found:
+        if not letter.input.startswith(BAD) and not (reruns and letter.attempts > 1):
+            yield Violation("a dead letter of a good input", str(letter))
+
+
+def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
+    """More letters than requests, and more than one of an id."""
+    asked = Counter((one.tenant, text) for one in _asked(history) for text in one.texts)
+    used = Counter((one.tenant, one.id) for one in _asked(history) if one.id)
+    for tenant, text in Counter((one.tenant, one.input) for one in found) - asked:
+        what = "more dead letters than requests" if asked[tenant, text] else "a dead letter of nobody"
+        yield Violation(what, f"{tenant} {text[:200]!r}")
+    for (tenant, id), times in Counter((one.tenant, one.id) for one in found).items():
+        if times > max(used[tenant, id], 1):
+            yield Violation("several dead letters of one request", f"{tenant} {id}: {times}")
+
+
+def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
+    """Failures that were told, and left no letter. One that is known to fail leaves none again."""
+    left = {(one.tenant, one.input) for one in found}
+    losses = [fault for fault in history.faults if fault.cost.loses]
+    lost = max(((fault.ended or fault.began) + REDO_SECONDS for fault in losses), default=float("-inf"))
+    for one in _asked(history):
+        if one.code not in FAILED or one.returned is None or one.turned_down or one.called < lost:
+            continue
+        texts = one.texts[one.blamed :][:1] if one.blamed >= 0 else one.texts
+        if not any((one.tenant, text) in left for text in texts):
+            yield Violation("a failure without a dead letter", str(one))
+
+
+def _asked(history: History) -> list[Operation]:
+    return [one for one in history.operations if one.kind in ASKS]

@@ -1,0 +1,56 @@
+"""The checker on dead letters: letters that fit what failed, and one history of each kind in which they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.promises.checker import check
+from tests.promises.evidence import Letter
+from tests.promises.histories import KNOWN, REJECTED, Scribe
+
+
+@pytest.fixture
+def it() -> Scribe:
+    """Two inputs that failed alone, one of a list, with their letters; one that is known to fail left none."""
+    made = Scribe()
+    made.run("a", "reject b", "poison c", at=(1.0, 2.0))
+    made.ask((0.0, 3.0), "poison c", "one", **REJECTED)
+    made.ask((0.0, 3.0), "a\nreject b", "two", inputs=("a", "reject b"), blamed=1, **REJECTED)
+    made.ask((4.0, 5.0), "poison c", "three", **KNOWN)
+    made.history.evidence.letters = [Letter("acme", "one", "poison c"), Letter("acme", "part", "reject b")]
+    return made
+
+
+def wrong(it: Scribe, *more: Letter, without: str = "") -> set[str]:
+    """Promises that a history breaks with more dead letters, or without one."""
+    left = [letter for letter in it.history.evidence.letters or () if letter.id != without]
+    it.history.evidence.letters = [*left, *more]
+    return {violation.promise for violation in check(it.history)}
+
+
+def test_each_failure_alone_has_its_letter_and_each_letter_its_failure(it: Scribe) -> None:
+    it.history.evidence.letters_counted = 2
+    assert not wrong(it)
+
+
+def test_a_failure_without_a_letter_is_found_out_unless_data_was_lost_since(it: Scribe) -> None:
+    assert wrong(it, without="part") == {"a failure without a dead letter"}
+    it.fault("redis emptied", at=(6.0, 7.0))
+    assert not wrong(it)
+
+
+def test_letters_of_nobody_of_good_inputs_and_doubled_ones_are_found_out(it: Scribe) -> None:
+    assert wrong(it, Letter("globex", "x", "poison c")) == {"a dead letter of nobody"}
+    it.ask((6.0, 7.0), "d", status=504, code="DEADLINE_EXCEEDED", timeout=1.0)
+    good = Letter("acme", "y", "d", attempts=3)
+    assert wrong(it, good, without="x") == {"a dead letter of a good input"}
+    it.fault("gpu killed", at=(6.0, 7.0))
+    assert not wrong(it)
+    assert wrong(it, Letter("acme", "z", "reject b"), without="y") == {"more dead letters than requests"}
+    twice = {"several dead letters of one request"}
+    assert wrong(it, Letter("acme", "one", "poison c", attempts=2), without="z") == twice
+
+
+def test_a_count_of_other_letters_than_there_are_is_found_out(it: Scribe) -> None:
+    it.history.evidence.letters_counted = 3
+    assert wrong(it) == {"the metrics count other dead letters than there are"}

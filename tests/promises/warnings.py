@@ -1,0 +1,83 @@
+"""Warnings and errors in the logs, each of which a fault, or an input that fails, must explain.
+
+A fault of a process explains lines of that process; one of what all share explains lines of all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.promises.evidence import Line
+from tests.promises.faults import Fault
+from tests.promises.operation import History, Violation
+
+AFTER = 10.0
+"""Seconds after the end of a fault in which it may still be told of: a time-out and a busy machine."""
+BEFORE = 0.5
+"""Seconds by which a line may seem to come before its fault: the clock of the log is another one."""
+SHARED = ("redis", "ledger", "connections")
+"""Roles whose faults all processes meet."""
+HOST = ("gpu", "worker", "service")
+"""Roles whose faults end batches of a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Lines, and the roles whose faults explain them: of their own process, unless they are SHARED.
+
+    Attributes:
+        event: beginning of the event.
+        about: pattern that must be found in the rest of the line.
+        roles: roles of such faults; empty: the load itself explains it, without any fault.
+    """
+
+    event: str
+    about: str = ""
+    roles: tuple[str, ...] = ()
+
+
+RULES = (
+    Rule("batch failed", "a poisonous input"),
+    Rule("batch failed", "", HOST),
+    Rule("worker process ended", "", HOST),
+    Rule("worker process must be killed to end", "", HOST),
+    Rule("worker output dropped", "", HOST),
+    Rule("worker dies again and again", "", HOST),
+    Rule("probe failed", "", HOST),
+    Rule("the broker is out of reach", "", ("redis", "connections", "gateway", "worker", "controller")),
+    Rule("the broker does not answer", "", ("redis", "connections")),
+    Rule("requests are refused until the broker is back", "", ("redis", "connections", "gateway")),
+    Rule("nobody could be told what came of a batch", "", ("redis", "connections", "worker")),
+    Rule("the ledger is out of reach", "", ("ledger", "gateway", "service")),
+    Rule("the ledger retention is out of reach", "", ("ledger", "gateway", "service")),
+    Rule("the last records do not get into the ledger", "", ("ledger",)),
+    Rule("the ledger does not answer", "", ("ledger",)),
+    Rule("the store", "", ("ledger",)),
+)
+"""Lines that something explains; the first that fits a line counts."""
+
+
+def warnings(history: History) -> Iterator[Violation]:
+    """Lines that nothing explains."""
+    for line in history.evidence.lines:
+        if not any(_explains(rule, line, history.faults) for rule in RULES if _fits(rule, line)):
+            story = f"{line.process} at {line.at:.3f}: {line.event} {line.text[:300]}"
+            yield Violation("a warning that no fault explains", story)
+
+
+def _fits(rule: Rule, line: Line) -> bool:
+    return line.event.startswith(rule.event) and re.search(rule.about, line.text) is not None
+
+
+def _explains(rule: Rule, line: Line, faults: list[Fault]) -> bool:
+    """Whether a rule that fits a line finds a fault for it, or needs none."""
+    if not rule.roles:
+        return True
+    return any(
+        fault.what.partition(" ")[0] in rule.roles
+        and fault.began - BEFORE <= line.at <= (fault.ended or line.at) + AFTER
+        and (fault.whom == line.process or fault.what.startswith(SHARED))
+        for fault in faults
+    )

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -49,6 +50,10 @@ PROCESSES = "processes"
 """Mark of the tests that start processes, servers among them."""
 OF_PROCESSES = ("tests/charts/", "tests/clients/", "tests/e2e/", "tests/redis/", "tests/servers/")
 """Folders whose tests all have it."""
+SKIPPED = "HEADWAY_TEST_SKIPPED"
+"""File to which the ids of the tests that were skipped are written in the end."""
+ONLY = "HEADWAY_TEST_ONLY"
+"""File with the ids of the tests to run, as a run with SKIPPED has written it; all others are left out."""
 SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 """Parameters that name a real server; the tests that are given one have it, too."""
 
@@ -76,16 +81,29 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes by its folder or its parameters; what else does so has the mark in its file.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ONLY does not name. Mark what starts processes by its folder or its parameters; what else does so has
+    the mark in its file.
 
     What waits longest comes first: one worker begins with it while the others compute, and in the end they take their share.
     """
+    if ONLY in os.environ:
+        wanted = {*Path(os.environ[ONLY]).read_text(encoding="utf-8").splitlines()}
+        kept = {item for item in items if not wanted.isdisjoint((item.nodeid, item.nodeid.partition("::")[0]))}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
     for item in items:
         given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         if item.nodeid.startswith(OF_PROCESSES) or any(isinstance(value, str) and value in SERVERS for value in given):
             item.add_marker(PROCESSES)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell which tests were skipped. A file that was skipped as a whole is told by its path."""
+    if SKIPPED in os.environ:
+        ids = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
+        Path(os.environ[SKIPPED]).write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)

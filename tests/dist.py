@@ -33,7 +33,9 @@ def build(folder: Path) -> tuple[Path, Path]:
     [archive] = folder.glob("headway-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(archive) as members:
-            members.extractall(unpacked, filter="data")
+            # A parameter of `extractall` only since 3.11.4.
+            members.extraction_filter = getattr(tarfile, "data_filter", None)
+            members.extractall(unpacked)
         [source] = Path(unpacked).iterdir()
         subprocess.run([*hatchling, "-t", "wheel"], cwd=source, check=True, stdout=subprocess.DEVNULL)
     [wheel] = folder.glob("headway-*.whl")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bench.stand import stand
+from bench.stand import programs, stand
 from bench.stand.stand import Broken, Server
 from tests.authority import Authority
 from tests.clients import environments
@@ -72,7 +72,7 @@ def program(kind: str) -> str:
     """Path of a proxy's program; empty where it is not installed."""
     if kind == "envoy":
         return environments.program("deploy", "envoy")
-    return shutil.which(kind, path="/usr/sbin:/usr/local/sbin") or shutil.which(kind) or ""
+    return programs.found(kind)
 
 
 def command(

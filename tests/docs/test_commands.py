@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, commands
 from tests.docs.parsing import parse, unknown_flags
 from tests.docs.session import Reader, checkout
 from tests.docs.table import Remember, Run, Start, how
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, lacking
 
 SHOUTER = "class Shouter:\n    def __call__(self, inputs: list[str]) -> list[str]:\n        return [*map(str.upper, inputs)]\n"
 UPPER = """
@@ -67,6 +67,8 @@ def test_every_command_within_a_sentence_has_the_flags_that_it_names(page: Path)
 def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
     """Reader of the page that the test is about, with what the page takes for granted."""
     page = of(request.param)
+    if any("curl " in block.text for block in blocks(request.param)) and not shutil.which("curl"):
+        lacking("curl is not on the path, with which the page asks; on Debian and Ubuntu: apt-get install curl")
     checkout(tmp_path)
     with ExitStack() as stack:
         it = Reader(tmp_path, installed=page != "README.md", home="store" if page == "docs/fleet.md" else "")

@@ -8,7 +8,7 @@ from typing import Self
 
 from tests.e2e.client import wait_until
 from tests.servers.ports import LOOPBACK, Port
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, program
 
 SLOTS = 16384
 
@@ -26,6 +26,7 @@ class ClusterSetup:
     """
 
     def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False) -> None:
+        program(kind)
         self._buses = [Port() for _ in range(size)]
         self.servers = [
             RedisServer(kind, folder / f"node-{number}", *_CLUSTER, f"cluster-port {bus.number}", durable=durable)

@@ -5,7 +5,6 @@ It is the distribution's. Without one a test is skipped, or fails with HEADWAY_T
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from bench.stand import programs
 from tests.e2e.client import PATIENCE, wait_until
 from tests.servers.nobody import as_nobody, give
 from tests.servers.ports import LOOPBACK, Port
@@ -49,8 +49,8 @@ class PgBouncer:
     """
 
     def __init__(self, url: str, mode: str) -> None:
-        self._program = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-        if self._program is None:
+        self._program = programs.found("pgbouncer")
+        if not self._program:
             lacking("pgbouncer is not on the path; on Debian and Ubuntu: apt-get install pgbouncer")
         self._port = Port()
         self._folder = Path(tempfile.mkdtemp(prefix="headway-pgbouncer-"))

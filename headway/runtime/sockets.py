@@ -62,3 +62,9 @@ class _Socket(socket.socket):
     def close(self) -> None:
         super().close()
         self._told(self)
+
+    def detach(self) -> int:
+        """Give the descriptor up, as uvloop does in the place of `close`: it closes that itself."""
+        descriptor = super().detach()
+        self._told(self)
+        return descriptor

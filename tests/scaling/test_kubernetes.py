@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import structlog.testing
+import uvloop
 
 from headway.errors import ScalingRefused, ScalingUnavailable, SettingError
+from headway.runtime.sockets import Sockets
 from headway.scaling.kubernetes import KubernetesApi, KubernetesScaling, ServiceAccount, api_url, read_target
 from headway.scaling.kubernetes.driver import CONFLICTS, DELETION_COST
 from tests.authority import Authority
@@ -105,6 +107,22 @@ def test_replicas_are_read_and_changed_under_the_version_that_was_read(cluster: 
     assert patch.body["spec"] == {"replicas": 5}
     assert patch.body["metadata"].keys() == {"resourceVersion"}
     assert patch.token == "first" and patch.agent.startswith("headway/")
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_call_does_not_wait_for_the_end_of_its_connection(
+    cluster: Cluster, folder: Path, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, end = list[int](), Sockets.end
+
+    async def checked(sockets: Sockets) -> None:
+        await end(sockets)
+        left.append(len(sockets._open))
+
+    monkeypatch.setattr(Sockets, "end", checked)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(driver(cluster, folder).current("small")) == 3
+    assert left and not any(left)
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [(8, 2), (9, 3), (1, 1), (0, 0)])

@@ -1,0 +1,203 @@
+"""Connections that have lain idle: the next batch goes out at once on a new one, is one try, and is sent once.
+
+That is so where we give a connection up, and where the API has closed it. The event loop is asyncio's, and uvloop's as in
+production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+
+from headway.backends.grpc.backend import GrpcBackend
+from headway.backends.grpc.channels import IDLE as IDLE_CHANNEL
+from headway.backends.http.backend import HttpBackend
+from headway.backends.http.connections import IDLE
+from headway.config.target import RemoteTarget
+from headway.model import ItemResult
+from headway.runtime.counters import Counters
+from headway.runtime.remote_certificates import RemoteCertificates
+from headway.runtime.sockets import Sockets
+from tests.authority import Authority
+from tests.backends.entries import batch
+from tests.backends.grpc_remote import answer, served_grpc, texts_of
+from tests.servers.proxy import ChaosProxy
+
+LONG = 20.0
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=list(LOOPS))
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=LOOPS[request.param]) as made:
+        yield made
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sockets were still open after each end of some: none, or their end was not heard of."""
+    found: list[int] = []
+    end = Sockets.end
+
+    async def checked(sockets: Sockets) -> None:
+        await end(sockets)
+        found.append(len(sockets._open))
+
+    monkeypatch.setattr(Sockets, "end", checked)
+    return found
+
+
+class Api:
+    """Remote API over HTTP: keeps the texts that it was asked, and closes a connection when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.connections: list[asyncio.StreamWriter] = []
+
+    @contextlib.asynccontextmanager
+    async def served(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=tls)
+        try:
+            yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
+        finally:
+            server.close()
+            for writer in self.connections:
+                writer.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                body = await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))
+                self.asked.append(body.decode())
+                said = body.upper()
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said)
+                )
+                writer.write(said)
+
+
+def of_client(authority: Authority) -> dict[str, Any]:
+    """Certificates that a backend trusts and shows, as its setting."""
+    certificate, key = authority.issue("client")
+    return {"certificates": RemoteCertificates(str(authority.file), str(certificate), str(key), Counters())}
+
+
+@pytest.fixture(params=["http", "https with certificates"])
+def secured(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ssl.SSLContext | None, dict[str, Any]]:
+    if request.param == "http":
+        return None, {}
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(*authority.issue("api"))
+    return context, of_client(authority)
+
+
+Secured = tuple[ssl.SSLContext | None, dict[str, Any]]
+
+
+async def runs(backend: HttpBackend | GrpcBackend, text: str) -> None:
+    assert await backend.run(batch(text), LONG) == [ItemResult(text.upper())]
+
+
+def test_a_connection_given_up_over_http_is_closed_before_the_next_batch_without_a_pause(
+    runner: asyncio.Runner, secured: Secured, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        api = Api()
+        async with api.served(secured[0]) as url:
+            backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1, **secured[1])
+            now = asyncio.get_running_loop().time()
+            monkeypatch.setattr(backend._connections, "_clock", lambda: now)
+            await backend.start()
+            await runs(backend, "a")
+            assert len(api.connections) == 1
+            now += IDLE + 0.1
+            await runs(backend, "b")
+            assert len(api.connections) == 2
+            await backend.stop()
+        assert api.asked == ['["warm-up"]', '["a"]', '["b"]']
+
+    runner.run(main())
+    assert ended == [0, 0]
+
+
+def test_a_connection_that_an_api_over_http_closed_costs_no_try(
+    runner: asyncio.Runner, secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, forget = asyncio.Event(), Sockets._forget
+
+    def told(sockets: Sockets, one: Any) -> None:
+        forget(sockets, one)
+        heard.set()
+
+    monkeypatch.setattr(Sockets, "_forget", told)
+
+    async def main() -> None:
+        api = Api()
+        async with api.served(secured[0]) as url:
+            backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1, **secured[1])
+            await backend.start()
+            await runs(backend, "a")
+            heard.clear()
+            api.connections[0].close()
+            async with asyncio.timeout(LONG):
+                await heard.wait()
+            await runs(backend, "b")
+            await backend.stop()
+        assert api.asked == ['["warm-up"]', '["a"]', '["b"]']
+        assert len(api.connections) == 2
+
+    runner.run(main())
+
+
+@pytest.mark.parametrize("closed_by", ["us", "the API"])
+@pytest.mark.parametrize("tls", [False, True], ids=["grpc", "grpcs with certificates"])
+def test_an_idle_channel_costs_no_try(
+    runner: asyncio.Runner, tmp_path: Path, tls: bool, closed_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[str], str]] = []
+
+    async def handle(request: Any, context: Any) -> bytes:
+        asked.append((texts_of(request), context.peer()))
+        return answer([text.upper() for text in texts_of(request)])
+
+    async def main(credentials: Any, settings: dict[str, Any]) -> None:
+        now = 100.0
+        async with served_grpc(handle, tls=credentials) as url:
+            with ChaosProxy(int(url.rpartition(":")[2].partition("/")[0])) as proxy:
+                there = f"{url.partition('//')[0]}//127.0.0.1:{proxy.port}/m"
+                backend = GrpcBackend(RemoteTarget(there), start_timeout=LONG, max_tries=1, now=lambda: now, **settings)
+                await backend.start()
+                await runs(backend, "a")
+                if closed_by == "us":
+                    now += IDLE_CHANNEL + 0.1
+                else:
+                    assert backend._channels._generation is not None
+                    channel = backend._channels._generation.channel
+                    proxy.cut()
+                    async with asyncio.timeout(LONG):
+                        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+                await runs(backend, "b")
+                await backend.stop()
+
+    credentials, settings = None, dict[str, Any]()
+    if tls:
+        authority = Authority(tmp_path)
+        certificate, key = authority.issue("api")
+        pair = key.read_bytes(), certificate.read_bytes()
+        credentials = grpc.ssl_server_credentials([pair], authority.file.read_bytes(), require_client_auth=True)
+        settings = of_client(authority)
+    runner.run(main(credentials, settings))
+    assert [texts for texts, _ in asked] == [["warm-up"], ["a"], ["b"]]
+    assert asked[0][1] == asked[1][1] != asked[2][1]

@@ -60,6 +60,7 @@ from headway.runtime.supervisor import Supervisor
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
+from headway.worker.lease_keeper import LeaseKeeper
 from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start
 
@@ -144,7 +145,7 @@ class Batcher:
         self._up_since = 0.0
         self._asked = self._draining = self._interrupted = False
         self._restarts = -1
-        self._lease: Lease | None = None
+        self._keeper = LeaseKeeper(broker)
         self._running_since: float | None = None
         self.figures = SlotFigures(slot, memory)
 
@@ -170,6 +171,7 @@ class Batcher:
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
         """Start serving and sending heartbeats; returns the task that ends when the slot is drained."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
+        supervisor.start(f"lease of {self.slot.worker}", self._keeper.renew_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def drain(self) -> None:
@@ -196,6 +198,7 @@ class Batcher:
             if backend is not None:
                 await backend.stop()
         self._backend = self._fresh = None
+        self._keeper.end()
         await self._become(WorkerStatus.OFFLINE)
 
     async def _serve(self) -> None:
@@ -315,7 +318,7 @@ class Batcher:
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
         """Run one batch to its end, whatever that is."""
-        self._lease = lease
+        self._keeper.lease = lease
         self._asked = True
         self._running_since = since = self._clock()
         self._counters.departures.left(lease)
@@ -340,7 +343,7 @@ class Batcher:
             await self._succeeded(lease, items, since)
         finally:
             self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
-            self._lease = self._running_since = None
+            self._keeper.lease = self._running_since = None
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds, outages = self._clock() - since, self._availability.outages
@@ -486,15 +489,12 @@ class Batcher:
     async def _heartbeat_on(self) -> None:
         """Send a heartbeat twice a second, until the last one has told that the drained slot is offline.
 
-        It renews the lease of the running batch, and reports the busy share.
+        It reports the busy share.
         """
         self.figures.note_utilisation(self._clock(), 0.0)
         while True:
             if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
                 return
             await asyncio.sleep(HEARTBEAT_EVERY)
-            if self._lease is not None:
-                with contextlib.suppress(BrokerUnavailable):
-                    await self._broker.extend(self._lease)
             now = self._clock()
             self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)

@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
+from headway.brokers.redis.queue_answers import QueueGlance
+from headway.brokers.redis.shard_queue import Queue
 from headway.model import (
     BatchFailure,
     Cause,
@@ -41,6 +43,7 @@ from tests.contracts.brokers import (
     story,
 )
 from tests.contracts.plays import Play
+from tests.e2e.client import PATIENCE
 from tests.servers.redis import SharedServers
 
 
@@ -414,3 +417,23 @@ async def test_nothing_is_lost_while_zones_come_and_go(harness: RedisHarness) ->
     await harness.advance(10.0)
     assert play.crossed > 0
     await play.close()
+
+
+@story
+async def test_a_heartbeat_does_not_wait_for_the_queues_of_other_zones(
+    harness: RedisHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(queue: Queue) -> QueueGlance:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await both(harness)
+    monkeypatch.setattr(Queue, "glance", never)
+    await harness.advance(1.01)
+    async with asyncio.timeout(PATIENCE):
+        await beat(harness.broker, "gpu-a")
+        await asked.wait()
+        await beat(harness.broker, "gpu-a")

@@ -254,7 +254,7 @@ def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answe
 
     async def main(clock: Clock) -> None:
         def paused(entries: Sequence[Entry]) -> None:
-            fleet.batchers[0]._lease = None  # Its heartbeat renews nothing.
+            fleet.batchers[0]._keeper.lease = None  # Its heartbeat renews nothing.
 
         slow, other = FakeBackend(15.0, paused), FakeBackend(0.1)
         fleet = Fleet(clock, slow, other, request_timeout_ms=30_000, gpu_timeout_ms=30_000, queue_timeout_ms=30_000)

@@ -209,6 +209,32 @@ def test_a_batch_that_runs_long_keeps_its_lease() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("hangs", ["heartbeat", "extend"])
+def test_a_lease_is_renewed_whatever_else_the_broker_is_slow_at(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat is never answered, or the first renewal."""
+    hung = asyncio.Event()
+
+    async def main(clock: Clock) -> None:
+        async with Stand(clock, FakeBackend(25.0), gpu_timeout_ms=30_000, request_timeout_ms=30_000) as stand:
+            asked = stand.asking("long", timeout=30.0)
+            call = getattr(stand.broker, hangs)
+
+            async def slow(what: Any) -> Any:
+                if hangs == "heartbeat" or not hung.is_set():
+                    hung.set()
+                    await asyncio.Event().wait()
+                return await call(what)
+
+            monkeypatch.setattr(stand.broker, hangs, slow)
+            reply = await asked
+            assert hung.is_set()
+            assert (reply.output, reply.attempts) == ("LONG", 1)
+            assert stand.backends[0].batches == [["long"]]
+            monkeypatch.undo()
+
+    run(main)
+
+
 def test_batches_of_300_s_are_served_like_any_others() -> None:
     """The worker stays healthy, the lease lives, clients wait, and what comes meanwhile rides next."""
     patience = 600_000.0

@@ -49,6 +49,7 @@ class ShardRouter:
         self._strays: dict[str, list[Queue]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
         self._homes: dict[tuple[str, str], Queue] = {}
         self._backends: dict[str, tuple[int, int]] = {}
@@ -62,9 +63,10 @@ class ShardRouter:
 
     async def close(self) -> None:
         """Stop counting workers."""
-        if self._counting is not None:
-            self._counting.cancel()
-            await asyncio.gather(self._counting, return_exceptions=True)
+        running = [task for task in (self._counting, self._looking) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def count(self, wait: bool = False) -> None:
         """Count the workers anew, when that is due.
@@ -204,8 +206,9 @@ class ShardRouter:
     async def _count(self) -> None:
         with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
             await self.read_registry()
-            if self._homes:
-                await self._look_for_strays()
+        # Whoever waits for the census is not to wait for the answers of other zones.
+        if self._homes and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().create_task(self._look_for_strays())
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
         """Workers of the registry, which are counted; their queues are known from then on, as are the models that hold something."""
@@ -247,16 +250,21 @@ class ShardRouter:
         return max(1, round(used * sum(slots.values()) / slots[zone])) if zone in slots else max(used, len(slots))
 
     async def _look_for_strays(self) -> None:
-        """Look which zones are behind, for slots here that never rest."""
+        """Look which zones are behind, for slots here that never rest. One of which nothing is heard is none of them."""
+        asked = [
+            (name, queue)
+            for name in {queue for queue, _ in self._homes}
+            for queue in self._queues.everywhere(name)
+            if queue.zone != self._queues.zone and self._may_hold_some(queue)
+        ]
+        seen = await asyncio.gather(*(queue.glance() for _, queue in asked), return_exceptions=True)
         strays: dict[str, list[Queue]] = {}
-        for name in {queue for queue, _ in self._homes}:
-            for queue in self._queues.everywhere(name):
-                if (
-                    queue.zone != self._queues.zone
-                    and self._may_hold_some(queue)
-                    and zones.behind(*await queue.glance())
-                ):
+        for (name, queue), glance in zip(asked, seen, strict=True):
+            if isinstance(glance, QueueGlance):
+                if zones.behind(*glance):
                     strays.setdefault(name, []).append(queue)
+            elif not isinstance(glance, BrokerUnavailable):
+                raise glance
         self._strays = strays
 
     def _may_hold_some(self, queue: Queue) -> bool:

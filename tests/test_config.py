@@ -65,25 +65,6 @@ def test_headway_toml_is_read_from_the_working_directory(tmp_path: Path, monkeyp
     assert load({}, {}).port == 8123
 
 
-def test_a_shorter_deadline_in_all_shortens_the_default_of_the_queue() -> None:
-    assert load({"request_timeout_ms": "1000"}, {}).queue_timeout_ms == 1000
-    assert load({"request_timeout_ms": "5000"}, {}).queue_timeout_ms == 2000
-    assert load({"request_timeout_ms": "1000", "queue_timeout_ms": "500"}, {}).queue_timeout_ms == 500
-    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 0\.5: must lie"):
-        load({"request_timeout_ms": "0.5"}, {})
-
-
-def test_a_longer_deadline_in_all_lengthens_what_must_not_end_before() -> None:
-    slow = load({"request_timeout_ms": "300000", "gpu_timeout_ms": "400000"}, {})
-    assert (slow.task_timeout_ms, slow.drain_timeout_ms, slow.queue_timeout_ms) == (300_000, 400_000, 2000)
-    told = load({"request_timeout_ms": "300000", "task_timeout_ms": "50000", "drain_timeout_ms": "0"}, {})
-    assert (told.task_timeout_ms, told.drain_timeout_ms) == (50_000, 0)
-    usual = load({}, {})
-    assert (usual.task_timeout_ms, usual.drain_timeout_ms) == (30_000, 30_000)
-    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 700000\.0: must lie"):
-        load({"request_timeout_ms": "700000"}, {})
-
-
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
     file.write_text("workers = 2\n")

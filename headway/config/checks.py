@@ -16,7 +16,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headway.config import broker, database, remote_headers
+from headway.config import broker, database, remote_headers, times
 from headway.config.scaling import AUTOSCALE, KUBERNETES, LOCAL, SCALE_POLICIES
 from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
@@ -151,13 +151,10 @@ def _min_warm(settings: Settings) -> None:
             _refuse(settings, "models_per_gpu", reason, f"Leave {own[0]} out of its table, or this.")
 
 
-def _timeouts(settings: Settings) -> None:
-    if settings.queue_timeout_ms > settings.request_timeout_ms:
-        reason = f"is longer than `request_timeout_ms` ({settings.request_timeout_ms:g} ms)"
-        _refuse(settings, "queue_timeout_ms", reason, "Lower it, or raise `request_timeout_ms`.")
-    if settings.max_wait_ms is not None and settings.max_wait_ms > settings.queue_timeout_ms:
-        reason = f"is longer than `queue_timeout_ms` ({settings.queue_timeout_ms:g} ms)"
-        _refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
+def _times(settings: Settings) -> None:
+    wrong = times.fault(settings)
+    if wrong is not None:
+        _refuse(settings, *wrong)
 
 
 def _policy(settings: Settings) -> None:
@@ -466,7 +463,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _target_arguments,
     _devices,
     _min_warm,
-    _timeouts,
+    _times,
     _policy,
     _admin,
     _grpc_port,

@@ -194,7 +194,11 @@ class Settings(Readings, ScalingSettings):
         1000.0, _FLEET, "Longest time for one call to the broker before it counts as failed.", "ms"
     )
     lease_ms: float = _setting(
-        3000.0, _FLEET, "How long a worker may be silent before what it runs is given to another.", "ms"
+        3000.0,
+        _FLEET,
+        "How long a worker may be silent before what it runs is given to another; left out, 2000 ms more than "
+        "`broker_timeout_ms` where that is longer.",
+        "ms",
     )
     large_payload_kb: int = _setting(
         64,

@@ -155,7 +155,8 @@ def _fit_times(values: dict[str, Any]) -> None:
     """Fit the times that were left out to those that were given.
 
     Who shortens the time in all should not have to shorten the time in the queue, too. Who lengthens it does not mean
-    that tasks end sooner than other requests, or that a shutdown breaks requests off.
+    that tasks end sooner than other requests, or that a shutdown breaks requests off. Who waits longer for the broker does
+    not mean that workers lose their batches meanwhile.
     """
 
     def usual(name: str) -> float:
@@ -174,6 +175,9 @@ def _fit_times(values: dict[str, Any]) -> None:
     ):
         if usual(name) < longest <= MAX_REQUEST_TIMEOUT_MS:
             values.setdefault(name, longest)
+    spare = usual("lease_ms") - usual("broker_timeout_ms")
+    if chosen("broker_timeout_ms") > usual("broker_timeout_ms"):
+        values.setdefault("lease_ms", chosen("broker_timeout_ms") + spare)
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:

@@ -1,0 +1,45 @@
+"""Times among the settings: those left out fit those that were given, and those that do not go together are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.config import load
+from headway.errors import SettingError
+
+
+def test_a_shorter_deadline_in_all_shortens_the_default_of_the_queue() -> None:
+    assert load({"request_timeout_ms": "1000"}, {}).queue_timeout_ms == 1000
+    assert load({"request_timeout_ms": "5000"}, {}).queue_timeout_ms == 2000
+    assert load({"request_timeout_ms": "1000", "queue_timeout_ms": "500"}, {}).queue_timeout_ms == 500
+    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 0\.5: must lie"):
+        load({"request_timeout_ms": "0.5"}, {})
+
+
+def test_a_longer_deadline_in_all_lengthens_what_must_not_end_before() -> None:
+    slow = load({"request_timeout_ms": "300000", "gpu_timeout_ms": "400000"}, {})
+    assert (slow.task_timeout_ms, slow.drain_timeout_ms, slow.queue_timeout_ms) == (300_000, 400_000, 2000)
+    told = load({"request_timeout_ms": "300000", "task_timeout_ms": "50000", "drain_timeout_ms": "0"}, {})
+    assert (told.task_timeout_ms, told.drain_timeout_ms) == (50_000, 0)
+    usual = load({}, {})
+    assert (usual.task_timeout_ms, usual.drain_timeout_ms) == (30_000, 30_000)
+    with pytest.raises(SettingError, match=r"^--request-timeout-ms = 700000\.0: must lie"):
+        load({"request_timeout_ms": "700000"}, {})
+
+
+def test_a_longer_wait_for_the_broker_lengthens_the_lease() -> None:
+    broker = {"broker": "redis://127.0.0.1:6379/0"}
+    leases = {None: 3000, "500": 3000, "1500": 3500, "5000": 7000}
+    assert {wait: load({**broker, "broker_timeout_ms": wait}, {}).lease_ms for wait in leases} == leases
+    assert load({**broker, "broker_timeout_ms": "2500", "lease_ms": "3000"}, {}).lease_ms == 3000
+    assert load({**broker, "lease_ms": "1500"}, {}).lease_ms == 1500
+    assert load({"broker_timeout_ms": "5000", "lease_ms": "3000"}, {}).lease_ms == 3000  # It has no lease to lose.
+
+
+def test_a_lease_that_ends_before_a_late_claim_is_renewed_is_refused() -> None:
+    told = (
+        r"^--lease-ms = 3000\.0: .* may take HEADWAY_BROKER_TIMEOUT_MS \(5000 ms\), and renewals begin 500 ms later\. "
+        "Raise it to 5500 or more, leave it out, or lower HEADWAY_BROKER_TIMEOUT_MS"
+    )
+    with pytest.raises(SettingError, match=told):
+        load({"broker": "redis://127.0.0.1/0", "lease_ms": "3000"}, {"HEADWAY_BROKER_TIMEOUT_MS": "5000"})

@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 
 from headway import errors
+from headway.config import Settings
 from headway.core import failures, ratelimit
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
@@ -35,6 +36,10 @@ MOST_INPUTS = 1024
 """Most inputs of one request."""
 AT_ONCE = 64
 """Most parts that are submitted in one turn of the event loop."""
+BYTES_AT_ONCE = 1 << 20
+"""Bytes of inputs and parameters from which no further part is submitted in that turn."""
+MOST_BODIES = 8
+"""Most bytes of inputs and parameters in one request, as a multiple of the largest body. Each input has the parameters with it."""
 LEAST_TIME = 0.001
 """Least seconds that a part gets, which has waited for its turn until its deadline."""
 FEW = 16
@@ -49,10 +54,12 @@ class Submitter(Protocol):
     """Part of the gateway that a fan-out needs.
 
     Attributes:
+        settings: settings of the process.
         limiter: limiter that lets parts in, and takes back those that are not submitted.
         turns: line in which slices of parts wait for their turn.
     """
 
+    settings: Settings
     limiter: Limiter
     turns: FairTurns
 
@@ -126,10 +133,24 @@ class FanOut:
         if count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
             loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))])
+        elif count > 1 and (message := self._too_large()):
+            loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message))])
         elif count <= FEW:
             self._submit()
         else:
             self._wait_turn()
+
+    def _too_large(self) -> str:
+        """Why the parts have too many bytes together; empty where they have not."""
+        several, count = self._several, self._count
+        inputs, parameters = sum(map(len, several.inputs)), len(several.parameters)
+        most = MOST_BODIES * self._gateway.settings.max_body_bytes
+        if inputs + count * parameters <= most:
+            return ""
+        return (
+            f"{count} inputs come to {inputs} bytes, and {count} times {parameters} of parameters, as each has them with it; at "
+            f"most {most} are taken in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
+        )
 
     def abandon(self) -> None:
         """Let go of all parts, as the client has left."""
@@ -169,11 +190,14 @@ class FanOut:
 
     def _submit(self) -> None:
         """Submit the next parts, and see to it that the rest follow."""
-        begin = len(self._parts)
+        begin, left = len(self._parts), BYTES_AT_ONCE
         end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
         for position in range(begin, end):
             if self._ended is None:
                 return
+            if left <= 0:
+                break
+            left -= len(self._several.inputs[position]) + len(self._several.parameters)
             part = _Part(self, position, new_id() if position else self._id)
             self._parts.append(part)
             taken = self._gateway.submit(

@@ -15,7 +15,7 @@ from headway.model import Entry
 AT_ONCE = 8
 """Most entries in one call."""
 MOST_BYTES = 8 << 20
-"""Bytes of inputs from which no further entry joins a call: an entry is admitted when all inputs of its call are stored."""
+"""Bytes of inputs and parameters from which no further entry joins a call: an entry is admitted when all of its call are stored."""
 
 
 class LargeEntries:
@@ -40,12 +40,12 @@ class LargeEntries:
         return any(entry.id == id and entry.tenant == tenant for entry in (*self._offering, *self.waiting))
 
     def split(self, entries: list[Entry], most: float) -> list[Entry]:
-        """Take the entries whose inputs are longer than `most`; returns the others."""
-        if large := [entry for entry in entries if len(entry.input) > most]:
+        """Take the entries whose inputs and parameters are longer than `most`; returns the others."""
+        if large := [entry for entry in entries if len(entry.input) + len(entry.parameters) > most]:
             for entry in large:
                 self.waiting.add(entry.tenant, entry)
             self._work.set()
-            entries = [entry for entry in entries if len(entry.input) <= most]
+            entries = [entry for entry in entries if len(entry.input) + len(entry.parameters) <= most]
         return entries
 
     async def run(self) -> None:
@@ -69,5 +69,5 @@ class LargeEntries:
         while self.waiting and len(chosen) < AT_ONCE and size < MOST_BYTES:
             entry = self.waiting.take()
             chosen.append(entry)
-            size += len(entry.input)
+            size += len(entry.input) + len(entry.parameters)
         return chosen

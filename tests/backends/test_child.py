@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.backends.process import child, frames
@@ -160,3 +161,26 @@ def test_a_file_that_has_changed_within_a_second_and_kept_its_size_is_read_anew(
         target = load("file", str(file), "answer", UserLoop())
         assert target.run(["ab"], None) == [getattr("ab", change)()]
         monkeypatch.delitem(sys.modules, "edited_often")
+
+
+def test_long_parameters_that_inputs_have_in_common_travel_once_and_each_input_gets_its_own() -> None:
+    long, short = b'{"x":"' + b"x" * frames.LONG + b'"}', b'{"x":"y"}'
+    batch = frames.Run(1, ["a", "b", "c", "d"], [long, short, long, b""])
+    batch.share_parameters()
+    content = msgspec.msgpack.encode(batch)
+    assert len(content) < len(long) + 100
+    seen: list[dict[str, str]] = []
+
+    def keep(inputs: list[str], parameters: list[dict[str, str]]) -> list[str]:
+        seen.extend(parameters)
+        return inputs
+
+    child.run(Target(keep, "keep", "", UserLoop()), msgspec.msgpack.decode(content, type=frames.Run))
+    assert [len(one.get("x", "")) for one in seen] == [frames.LONG, 1, frames.LONG, 0]
+    assert seen[0] is not seen[2], "what a target changes of one is no other's"
+
+
+def test_short_parameters_travel_as_they_are() -> None:
+    batch = frames.Run(1, ["a", "b"], [b"{}", b"{}"])
+    batch.share_parameters()
+    assert (batch.parameters, batch.which) == ([b"{}", b"{}"], [])

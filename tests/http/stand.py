@@ -130,6 +130,7 @@ class EchoGateway:
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
+        self.settings = Settings()
         self.broker: Broker = broker
         self.limiter = Limiter(3, lambda: INSTANT)
         self.turns = FairTurns(lambda: INSTANT)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -94,6 +95,39 @@ async def test_an_input_goes_with_its_entry(harness: Stand, way: str) -> None:
     await harness.advance(6.0)
     await harness.broker.reap()
     assert stored(harness) == []
+
+
+PARAMETERS = b'{"grammar":"' + b"g" * 5000 + b'"}'
+SMALL: list[Value] = ["small", "", b"[1]", Octets(b"\x00\xff")]
+
+
+def with_parameters(entry: Entry, parameters: bytes = PARAMETERS) -> Entry:
+    return msgspec.structs.replace(entry, parameters=parameters)
+
+
+@pytest.mark.parametrize("value", [*SMALL, LARGE])
+@story
+async def test_large_parameters_lie_apart_with_their_input_and_go_with_it(harness: Stand, value: Value) -> None:
+    entry = with_parameters(ask(value, id="a"))
+    await admit(harness, entry)
+    assert stored(harness) == ["P"]
+    assert max(map(len, harness.server.command("HVALS", harness.key("p")))) < 300
+    lease = await harness.claim()
+    assert list(lease.entries) == [entry]
+    await harness.answer(lease)
+    await acknowledged(harness)
+    assert stored(harness) == []
+
+
+@story
+async def test_a_dead_letter_and_a_known_culprit_have_their_large_parameters(harness: Stand) -> None:
+    await die(harness, with_parameters(ask("text", id="a", caller="c")))
+    [letter] = await harness.dead.find("a")
+    assert (letter.entry.input, letter.entry.parameters) == ("text", PARAMETERS)
+    verdict = await refused(harness, with_parameters(ask("text", caller="c")))
+    assert verdict.code == errors.REJECTED_BY_MODEL
+    for value, parameters in (("text", PARAMETERS.replace(b"gg", b"hg")), ("texts", PARAMETERS), ("text", b"")):
+        await admit(harness, with_parameters(ask(value, caller="c"), parameters))
 
 
 @story
@@ -305,14 +339,13 @@ async def test_without_room_for_it_an_output_goes_with_its_reply(
 
 
 MODEST = ask(LARGE, id="modest", tenant="modest")
+STORED = entry_wire.read_payload(entry_wire.pack_entry(MODEST, "tmodest", len(LARGE)))
 MOVES: dict[str, Callable[[LargeValues], Awaitable[object]]] = {
     "an input to the server": lambda values: values.bring("q:", [MODEST]),
-    "an input to a worker": lambda values: values.input_of(
-        "q:", entry_wire.read_payload(entry_wire.pack_entry(MODEST, "tmodest", len(LARGE)))
-    ),
+    "an input to a worker": lambda values: values.input_of("q:", STORED),
     "an output to the server": lambda values: values.bring_output("q:", LARGE, "modest"),
     "an output to a gateway": lambda values: values.output_of("q:", "tmodest", len(LARGE), "modest"),
-    "the input of a dead letter": lambda values: values.read("q:zp:modest", "tmodest", len(LARGE), "modest"),
+    "the input of a dead letter": lambda values: values.read_input("q:zp:modest", STORED),
 }
 
 

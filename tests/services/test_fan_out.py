@@ -9,8 +9,8 @@ import pytest
 
 from headway import errors
 from headway.core import values
-from headway.gateway.broker_session import MOST_OFFERED
-from headway.gateway.fan_out import AT_ONCE, FEW, FanOut, joined
+from headway.gateway.broker_session import MOST_BYTES, MOST_OFFERED
+from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
 from headway.gateway.pending import Ending, FutureSink, PendingRequest
 from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.runtime.fair_turns import FairTurns
@@ -195,6 +195,69 @@ def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
         assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
     served(act, max_queue=5_000)
+
+
+def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list whose parts have the same parameters is as many copies of these, however few its entries are."""
+
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        calls: list[int] = []
+        enqueue = stand.broker.enqueue
+        monkeypatch.setattr(type(stand.broker), "apart_from", 64 << 10)
+
+        async def counted(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+            calls.append(sum(len(entry.parameters) for entry in entries))
+            return await enqueue(entries)
+
+        monkeypatch.setattr(stand.broker, "enqueue", counted)
+        replies = await asked_with(stand, 120, b'"' + b"x" * 60_000 + b'"')
+        assert [reply.output for reply in replies] == ["A"] * 120
+        assert sum(calls) == 120 * 60_002
+        assert max(calls) < MOST_BYTES + 60_002
+
+    served(act)
+
+
+async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Reply]:
+    """Replies to a list of so many inputs with these parameters."""
+    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+    options = RequestOptions(30.0, 1)
+    FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * count, parameters, ended.set_result).start()
+    return await ended
+
+
+def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_told_how_many_may_be() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        [reply] = await asked_with(stand, 160, b"x" * 900)
+        assert reply.failure is not None
+        assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
+        assert reply.failure.message == (
+            "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are taken in "
+            "one request (8 times max_body_bytes). Send fewer inputs at a time"
+        )
+        assert not stand.backends[0].batches
+        assert len(await asked_with(stand, 80, b"x" * 900)) == 80
+        assert len(await asked_with(stand, 1, b"x" * 90_000)) == 1, "one input is bounded by the body"
+
+    served(act, max_body_bytes=10_000)
+
+
+def test_parts_are_submitted_in_slices_of_few_bytes() -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        line = stand.gateway.turns = Line()
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        options, parameters = RequestOptions(30.0, 1), b"x" * (BYTES_AT_ONCE // 4)
+        FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * 20, parameters, ended.set_result).start()
+        steps = list[int]()
+        while line.waiting:
+            [(_, begin)], before = line.waiting, stand.gateway.pending
+            line.waiting.clear()
+            begin()
+            steps.append(stand.gateway.pending - before)
+        assert steps == [4, 4, 4, 4, 4]
+        assert len(await ended) == 20
+
+    served(act, max_queue_mb=64)
 
 
 class Line(FairTurns):

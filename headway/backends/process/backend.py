@@ -385,6 +385,7 @@ class ProcessBackend:
         """Batch, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters)
+        batch.share_parameters()
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:
                 for _ in place_inputs(arena, batch, self._count):

@@ -140,7 +140,7 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Outputs
         inputs, reasons = target.read(batch.inputs)
         refused = {place: (reason, False) for place, reason in reasons.items()}
         weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
-        parameters = batch.parameters
+        parameters = batch.parameters_of_each()
         if refused and parameters is not None:
             parameters = [one for place, one in enumerate(parameters) if place not in refused]
         if refused and not inputs:

@@ -20,6 +20,8 @@ HEADER = struct.Struct(">4sQ")
 MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30
 """Largest frame either end takes, in bytes."""
+LONG = 64 << 10
+"""Bytes of the parameters of a batch together above which the same ones travel once."""
 MAX_OUTPUT = 16 << 20
 """Largest output of one input, in bytes as it travels."""
 MAX_OUTPUTS = 192 << 20
@@ -52,6 +54,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
 
     Octets are a list of their bytes alone. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
+    Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
     """
 
     number: int
@@ -59,6 +62,20 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     parameters: list[bytes] | None = None
     placed: list[PlacedInput] = []
     used: int = 0
+    which: list[int] = []
+
+    def share_parameters(self) -> None:
+        """Let the same parameters travel once, if all are long together."""
+        texts = self.parameters
+        if texts is not None and sum(map(len, texts)) > LONG:
+            places: dict[bytes, int] = {}
+            self.which = [places.setdefault(text, len(places)) for text in texts]
+            self.parameters = list(places)
+
+    def parameters_of_each(self) -> list[bytes] | None:
+        """Parameters of each input."""
+        texts = self.parameters
+        return [texts[place] for place in self.which] if texts is not None and self.which else texts
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):

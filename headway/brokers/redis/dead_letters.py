@@ -13,9 +13,10 @@ import structlog
 
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.entry_wire import Apart
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
-from headway.model import DeadLetter, Value, in_zone, model_and_version
+from headway.model import DeadLetter, in_zone, model_and_version
 
 log = structlog.get_logger(__name__)
 
@@ -100,13 +101,12 @@ class RedisDeadLetters:
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
         """Dead letter with its input, wherever that is stored; None when it cannot be read."""
-        value: Value | None = None
+        apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
             found = payload_of(packed)
             if found.apart:
-                key = f"{queue}zp:{found.tenant}\0{found.id}"
-                value = await self._values.read(key, found.apart, found.length, found.tenant)
-        return _read(packed, value)
+                apart = await self._values.read_input(f"{queue}zp:{found.tenant}\0{found.id}", found)
+        return _read(packed, apart)
 
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
         return await asyncio.gather(*(self._connection.call(function, key, *arguments) for key in self._keys))
@@ -116,10 +116,10 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
     return (id,) if tenant is None else (id, tenant)
 
 
-def _read(packed: bytes, value: Value | None = None) -> DeadLetter | None:
+def _read(packed: bytes, apart: Apart | None = None) -> DeadLetter | None:
     """Read a dead letter; None, and it stays where it is, when a later release has written it, or its input is lost."""
     try:
-        return read_letter(packed, value)
+        return read_letter(packed, apart)
     except wire.UNREADABLE as exc:
         log.warning("a dead letter cannot be read", error=wire.reason(exc))
         return None

@@ -36,7 +36,8 @@ class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An entry; `input` is a Value, of which octets travel as their bytes: `octets` tells them from JSON.
 
-    `apart` is the kind and the token of an input that is stored apart; `input` is None then, and `length` is its bytes.
+    `apart` is the kind and the token of an input that is stored apart, the kind in upper case where the parameters lie ahead of
+    it; `input` is None and `parameters` empty then, and `length` is the bytes of both.
     """
 
     schema: int
@@ -72,6 +73,9 @@ length of what names an input apart; key, that name and gateway follow.
 """
 
 
+Apart = tuple[Value, bytes]
+"""Input and parameters that were stored apart."""
+
 _entry = msgspec.msgpack.Decoder(TracedWireEntry)
 
 
@@ -93,7 +97,7 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
     Arguments:
         entry: the entry.
         apart: kind and token of its input, where that is stored apart; empty where it is not.
-        length: bytes of an input that is stored apart.
+        length: bytes that are stored apart.
     """
     raw = isinstance(entry.input, Octets)
     found = WireEntry(
@@ -106,7 +110,7 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
         entry.gateway,
         entry.queue_timeout,
         entry.timeout,
-        entry.parameters,
+        b"" if apart else entry.parameters,
         tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
         if entry.dedup_keys
         else (),
@@ -136,10 +140,13 @@ def read_payload(payload: bytes) -> TracedWireEntry:
     return found
 
 
-def entry_of(found: TracedWireEntry, value: Value | None = None) -> Entry:
-    """Make the entry of a payload; `value` is its input where that was stored apart."""
-    if value is None:
+def entry_of(found: TracedWireEntry, apart: Apart | None = None) -> Entry:
+    """Make the entry of a payload; `apart` is what was stored apart of it."""
+    if apart is not None:
+        value, parameters = apart
+    else:
         value = found.input if type(found.input) is str else read_value(found.input, found.octets)
+        parameters = found.parameters
     return Entry(
         found.id,
         found.model,
@@ -149,7 +156,7 @@ def entry_of(found: TracedWireEntry, value: Value | None = None) -> Entry:
         found.gateway,
         found.queue_timeout,
         found.timeout,
-        found.parameters,
+        parameters,
         (),
         tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.dedup_keys)
         if found.dedup_keys

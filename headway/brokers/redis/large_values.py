@@ -1,12 +1,12 @@
 """Large inputs and outputs, which are stored apart from their entries and replies.
 
-A step of the queue carries a few hundred bytes of each entry then, however large the input is: Redis copies what is an
+A step of the queue carries a few hundred bytes of each entry then, however large its input and its parameters are: Redis copies what is an
 argument of a function, or its result, several times, and serves nobody meanwhile. An input is stored ahead of its entry
 and read after the claim; an output is stored ahead of the completion, and read after the reply.
 
     gateway ──SET input──▶ enqueue … claim ──GET input──▶ worker ──SET output──▶ complete … reply ──GET output──▶ gateway
 
-A value goes in the same step as what it belongs to. Each has an end of its own besides, should that never come. A process moves a
+Parameters lie ahead of the input, in one value with it. A value goes in the same step as what it belongs to. Each has an end of its own besides, should that never come. A process moves a
 few at a time, and tenants take turns: the values of one wait for no more than a few of another's.
 """
 
@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Sequence
 
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.entry_wire import WireEntry
+from headway.brokers.redis.entry_wire import Apart, WireEntry
 from headway.brokers.redis.wire import encode
 from headway.core.values import octets
 from headway.model import Entry, Octets, Value
@@ -30,6 +30,8 @@ GRACE_SECONDS = 60
 """Seconds for which an input outlasts its entry's deadline."""
 OUTPUT_SECONDS = 240
 """Seconds after which an output ends that was not read: longer than the stream that names it."""
+PREFIX = 4
+"""Bytes ahead of parameters that are stored with an input, which tell their length."""
 AT_ONCE = 2
 """Most values that a process sends or reads at the same time."""
 
@@ -50,15 +52,16 @@ class LargeValues:
         self._outputs = 0
 
     def is_large(self, value: Value | None) -> bool:
-        """Whether a value is stored apart."""
+        """Whether an output is stored apart."""
         return value is not None and len(value) > self.threshold
 
     def name_of(self, entry: Entry) -> str:
-        """Kind and token of an entry's input; empty where that is not large. A submission always has the same."""
-        if not self.is_large(entry.input):
+        """Kind and token of an entry's input; empty where that is not stored apart. A submission always has the same."""
+        if len(entry.input) + len(entry.parameters) <= self.threshold:
             return ""
         submission = encode((entry.gateway, *entry.submission))
-        return _kind(entry.input) + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
+        kind = _kind(entry.input).upper() if entry.parameters else _kind(entry.input)
+        return kind + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
 
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
         """Store the large inputs of these entries beside the queue whose keys begin with `queue`.
@@ -67,17 +70,28 @@ class LargeValues:
             OutOfMemory: the server has no room; some may be stored.
             BrokerUnavailable: no answer in time; they may be stored.
         """
-        large = [entry for entry in entries if self.is_large(entry.input)]
-        await asyncio.gather(*(self._bring(queue, entry) for entry in large))
+        large = [(entry, name) for entry in entries if (name := self.name_of(entry))]
+        await asyncio.gather(*(self._bring(f"{queue}P:{name[1:]}", entry) for entry, name in large))
 
-    async def _bring(self, queue: str, entry: Entry) -> None:
+    async def _bring(self, key: str, entry: Entry) -> None:
         seconds = math.ceil(entry.timeout) + GRACE_SECONDS
         async with self._slots.of(entry.tenant):
-            await self._connection.store(f"{queue}P:{self.name_of(entry)[1:]}", octets(entry.input), seconds)
+            await self._connection.store(key, content_of(entry), seconds)
 
-    async def input_of(self, queue: str, found: WireEntry) -> Value | None:
-        """Input of a claimed entry that is stored apart; None when it is not there."""
-        return await self.read(f"{queue}P:{found.apart[1:]}", found.apart, found.length, found.tenant)
+    async def input_of(self, queue: str, found: WireEntry) -> Apart | None:
+        """Input and parameters of a claimed entry that are stored apart; None when they are not there."""
+        return await self.read_input(f"{queue}P:{found.apart[1:]}", found)
+
+    async def read_input(self, key: str, found: WireEntry) -> Apart | None:
+        """Input and parameters that are stored under a key; None when they are not there, or are not what was stored."""
+        content = await self._fetch(key, found.length, found.tenant)
+        if content is None:
+            return None
+        kind, parameters = found.apart[:1], b""
+        if kind.isupper():
+            start = PREFIX + int.from_bytes(content[:PREFIX], "big")
+            kind, parameters, content = kind.lower(), content[PREFIX:start], content[start:]
+        return _value(kind, content), parameters
 
     async def bring_output(self, queue: str, value: Value, tenant: str) -> str:
         """Store a tenant's output beside a queue. Returns its kind and token."""
@@ -90,32 +104,38 @@ class LargeValues:
 
     async def output_of(self, queue: str, name: str, length: int, tenant: str) -> Value | None:
         """A tenant's output that is stored apart; None when it is not there."""
-        return await self.read(f"{queue}R:{name[1:]}", name, length, tenant)
+        found = await self._fetch(f"{queue}R:{name[1:]}", length, tenant)
+        return None if found is None else _value(name[:1], found)
 
-    async def read(self, key: str, name: str, length: int, tenant: str) -> Value | None:
-        """Read a stored value.
-
-        Arguments:
-            key: where it is stored.
-            name: its kind and token.
-            length: its bytes.
-            tenant: tenant whose it is.
-
-        Returns:
-            The value; None when it is not there, or is not what was stored.
-        """
+    async def _fetch(self, key: str, length: int, tenant: str) -> bytes | None:
+        """Bytes that a tenant has stored; None when they are not there, or not as many."""
         async with self._slots.of(tenant):
             found = await self._connection.fetch(key, length)
-        if found is None or len(found) != length:
-            return None
-        if name[:1] == "t":
-            return found.decode("utf-8", "surrogatepass")
-        return Octets(found) if name[:1] == "o" else found
+        return None if found is None or len(found) != length else found
 
 
-def digest_of(value: Value) -> str:
-    """Digest of an input, as the functions make it of what is stored."""
-    return hashlib.sha1(octets(value), usedforsecurity=False).hexdigest()
+def content_of(entry: Entry) -> bytes:
+    """Bytes that are stored of an entry."""
+    if not entry.parameters:
+        return octets(entry.input)
+    return b"".join((len(entry.parameters).to_bytes(PREFIX, "big"), entry.parameters, octets(entry.input)))
+
+
+def length_of(entry: Entry) -> int:
+    """Length of the bytes that are stored of an entry."""
+    return len(octets(entry.input)) + (PREFIX + len(entry.parameters) if entry.parameters else 0)
+
+
+def digest_of(entry: Entry) -> str:
+    """Digest of what is stored of an entry, as the functions make it."""
+    return hashlib.sha1(content_of(entry), usedforsecurity=False).hexdigest()
+
+
+def _value(kind: str, content: bytes) -> Value:
+    """Value of a kind that is stored as these bytes."""
+    if kind == "t":
+        return content.decode("utf-8", "surrogatepass")
+    return Octets(content) if kind == "o" else content
 
 
 def _kind(value: Value) -> str:

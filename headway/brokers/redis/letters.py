@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from headway.brokers.redis.entry_wire import TracedWireEntry, entry_of, read_payload
+from headway.brokers.redis.entry_wire import Apart, TracedWireEntry, entry_of, read_payload
 from headway.brokers.redis.wire import read_failure
-from headway.model import DeadLetter, Value
+from headway.model import DeadLetter
 
 LETTER = struct.Struct(">ddI")
 """Head of a dead letter: the instant, the runs, the length of the packed failure."""
@@ -23,12 +23,12 @@ def payload_of(letter: bytes) -> TracedWireEntry:
     return read_payload(letter[LETTER.size + length :])
 
 
-def read_letter(packed: bytes, value: Value | None = None) -> DeadLetter:
-    """Read a dead letter; `value` is its input where that is stored apart."""
+def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
+    """Read a dead letter; `apart` is what is stored apart of its entry."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])
     return DeadLetter(
-        entry=entry_of(read_payload(packed[start + length :]), value), error=failure.message, cause=failure.cause, attempts=int(attempts),
+        entry=entry_of(read_payload(packed[start + length :]), apart), error=failure.message, cause=failure.cause, attempts=int(attempts),
         worker=failure.worker, died_at=died_at,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
 from headway.brokers.redis.completion import Outcomes
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
-from headway.brokers.redis.large_values import LargeValues, digest_of
+from headway.brokers.redis.large_values import LargeValues, digest_of, length_of
 from headway.brokers.redis.queue_answers import Granted, Look, Moved, QueueGlance, Verdict
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.receipts import NOTHING_READ, Offers, Receipt, Receipts
@@ -28,7 +28,6 @@ from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
 from headway.core.retention import KeptLimits
-from headway.core.values import octets
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
@@ -191,9 +190,8 @@ class Queue:
         name = self._values.name_of(entry)
         if not name:
             return entry_wire.pack_head(entry), entry_wire.pack_entry(entry)
-        apart = name[1:] + (digest_of(entry.input) if digested else "")
-        length = len(octets(entry.input))
-        return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length)
+        apart = name[1:] + (digest_of(entry) if digested else "")
+        return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
     async def _enqueue(self, entries: Sequence[Entry], arguments: Sequence[object]) -> Any:
         """Bring the large inputs of entries, and call the function."""
@@ -451,7 +449,7 @@ class Queue:
         waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]
         try:
             found = [entry_wire.read_payload(payload) for payload in payloads]
-            inputs: Sequence[Value | None] = [None] * len(found)
+            inputs: Sequence[entry_wire.Apart | None] = [None] * len(found)
             if any(one.apart for one in found):
                 inputs = await self._inputs(int(fence), found)
                 lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
@@ -465,7 +463,7 @@ class Queue:
                     [inputs[at] for at in kept],
                     [waited[at] for at in kept],
                 )
-            entries = [entry_wire.entry_of(one, value) for one, value in zip(found, inputs, strict=True)]
+            entries = [entry_wire.entry_of(one, apart) for one, apart in zip(found, inputs, strict=True)]
         except wire.UNREADABLE as exc:
             unreadable = f"an entry cannot be read: {wire.reason(exc)}"
         lease = Lease(
@@ -480,8 +478,10 @@ class Queue:
         )
         return Granted(lease, waited, unreadable)
 
-    async def _inputs(self, fence: int, found: Sequence[entry_wire.TracedWireEntry]) -> Sequence[Value | None]:
-        """Inputs of a lease that are stored apart, None for any other. The lease is renewed while they are read."""
+    async def _inputs(
+        self, fence: int, found: Sequence[entry_wire.TracedWireEntry]
+    ) -> Sequence[entry_wire.Apart | None]:
+        """What is stored apart of the entries of a lease, None for any other. The lease is renewed while they are read."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
@@ -490,7 +490,7 @@ class Queue:
         finally:
             reading.cancel()
 
-    async def _input(self, found: entry_wire.TracedWireEntry) -> Value | None:
+    async def _input(self, found: entry_wire.TracedWireEntry) -> entry_wire.Apart | None:
         return await self._values.input_of(self._key, found) if found.apart else None
 
 

@@ -61,12 +61,14 @@ class Intake(Protocol):
     """Part of the gateway that a listener needs.
 
     Attributes:
+        settings: settings of the process.
         limiter: refuses by rate.
         kinds: what the models take and give.
         turns: line in which requests with many inputs wait for their turn.
         tenant_counts: counts of tenants that ask for statistics.
     """
 
+    settings: Settings
     limiter: Limiter
     kinds: ModelKinds
     turns: FairTurns

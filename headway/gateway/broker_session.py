@@ -43,8 +43,6 @@ WORTH_GATHERING = 2.0
 """Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
 MOST_OFFERED = 512
 """Most entries in one call, as all its verdicts are dealt with in one turn of the event loop."""
-MOST_BYTES = 1 << 20
-"""Bytes of inputs and parameters from which no further entry joins a call to a broker that copies them."""
 LOOK_EVERY = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
 """
@@ -301,23 +299,13 @@ class BrokerSession:
             self._doubtful = bool(self._outbox)
             await self._offer_again(entries)
             return
-        if (most_each := self.broker.apart_from) < math.inf:
-            entries = self._large.split(entries, most_each)
-            if len(entries) * most_each > MOST_BYTES:
-                entries = self._light(entries)
+        if self.broker.apart_from < math.inf:
+            entries, later = self._large.split(entries, self.broker.apart_from)
+            if later:
+                self._outbox[:0] = later
+                self._work.set()
         if entries:
             await self._offer(entries)
-
-    def _light(self, entries: list[Entry]) -> list[Entry]:
-        """Take the first entries that are no heavier together than one call should be; the others are next."""
-        left = MOST_BYTES
-        for position, entry in enumerate(entries):
-            if left <= 0:
-                self._outbox[:0] = entries[position:]
-                self._work.set()
-                return entries[:position]
-            left -= len(entry.input) + len(entry.parameters)
-        return entries
 
     async def _let_go(self) -> None:
         """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither."""

@@ -141,7 +141,7 @@ class FanOut:
             self._wait_turn()
 
     def _too_large(self) -> str:
-        """Why the parts have too many bytes together; empty where they have not."""
+        """Message that tells why the parts have too many bytes together; empty where they have not."""
         several, count = self._several, self._count
         inputs, parameters = sum(map(len, several.inputs)), len(several.parameters)
         most = MOST_BODIES * self._gateway.settings.max_body_bytes

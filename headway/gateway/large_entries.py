@@ -1,4 +1,4 @@
-"""Large entries of a session, which go to the broker in calls of their own.
+"""Large entries of a session, which go to the broker in calls of their own, and the bytes of a call with small ones.
 
 Nobody waits for the bytes of another's: small entries go by, and tenants take turns.
 """
@@ -16,6 +16,8 @@ AT_ONCE = 8
 """Most entries in one call."""
 MOST_BYTES = 8 << 20
 """Bytes of inputs and parameters from which no further entry joins a call: an entry is admitted when all of its call are stored."""
+MOST_COPIED = 1 << 20
+"""Bytes of inputs and parameters of small entries from which no further one joins a call, as the broker copies them."""
 
 
 class LargeEntries:
@@ -39,14 +41,20 @@ class LargeEntries:
         """Whether an entry waits here or is on its way."""
         return any(entry.id == id and entry.tenant == tenant for entry in (*self._offering, *self.waiting))
 
-    def split(self, entries: list[Entry], most: float) -> list[Entry]:
-        """Take the entries whose inputs and parameters are longer than `most`; returns the others."""
+    def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
+        """Take the entries whose inputs and parameters are longer than `most`. Of the others returns those of the next call, and the rest."""
         if large := [entry for entry in entries if len(entry.input) + len(entry.parameters) > most]:
             for entry in large:
                 self.waiting.add(entry.tenant, entry)
             self._work.set()
             entries = [entry for entry in entries if len(entry.input) + len(entry.parameters) <= most]
-        return entries
+        if len(entries) * most > MOST_COPIED:
+            left = MOST_COPIED
+            for position, entry in enumerate(entries):
+                if left <= 0:
+                    return entries[:position], entries[position:]
+                left -= len(entry.input) + len(entry.parameters)
+        return entries, []
 
     async def run(self) -> None:
         """Offer what waits, again and again."""

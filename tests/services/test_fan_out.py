@@ -9,8 +9,9 @@ import pytest
 
 from headway import errors
 from headway.core import values
-from headway.gateway.broker_session import MOST_BYTES, MOST_OFFERED
+from headway.gateway.broker_session import MOST_OFFERED
 from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
+from headway.gateway.large_entries import MOST_COPIED
 from headway.gateway.pending import Ending, FutureSink, PendingRequest
 from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.runtime.fair_turns import FairTurns
@@ -213,7 +214,7 @@ def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(monkeypatch
         replies = await asked_with(stand, 120, b'"' + b"x" * 60_000 + b'"')
         assert [reply.output for reply in replies] == ["A"] * 120
         assert sum(calls) == 120 * 60_002
-        assert max(calls) < MOST_BYTES + 60_002
+        assert max(calls) < MOST_COPIED + 60_002
 
     served(act)
 

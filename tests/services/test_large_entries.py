@@ -28,7 +28,7 @@ def test_they_go_in_order_some_at_once_and_the_others_are_left() -> None:
         running = asyncio.ensure_future(line.run())
         large = [ask("x" * 20, id=f"{number}") for number in range(AT_ONCE + 2)]
         small = ask("x", id="small")
-        assert line.split([large[0], small, *large[1:]], 10) == [small]
+        assert line.split([large[0], small, *large[1:]], 10) == ([small], [])
         assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
         assert line.has("t", "0")  # It is on its way.
         assert line.has("t", f"{AT_ONCE}")  # It waits.

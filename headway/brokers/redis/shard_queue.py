@@ -481,7 +481,7 @@ class Queue:
     async def _inputs(
         self, fence: int, found: Sequence[entry_wire.TracedWireEntry]
     ) -> Sequence[entry_wire.Apart | None]:
-        """What is stored apart of the entries of a lease, None for any other. The lease is renewed while they are read."""
+        """Inputs and parameters of a lease that are stored apart, None for any other entry. The lease is renewed while they are read."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:

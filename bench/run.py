@@ -38,6 +38,7 @@ class Program:
 PROGRAMS = {
     "policies": Program("simulated", "all policies on real traffic, simulated", (), ()),
     "never_worse": Program("simulated", "the default policy on random services", ("--configurations", "16"), ()),
+    "promised": Program("simulated", "the cases it is designed for, simulated", (), ()),
     "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
     "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
     "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", ("--seconds", "900"), ()),

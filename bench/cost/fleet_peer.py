@@ -257,6 +257,8 @@ def _report(findings: Findings, title: str, load: str, contenders: Mapping[str, 
     for name in (WINDOW, PACED):
         ratio = contenders[name].mean(load, lambda turn: turn.cost) / triton
         findings.at_most(f"{title}: {name}: CPU time against Triton (goal {GOAL:g})", ratio, MOST)
+        findings.figure(f"{title}: {name}: CPU time of a request, in µs", ratio * triton)
+    findings.figure(f"{title}: {TRITON}: CPU time of a request, in µs", triton)
 
 
 def _row(name: str, contender: Contender, load: str, triton: float) -> dict[str, object]:

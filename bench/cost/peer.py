@@ -171,6 +171,8 @@ def _report(findings: Findings, contenders: dict[str, Contender], rate: float) -
     for name in (WINDOW, PACED):
         ratio = contenders[name].cost / peer.cost
         findings.at_most(f"{name}: CPU time against mosec (goal {GOAL:g})", ratio, MOST)
+        fast = contenders[name].cost / contenders[MOSEC_FAST].cost
+        findings.figure(f"{name}: CPU time against mosec with msgspec", fast)
 
 
 def _mean(rounds: list[dict[str, float]], role: str) -> float:

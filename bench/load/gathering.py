@@ -124,6 +124,8 @@ def _batches(service: Server | Fleet) -> tuple[float, float]:
 
 def _same(findings: Findings, one: list[Run], three: list[Run]) -> None:
     """B2: as full, and as many."""
+    findings.figure("B2: mean batch through one gateway", _mean(one, _fill))
+    findings.figure("B2: mean batch through three gateways", _mean(three, _fill))
     for what, value in (("mean fill", _fill), ("batches per second", _count)):
         apart = abs(_mean(three, value) / _mean(one, value) - 1.0)
         findings.at_most(f"B2: {what}, three gateways against one: difference", 100 * apart, 100 * APART, "%")

@@ -175,6 +175,9 @@ def _report(findings: Findings, counters: Tallied, counted: Counter[str], kills:
     findings.at_least(
         "fine inputs answered, % of those who stayed", 100 * counters.outcomes["ok"] / (stayed - failing), 99.9
     )
+    findings.figure("requests sent", counters.sent)
+    findings.figure("workers killed", kills)
+    findings.figure("requests whose clients left", sum(counters.outcomes[outcome] for outcome in UNTOLD))
     findings.keep("counters", {"sent": counters.sent, "torn": counters.torn, "kills": kills, "seconds": seconds})
     findings.say(
         f"{counters.sent:,} requests in {seconds:.0f} s ({counters.sent / seconds:,.0f}/s), {counters.torn:,} torn, "

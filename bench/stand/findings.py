@@ -66,6 +66,10 @@ class Findings:
         """Keep a figure, the bound it was to meet, and whether it did."""
         self._checks.append({"what": what, "value": value, "bound": bound, "passed": passed})
 
+    def figure(self, what: str, value: float) -> None:
+        """Keep a figure that has no bound, for documents to quote."""
+        self.check(what, value, "", True)
+
     def at_most(self, what: str, value: float, bound: float, unit: str = "") -> None:
         """Check that `value` is `bound` or less."""
         self.check(what, value, f"≤ {bound:,.15g} {unit}".rstrip(), value <= bound)
@@ -80,7 +84,7 @@ class Findings:
 
     def close(self) -> int:
         """Print the checks, write the file, and return the exit code: 1 when a check was not met."""
-        rows = [{**check, "passed": "yes" if check["passed"] else "NO"} for check in self._checks]
+        rows = [{**check, "passed": "yes" if check["passed"] else "NO"} for check in self._checks if check["bound"]]
         if rows:
             self.table("Checks", rows)
             del self._tables["Checks"]

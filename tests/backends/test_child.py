@@ -15,6 +15,8 @@ import pytest
 from headway.backends.process import child, frames
 from headway.backends.process.frames import Answer, Failed, NoFrame
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load
+from headway.backends.process.values import kinds_of
+from headway.model import ValueKind
 
 
 def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +114,35 @@ def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
 def test_an_exception_class_is_no_exception_instance() -> None:
     judged = child.judge(1, 1, [ValueError])
     assert isinstance(judged, Answer)
-    mend = "what is no text takes an annotation, such as -> list[list[float]]"
-    assert judged.errors == {0: (f"the target returned type for this input, expected str; {mend}", True)}
+    assert judged.errors == {0: ("the target returned type for this input, expected str", True)}
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ([[0.5, 1.0]], "-> list[list[list[float]]]"), ([0.5], "-> list[list[float]]"), ([], "-> list[list]"), (2, "-> list[int]"),
+        (True, "-> list[bool]"), ({"a": 1}, "-> list[dict]"), (b"ab", "-> list[bytes]"), ([{"a": 1}], "-> list[list[dict]]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_told_the_annotation_to_write(output: object, line: str) -> None:
+    judged = child.judge(1, 1, [output])
+    assert isinstance(judged, Answer)
+    [(said, _)] = judged.errors.values()
+    assert f"annotate them: write {line} behind its parameters" in said
+    assert kinds_of({"return": eval(line.removeprefix("-> "))}, "inputs")[1] is not ValueKind.TEXT
+
+
+@pytest.mark.parametrize(
+    ("result", "mend"),
+    [
+        ((text for text in "ab"), "return a list in place of yielding its items"), (None, "end it with return, and a list"),
+        ("ab", "return one output for each input"),
+    ],
+)  # fmt: skip
+def test_who_returns_no_list_is_told_what_to_return(result: object, mend: str) -> None:
+    judged = child.judge(1, 2, result)
+    assert isinstance(judged, Failed)
+    assert mend in judged.message
 
 
 def test_an_error_text_is_bounded_and_proper_unicode() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import weakref
 
 import pytest
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.processes
         (ModuleTarget("nowhere.at.all", "f"), "there is no module 'nowhere'"),
         (ModuleTarget("tests.targets.raises", "f"), "importing it raised RuntimeError: no such luck"),
         (ModuleTarget("tests.targets.lacks", "f"), "importing it raised ModuleNotFoundError: No module named 'no_such"),
+        (ModuleTarget("tests.targets.lacks", "f"), f"Headway runs on {sys.executable}; what it imports is to be there"),
         (kind("plian"), "Did you mean 'plain'?"),
         (kind("plain.deeper"), "has no 'deeper'"),
         (kind("NOT_CALLABLE"), "it is of type int"),

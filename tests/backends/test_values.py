@@ -209,7 +209,12 @@ def test_octets_come_as_they_are_or_in_base64() -> None:
     def texts(inputs: list[bytes]) -> list[bytes]:
         return ["a"] * len(inputs)  # type: ignore[list-item]
 
-    assert run(texts, "YWI=").errors == {0: ("the target returned str for this input, expected bytes", True)}
+    assert run(texts, "YWI=").errors == {
+        0: (
+            "the target returned str for this input, expected bytes; if its outputs are to be that, annotate them: write -> list[str] behind its parameters",
+            True,
+        )
+    }
 
 
 @pytest.mark.parametrize(
@@ -234,6 +239,39 @@ def test_an_example_of_another_kind_is_refused(takes: Any, example: Any) -> None
     target.example = example  # type: ignore[attr-defined]
     with pytest.raises(Refusal, match="its attribute example is"):
         Target(target, "t", "", UserLoop())
+
+
+@pytest.mark.parametrize(
+    ("example", "kinds"),
+    [([1.0, 2.0], (JSON, JSON)), ({"a": 1}, (JSON, JSON)), (b"ab", (BYTES, JSON)), ("ab", (TEXT, TEXT))],
+)
+def test_without_annotations_inputs_are_of_the_kind_of_the_example(
+    example: Any, kinds: tuple[ValueKind, ValueKind]
+) -> None:
+    def target(inputs):  # type: ignore[no-untyped-def]
+        return inputs
+
+    target.example = example  # type: ignore[attr-defined]
+    signature = Target(target, "t", "", UserLoop()).signature
+    assert (signature.takes, signature.gives) == kinds
+    assert signature.example is not None
+
+
+def test_an_example_that_the_annotation_forbids_names_the_inputs_and_the_line_to_write() -> None:
+    target = annotated(list[str], None)
+    target.example = [1.0, 2.0]  # type: ignore[attr-defined]
+    with pytest.raises(
+        Refusal, match=r"expected str as its inputs are. Write inputs: list\[list\[float\]\] if"
+    ) as caught:
+        Target(target, "t", "", UserLoop())
+    assert "->" not in str(caught.value), "that is about outputs"
+
+
+def test_a_target_annotated_to_take_an_array_is_refused_with_the_line_to_write() -> None:
+    with pytest.raises(
+        Refusal, match=r"its parameter inputs is annotated .*Array.* Write inputs: list\[list\[float\]\]"
+    ):
+        Target(annotated(Array, None), "t", "", UserLoop())
 
 
 def test_a_method_named_example_is_none() -> None:

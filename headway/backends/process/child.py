@@ -213,7 +213,7 @@ def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKi
     """
     result = listed(result, gives)
     if not isinstance(result, list | tuple):
-        return Failed(number, True, f"the target returned {kind_of(result)}, expected a list of {expected} outputs")
+        return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
     found = list(islice(result, expected + 1))  # It may have more than its length tells, and no end.
     count = len(found) if len(found) < expected else max(len(found), len(result))
     if count != expected:
@@ -257,10 +257,25 @@ def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, boo
             return None, (describe(output), False)
         return encode(output), ("", False)
     except NoOutput as exc:
-        return None, (f"the target returned {exc}", True)
+        return None, (f"the target returned {exc}{exc.mend}", True)
     except BaseException as exc:
         what = "the target returned something for this input that cannot be read"
         return None, (f"{what}: {describe(exc)}", True)
+
+
+def _unlisted(result: object, expected: int) -> str:
+    """Words on a result that is no list, and on what to write instead."""
+    if hasattr(type(result), "__next__"):
+        mend = "return a list in place of yielding its items, for example return list(outputs)"
+    elif hasattr(type(result), "__anext__"):
+        mend = "return a list in place of yielding its items: gather them with [item async for item in outputs]"
+    elif callable(getattr(result, "tolist", None)):
+        mend = "write -> list[list[float]] behind its parameters to give arrays"
+    elif result is None:
+        mend = "end it with return, and a list"
+    else:
+        mend = "return one output for each input"
+    return f"{kind_of(result)}, expected a list of {expected} outputs; {mend}"
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:

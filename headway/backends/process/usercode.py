@@ -27,10 +27,12 @@ from headway.backends.process.fresh_imports import SourceLoader, import_from_sou
 from headway.backends.process.values import (
     NoOutput,
     annotations_of,
+    array_input,
     decoder,
     encoder,
     kind_of,
     kinds_of,
+    list_of,
     octets_type,
     single_input,
 )
@@ -163,8 +165,15 @@ class Target:
                 f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
                 f"Write {first}: list[{single}], and return a list with one output for each."
             )
-        takes, gives = kinds_of(hints, first)
-        self.signature = Signature(takes, gives, _example(call, takes, name))
+        if array := array_input(hints.get(first)):
+            raise Refusal(
+                f"target {name}: its parameter {first} is annotated {array}, and a target gets a list. "
+                f"Write {first}: list[list[float]], and make an array of it inside."
+            )
+        example = getattr(call, "example", None)
+        example = None if callable(example) else example
+        takes, gives = kinds_of(hints, first, example)
+        self.signature = Signature(takes, gives, _example(example, takes, name, first))
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets)
@@ -191,19 +200,17 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
 
-def _example(call: Callable[..., Any], takes: ValueKind, name: str) -> Value | None:
-    """Value of the target's attribute `example`; None when it has none."""
-    example = getattr(call, "example", None)
-    if example is None or callable(example):
+def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
+    """Value of a target's example, which stands for one of its inputs; None when it has none."""
+    if example is None:
         return None
     try:
         return encoder(takes)(example)
     except NoOutput as exc:
-        raise Refusal(
-            f"target {name}: its attribute example is {exc}. Give it an input that the target takes.".replace(
-                " for this input", ""
-            )
-        ) from None
+        what = str(exc).replace(" for this input", "")
+        such = list_of(example) if exc.mend else ""
+        mend = f"Write {first}: {such} if its inputs are such, or give it one that fits" if such else "Give it an input"
+        raise Refusal(f"target {name}: its attribute example is {what} as its inputs are. {mend}.") from None
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
@@ -290,7 +297,9 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
                 f"target {name}: there is no module {exc.name!r} in the working directory or on the Python path. "
                 "Start Headway where it lies, or set PYTHONPATH."
             ) from None
-        raise _raised(name, "importing it", exc) from None
+        raise _raised(
+            name, "importing it", exc, f" Headway runs on {sys.executable}; what it imports is to be there."
+        ) from None
     except ImportError as exc:
         if kind == "file" and "relative import" in str(exc):
             raise _no_package(place, name) from None
@@ -315,10 +324,10 @@ def _no_package(place: str, name: str) -> Refusal:
     )
 
 
-def _raised(name: str, doing: str, exc: BaseException) -> Refusal:
-    return Refusal(
-        f"target {name}: {doing} raised {describe(exc)}. The log has the traceback; mend it there.", trace(exc)
-    )
+def _raised(
+    name: str, doing: str, exc: BaseException, hint: str = " The log has the traceback; mend it there."
+) -> Refusal:
+    return Refusal(f"target {name}: {doing} raised {describe(exc)}.{hint}", trace(exc))
 
 
 def _import_file(place: str) -> Any:

@@ -32,11 +32,12 @@ _LARGE = 1 << 16
 """Bytes of a JSON text above which the garbage collector rests while its value is built."""
 
 
-_ANNOTATE = "; what is no text takes an annotation, such as -> list[list[float]]"
-
-
 class NoOutput(Exception):
-    """The output cannot be sent. The text completes "the target returned …"."""
+    """The output cannot be sent. The text completes "the target returned …"; `mend`: what its author is to write."""
+
+    def __init__(self, text: str, mend: str = "") -> None:
+        super().__init__(text)
+        self.mend = mend
 
 
 def kind_of(value: object) -> str:
@@ -66,18 +67,38 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
     return str(kind.__name__) if annotation is kind else str(annotation)
 
 
-def kinds_of(hints: Mapping[str, Any], first: str) -> tuple[ValueKind, ValueKind]:
-    """Kinds that a target takes and gives, by its annotations; without any, texts.
+def array_input(annotation: Any) -> str:
+    """Name of an annotation that says that a target takes an array of numpy, torch or the like; else empty."""
+    kind = typing.get_origin(annotation) or annotation
+    if not isinstance(kind, type) or not hasattr(kind, "tolist"):
+        return ""
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
+    """Kinds that a target takes and gives, by its annotations; without any, by its example; without that, texts.
 
     Arguments:
         hints: its annotations.
         first: name of its parameter for the inputs.
+        example: its example; None for none.
     """
-    takes = _kind(hints.get(first)) or ValueKind.TEXT
+    takes = _kind(hints.get(first)) or _kind_of_value(example)
     gives = _kind(hints.get("return"))
     if gives is None:
         gives = ValueKind.TEXT if takes is ValueKind.TEXT else ValueKind.JSON
     return takes, gives
+
+
+def list_of(value: object) -> str:
+    """Annotation of a list of such values, as its author would write it; empty for None, and for what is no value."""
+    if isinstance(value, list | tuple):
+        inner = list_of(value[0]) if value else ""
+        return f"list[{inner or 'list'}]"
+    if callable(getattr(value, "tolist", None)):
+        return "list[list[float]]"
+    kinds = (bool, int, float, dict, str, bytes, bytearray, memoryview)
+    return next((f"list[{kind.__name__}]" for kind in kinds if isinstance(value, kind)), "")
 
 
 def octets_type(annotation: Any) -> type:
@@ -119,6 +140,12 @@ def _kind(annotation: Any) -> ValueKind | None:
         return None
     found = {_kind_of_one(one) for element in elements for one in _members(element)} - {None}
     return found.pop() if len(found) == 1 else ValueKind.JSON if found else None
+
+
+def _kind_of_value(value: object) -> ValueKind:
+    if value is None or isinstance(value, str):
+        return ValueKind.TEXT
+    return ValueKind.BYTES if isinstance(value, _OCTETS) else ValueKind.JSON
 
 
 def _members(annotation: Any) -> Sequence[Any]:
@@ -174,7 +201,7 @@ def _octets_in(octets: type, value: Value) -> object:
 
 def _text_out(output: object) -> Value:
     if not isinstance(output, str):
-        raise NoOutput(f"{kind_of(output)} for this input, expected str{_ANNOTATE}")
+        raise NoOutput(f"{kind_of(output)} for this input, expected str", _annotated(output))
     try:
         size = len(str.encode(output))
     except UnicodeEncodeError:
@@ -182,9 +209,15 @@ def _text_out(output: object) -> Value:
     return _bounded(str.__str__(output), size)
 
 
+def _annotated(output: object) -> str:
+    """Words on the annotation of a target whose outputs are such values."""
+    found = list_of(output)
+    return found and f"; if its outputs are to be that, annotate them: write -> {found} behind its parameters"
+
+
 def _octets_out(output: object) -> Value:
     if not isinstance(output, _OCTETS):
-        raise NoOutput(f"{kind_of(output)} for this input, expected bytes")
+        raise NoOutput(f"{kind_of(output)} for this input, expected bytes", _annotated(output))
     return _bounded(Octets(bytes(output)), memoryview(output).nbytes)
 
 

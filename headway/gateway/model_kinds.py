@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from headway import errors
 from headway.config import Settings
@@ -55,6 +57,7 @@ class ModelKinds:
         self.default = self._chosen()
         self._served = self._models
         self._known: dict[str, tuple[ValueKind, ValueKind]] = {}
+        self._examples: dict[str, str] = {}
         self.unchecked = set(self._models)
         self.failed: dict[str, float] = {}
 
@@ -72,6 +75,7 @@ class ModelKinds:
         for model, those in found.items():
             takes = _largest(worker.takes for worker in those)
             self._known[model] = takes, _largest(worker.gives for worker in those)
+            self._examples[model] = next((worker.example for worker in those if worker.example), "")
             (self.unchecked.discard if takes is ValueKind.BYTES else self.unchecked.add)(model)
             versions = tuple(sorted({worker.runs.version for worker in those if worker.runs.version}))
             self._versions[model] = versions or self._versions.get(model, ())
@@ -86,6 +90,7 @@ class ModelKinds:
         for gone in before - self._models:
             self.unchecked.discard(gone)
             self._known.pop(gone, None)
+            self._examples.pop(gone, None)
             self._versions.pop(gone, None)
 
     def has_worker(self, model: str) -> bool:
@@ -126,6 +131,11 @@ class ModelKinds:
         """ValueKind of a model's outputs; None while it is not known."""
         known = self._known.get(model)
         return None if known is None else known[1]
+
+    def example(self, model: str) -> Any:
+        """JSON value of the example of a model's target; None where it has none, or that is not known."""
+        text = self._examples.get(model, "")
+        return msgspec.json.decode(text) if text else None
 
     def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
         """Failure of a request for a model that is not among the unchecked; None when the model takes its input.

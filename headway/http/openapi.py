@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headway import __version__, errors
 from headway.config import Settings
+from headway.http.contract_kinds import TEXTS, Example, Kinds
 from headway.http.oip import contract as oip
 from headway.http.openai import contract as openai
 from headway.http.openapi_components import (
     LIMITED,
     MARKED,
-    TEXTS,
-    Kinds,
     components,
     header,
     parameter,
@@ -30,6 +30,9 @@ _EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)
 _ASKED = ("RequestId", "Timeout", "Tier", "Prefer", "IdempotencyKey", "CacheControl")
 """Parameters of a native route."""
 
+_HELLO = Example()
+_BINARY = {"type": "string", "format": "binary"}
+
 _ACCEPTED = {
     "description": "The request has become a task, as the client prefers; its outcome is kept.",
     "headers": header("X-Request-Id", "Location", "Preference-Applied", "Retry-After", *LIMITED),
@@ -41,16 +44,24 @@ _ACCEPTED = {
 }
 
 
-def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
-    """Contract under `settings`, for a model that takes and gives values of `kinds`."""
+def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
+    """Contract under `settings`.
+
+    Arguments:
+        settings: settings that are in force.
+        kinds: kinds of the values that the models take and give, one for each; none: there is one, of texts.
+        example: request that works, in every form that it can have.
+    """
+    models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
+    asked = {} if example.input is None else {"input": example.input}
+    named = example.of(asked) if asked else {}
+    plain = {"example": asked} if asked and not example.model else {}
     native = {
-        "/v1/inference": _native(
-            settings, "Ask a model", "InferenceRequest", "InferenceAnswer", {"input": "hello"}, "inference"
-        ),
+        "/v1/inference": _native(settings, "Ask a model", "InferenceRequest", "InferenceAnswer", named, "inference"),
         "/api/inference": _native(
-            settings, "Ask the default model", "PlainRequest", "PlainAnswer", {"input": "hello"}, "plainInference"
+            settings, "Ask the default model", "PlainRequest", "PlainAnswer", plain, "plainInference"
         ),
-        "/v1/predict": _predict(settings, kinds),
+        "/v1/predict": _predict(settings, models, example),
     }
     return {
         "openapi": "3.1.0",
@@ -64,9 +75,9 @@ def document(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
         "paths": native
         | _tasks(settings)
         | _service()
-        | openai.paths(settings)
-        | oip.paths(settings, security(settings)),
-        "components": _components(settings, kinds),
+        | openai.paths(settings, example)
+        | oip.paths(settings, security(settings), example),
+        "components": _components(settings, models),
         "x-headway-errors": [
             {
                 "error": code.shown or name,
@@ -87,7 +98,7 @@ def _models(settings: Settings) -> str:
     return f"model {settings.model!r}, in batches of up to {settings.max_batch_size}"
 
 
-def _components(settings: Settings, kinds: Kinds) -> dict[str, Any]:
+def _components(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
     """Components of the native routes, and of all other APIs."""
     parts = components(settings, kinds)
     parts["schemas"] |= openai.schemas(settings) | oip.schemas(settings)
@@ -98,7 +109,7 @@ def _components(settings: Settings, kinds: Kinds) -> dict[str, Any]:
 
 
 def _native(
-    settings: Settings, summary: str, request: str, answer: str, example: dict[str, str], operation: str
+    settings: Settings, summary: str, request: str, answer: str, example: dict[str, Any], operation: str
 ) -> dict[str, Any]:
     return {
         "post": {
@@ -108,7 +119,7 @@ def _native(
             "parameters": [parameter(name) for name in _ASKED],
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": schema(request), "example": example}},
+                "content": {"application/json": {"schema": schema(request), **example}},
             },
             "responses": {
                 "200": {
@@ -124,9 +135,10 @@ def _native(
     }
 
 
-def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
-    example = {"model_id": settings.default or "NAME", "input_data": "hello"}
-    item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", example, "predict")
+def _predict(settings: Settings, kinds: Sequence[Kinds], example: Example) -> dict[str, Any]:
+    asked = {"model_id": example.model or settings.default, "input_data": example.input}
+    shown = {"example": asked} if None not in asked.values() and asked["model_id"] else {}
+    item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", shown, "predict")
     operation = item["post"]
     operation["parameters"].append({
         "name": "model_id",
@@ -140,15 +152,11 @@ def _predict(settings: Settings, kinds: Kinds) -> dict[str, Any]:
         "description": "The version that must answer, where the body is application/octet-stream; refused otherwise.",
         "schema": {"type": "string"},
     })  # fmt: skip
-    shape = components(settings)["schemas"]["Input"]
-    operation["requestBody"]["content"]["application/octet-stream"] = {
-        "schema": {**shape, "description": "The input itself, in UTF-8."}
-        if kinds[0] is not ValueKind.BYTES
-        else {"description": "The input itself."}
-    }
-    operation["responses"]["200"]["content"]["application/octet-stream"] = {
-        "schema": {"description": "The output itself, where `Accept` asks for it, or where the body and it are octets."}
-    }
+    takes_octets = {takes for takes, _ in kinds} == {ValueKind.BYTES}
+    told = "The input itself." if takes_octets else "The input itself; in UTF-8 where the model takes no octets."
+    operation["requestBody"]["content"]["application/octet-stream"] = {"schema": {**_BINARY, "description": told}}
+    told = "The output itself, where `Accept` asks for it, or where the body and it are octets."
+    operation["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {**_BINARY, "description": told}}
     return item
 
 

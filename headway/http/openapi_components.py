@@ -8,26 +8,11 @@ from typing import Any
 from headway import errors
 from headway.config import Settings
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.contract_kinds import TEXTS, Kinds, input_of, kind_schemas, output_of
 from headway.http.inference.inference_head import MOST_KEY
-from headway.model import ValueKind
 
-_NO_NUL = r"^[^\u0000]*$"
 KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'
 """Pattern of an Idempotency-Key."""
-
-_NO_CONTROL = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
-_INPUT = {"$ref": "#/components/schemas/Input"}
-_OUTPUT = {"$ref": "#/components/schemas/Output"}
-
-Kinds = tuple[ValueKind | None, ValueKind | None]
-"""Kinds of the values that a model takes and gives; None while they are not known."""
-TEXTS: Kinds = (ValueKind.TEXT, ValueKind.TEXT)
-
-_VALUES: dict[ValueKind | None, dict[str, Any]] = {
-    ValueKind.JSON: {"description": "Any JSON value without U+0000, as the model takes or gives it."},
-    ValueKind.BYTES: {"type": "string", "contentEncoding": "base64", "description": "Octets in base64."},
-}
-"""Schemas of the values that are no texts."""
 
 _VERSION = {
     "type": ["string", "null"],
@@ -84,8 +69,8 @@ def left_out(settings: Settings) -> str:
     return "Expected where there are several models, which GET /v1/models lists."
 
 
-def components(settings: Settings, kinds: Kinds = TEXTS) -> dict[str, Any]:
-    """Components of the contract under `settings`, for a model that takes and gives values of `kinds`."""
+def components(settings: Settings, kinds: Sequence[Kinds] = (TEXTS,)) -> dict[str, Any]:
+    """Components of the contract under `settings`, for models that take and give values of these kinds."""
     return {
         "schemas": _schemas(settings, kinds),
         "parameters": _parameters(settings),
@@ -122,16 +107,11 @@ def header(*names: str) -> dict[str, Any]:
 
 def object_of(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
     """Schema of an object with these members."""
-    return {"type": "object", "required": list(required), "properties": properties}
+    return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
 
 
-def _either(required: Sequence[tuple[str, ...]], properties: dict[str, Any]) -> dict[str, Any]:
-    """An object with one of several sets of members."""
-    return {"type": "object", "properties": properties, "oneOf": [{"required": list(names)} for names in required]}
-
-
-def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
-    takes, gives = kinds
+def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
+    taken, given = input_of(kinds), output_of(kinds)
     metadata = object_of(
         ("tokens_used", "latency_ms", "model_version"),
         {
@@ -140,20 +120,20 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
             "model_version": {"type": "string"},
         },
     )
-    predicted = {"request_id": _ID, "output": _OUTPUT, "latency_ms": _LATENCY}
+    predicted = {"request_id": _ID, "output": given, "latency_ms": _LATENCY}
     return {
-        "Input": _input(settings, takes),
-        "Output": _VALUES.get(gives, {"type": "string"}),
-        "InferenceRequest": _either(
-            (("input",), ("inputs",)),
+        **kind_schemas(settings, kinds),
+        "InferenceRequest": object_of(
+            (),
             {
-                "input": _INPUT,
+                "input": taken,
                 "inputs": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": min(MOST_INPUTS, settings.max_queue),
-                    "items": _INPUT,
-                    "description": "Several inputs in place of one. Each counts as a request. They cannot become a task.",
+                    "items": taken,
+                    "description": "Several inputs in place of `input`, which a request has to have one of. Each counts as a "
+                    "request. They cannot become a task.",
                 },
                 "model": {"type": ["string", "null"], "description": left_out(settings)},
                 "parameters": {
@@ -165,23 +145,23 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
                 "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
             },
         ),
-        "InferenceAnswer": _either(
-            (("request_id", "output", "metadata"), ("request_id", "outputs", "metadata")),
+        "InferenceAnswer": object_of(
+            ("request_id", "metadata"),
             {
                 "request_id": _ID,
-                "output": _OUTPUT,
+                "output": given,
                 "outputs": {
                     "type": "array",
-                    "items": _OUTPUT,
-                    "description": "One for each of several inputs, in order.",
+                    "items": given,
+                    "description": "In place of `output`: one for each of several inputs, in order.",
                 },
                 "metadata": metadata,
             },
         ),
-        "PlainRequest": object_of(("input",), {"input": _INPUT}),
+        "PlainRequest": object_of(("input",), {"input": taken}),
         "PlainAnswer": object_of(("output", "request_id", "latency_ms"), predicted),
         "PredictRequest": object_of(
-            ("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": _INPUT, "version": _VERSION}
+            ("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": taken, "version": _VERSION}
         ),
         "PredictAnswer": object_of(("request_id", "output", "latency_ms"), predicted),
         "Task": object_of(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
@@ -190,7 +170,7 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
             {
                 "task_id": _ID,
                 "status": {"type": "string", "enum": ["PENDING", "SUCCESS", "FAILED"]},
-                "output": {**_OUTPUT, "description": "Of a success."},
+                "output": given,
                 "error": {**schema("Problem"), "description": "Of a failure."},
             },
         ),
@@ -209,23 +189,6 @@ def _schemas(settings: Settings, kinds: Kinds) -> dict[str, Any]:
             },
         ),
     }
-
-
-def _input(settings: Settings, takes: ValueKind | None) -> dict[str, Any]:
-    return _VALUES[takes] if takes in _VALUES else text_schema(settings)
-
-
-def text_schema(settings: Settings) -> dict[str, Any]:
-    """Schema of a text as an input."""
-    refused = settings.control_chars == "refuse"
-    shape: dict[str, Any] = {
-        "type": "string",
-        "pattern": _NO_CONTROL if refused else _NO_NUL,
-        "description": "Any text without U+0000." if not refused else "Any text without control characters.",
-    }
-    if settings.max_input_chars:
-        shape["maxLength"] = settings.max_input_chars
-    return shape
 
 
 def _parameters(settings: Settings) -> dict[str, Any]:
@@ -259,7 +222,7 @@ def _parameters(settings: Settings) -> dict[str, Any]:
             "description": "respond-async: answer 202 with the id of a task. With wait=SECONDS: only if there is no "
             f"answer by then. A task may take {settings.longest_task_s * 1000:g} ms in all. Not with `inputs`. "
             "Other preferences are ignored.",
-            "schema": {"anyOf": [{"enum": ["respond-async", "respond-async, wait=1"]}, {"type": "string"}]},
+            "schema": {"type": "string", "examples": ["respond-async", "respond-async, wait=1"]},
         },
         "IdempotencyKey": {
             "name": "Idempotency-Key",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 import msgspec
@@ -21,11 +22,11 @@ from starlette.types import ASGIApp
 
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
+from headway.http.contract_kinds import TEXTS, Example, Kinds, example_of
 from headway.http.error_responses import handlers
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.openai import models
-from headway.http.openapi_components import TEXTS, Kinds
 from headway.http.readiness import Glance, Readiness
 from headway.ports import Identity
 
@@ -59,19 +60,24 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
 class _Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._told: Kinds = (None, None)
-        self._contract = self._written(TEXTS)
+        self._told: tuple[tuple[Kinds, ...], Example] = (), Example()
+        self._contract = self._written(*self._told)
         self._page, self._policy = _read_page()
 
     async def contract(self, request: Request) -> Response:
-        kinds, model = self._gateway.kinds, self._gateway.kinds.default
-        known = kinds.takes(model), kinds.gives(model)
+        kinds, settings = self._gateway.kinds, self._gateway.settings
+        told = {model: (kinds.takes(model), kinds.gives(model)) for model in kinds.models}
+        asked = kinds.default or next(iter(told), "")
+        public = not (settings.keys or settings.jwt)  # Else strangers read of no name and no input of a model.
+        named = "" if kinds.default else asked if public else "NAME"
+        example = example_of(told.get(asked, TEXTS), kinds.example(asked) if public else None, named)
+        known = tuple(dict.fromkeys(told.values())), example
         if known != self._told:
-            self._told, self._contract = known, self._written(known)
+            self._told, self._contract = known, self._written(*known)
         return Response(self._contract, media_type="application/json")
 
-    def _written(self, kinds: Kinds) -> bytes:
-        return msgspec.json.encode(openapi.document(self._gateway.settings, kinds))
+    def _written(self, kinds: Iterable[Kinds], example: Example) -> bytes:
+        return msgspec.json.encode(openapi.document(self._gateway.settings, *kinds, example=example))
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(self._page, headers={"content-security-policy": self._policy})

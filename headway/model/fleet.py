@@ -98,6 +98,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         estimated: whether that is not sure yet, as few full batches were seen.
         warm_up: sizes and run times in seconds of the batches that its start has run.
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
+        example: JSON text of its target's example, where that is short; else empty.
         weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
         runs: report on the model that it runs.
         gpu: name of its GPU in its process, where that holds several models; else empty.
@@ -123,6 +124,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: tuple[tuple[int, float], ...] = ()
     takes: str = ""
     gives: str = ""
+    example: str = ""
     weight: WeightLine | None = None
     runs: ModelReport = ModelReport()
     gpu: str = ""

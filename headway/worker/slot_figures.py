@@ -8,13 +8,23 @@ import structlog
 
 from headway.core import health
 from headway.core.slot_pace import DECAY, SlotPace
-from headway.model import Lease, Slot, WorkerInfo, WorkerStatus
+from headway.core.values import as_json, octets
+from headway.model import Lease, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend
 
 log = structlog.get_logger(__name__)
 
+MOST_EXAMPLE = 500
+"""Most characters of a target's example that heartbeats tell."""
 BUSY_WEIGHT = 0.16
 """Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
+
+
+def _shown(example: Value | None) -> str:
+    """JSON text of an example, unless it is long."""
+    if example is None or len(octets(example)) > MOST_EXAMPLE:
+        return ""
+    return as_json(example).decode()
 
 
 class SlotFigures:
@@ -115,6 +125,7 @@ class SlotFigures:
             warm_up=tuple(backend.warm_up) if backend is not None else (),
             takes=signature.takes.value if signature is not None else "",
             gives=signature.gives.value if signature is not None else "",
+            example=_shown(signature.example) if signature is not None else "",
             weight=signature.weight if signature is not None else None,
             runs=self._slot.runs,
             version=self._slot.version,

@@ -33,3 +33,11 @@ def _one(text: str) -> Any:
     if text.startswith("gate "):
         Path(text[5:]).read_bytes()
     return json.dumps([len(text), 0.5, -1.0]) if text.startswith("e:") else text.upper()
+
+
+def octets(inputs: list[bytes]) -> list[bytes]:
+    """Octets in capitals."""
+    return [one.upper() for one in inputs]
+
+
+octets.example = b"ab"  # type: ignore[attr-defined]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from headway import errors
 from headway.config import Settings
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.contract_kinds import Example
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.openapi_components import LIMITED, MARKED, header, parameter, schema
+from headway.model import ValueKind
 from headway.oip.tensors import BYTES, INPUT, OUTPUT
 
 MODEL = "/v2/models/{model}"
@@ -27,8 +31,8 @@ _DURATION = {
 }
 
 
-def paths(settings: Settings, security: list[dict[str, list[str]]]) -> dict[str, Any]:
-    """Paths of the protocol, with what they ask of a principal."""
+def paths(settings: Settings, security: list[dict[str, list[str]]], example: Example) -> dict[str, Any]:
+    """Paths of the protocol, with what they ask of a principal, and an example that works."""
     alone = not settings.models
     model = [_part("model", settings.model if alone else ""), _part("version", settings.model_version if alone else "")]
     told: dict[str, Any] = {
@@ -48,7 +52,7 @@ def paths(settings: Settings, security: list[dict[str, list[str]]]) -> dict[str,
     for path, name, parts in ((MODEL, "oipModel", model[:1]), (VERSION, "oipVersion", model)):
         for of, (what, summary, answer) in told.items():
             found[path + of] = {"parameters": parts, **_get(name + what, summary, answer, security, *_UNKNOWN)}
-        found[f"{path}/infer"] = {"parameters": parts, "post": _infer(f"{name}Infer", security)}
+        found[f"{path}/infer"] = {"parameters": parts, "post": _infer(f"{name}Infer", security, example)}
     found["/v2/repository/index"] = _index(security)
     return found
 
@@ -156,8 +160,11 @@ RESPONSE = {
 """Any error of the protocol's paths."""
 
 
-def _infer(operation: str, security: list[dict[str, list[str]]]) -> dict[str, Any]:
-    example = {"inputs": [{"name": INPUT, "datatype": BYTES, "shape": [1], "data": ["hello"]}]}
+def _infer(operation: str, security: list[dict[str, list[str]]], example: Example) -> dict[str, Any]:
+    json = example.kinds[0] is ValueKind.JSON
+    element = msgspec.json.encode(example.input).decode() if json else example.input
+    body = {"inputs": [{"name": INPUT, "datatype": BYTES, "shape": [1], "data": [element]}]}
+    shown = {} if example.input is None else {"example": body}
     return {
         "operationId": operation,
         "summary": "Ask a model, by the Open Inference Protocol",
@@ -166,7 +173,7 @@ def _infer(operation: str, security: list[dict[str, list[str]]]) -> dict[str, An
         "parameters": [parameter(name) for name in _ASKED],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": schema("OipRequest"), "example": example}},
+            "content": {"application/json": {"schema": schema("OipRequest"), **shown}},
         },
         "responses": {
             "200": {
@@ -175,7 +182,11 @@ def _infer(operation: str, security: list[dict[str, list[str]]]) -> dict[str, An
                 "content": {
                     "application/json": {"schema": schema("OipAnswer")},
                     "application/octet-stream": {
-                        "schema": {"description": f"The answer, and {OUTPUT} in the binary form after it."}
+                        "schema": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": f"The answer, and {OUTPUT} in the binary form after it.",
+                        }
                     },
                 },
             },

@@ -7,6 +7,7 @@ from typing import Any
 from headway import errors
 from headway.config import Settings
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.contract_kinds import Example, text_schema
 from headway.http.openai.completions import MOST_CHOICES
 from headway.http.openapi_components import (
     LIMITED,
@@ -18,8 +19,8 @@ from headway.http.openapi_components import (
     response,
     schema,
     security,
-    text_schema,
 )
+from headway.model import ValueKind
 
 _PREFIX = "OpenAI_"
 """Beginning of the names of refusals in this API's form."""
@@ -46,13 +47,16 @@ HEADERS = {
 """Header fields by which this API's clients learn of their limits."""
 
 
-def paths(settings: Settings) -> dict[str, Any]:
-    """Paths of the routes."""
-    messages = [{"role": "user", "content": "hello"}]
+def paths(settings: Settings, example: Example) -> dict[str, Any]:
+    """Paths of the routes. `example`: request that works; its model may be of no use here."""
+    prompt = example.of({"prompt": example.input}) if example.text else {}
+    messages = example.of({"messages": [{"role": "user", "content": example.input}]}) if example.text else {}
+    embeds = example.text and example.kinds[1] is ValueKind.JSON
+    input = example.of({"input": example.input}) if embeds else {}
     return {
-        "/v1/completions": _asked(settings, "complete", "Complete texts", "Completion", {"prompt": "hello"}, True),
-        "/v1/chat/completions": _asked(settings, "chat", "Answer a chat", "Chat", {"messages": messages}, True),
-        "/v1/embeddings": _asked(settings, "embed", "Make embeddings of texts", "Embedding", {"input": "hello"}, False),
+        "/v1/completions": _asked(settings, "complete", "Complete texts", "Completion", prompt, True),
+        "/v1/chat/completions": _asked(settings, "chat", "Answer a chat", "Chat", messages, True),
+        "/v1/embeddings": _asked(settings, "embed", "Make embeddings of texts", "Embedding", input, False),
         "/v1/models": {"get": _told(settings, "models", "List the models that the caller may ask", "ModelList")},
         "/v1/models/{id}": {
             "parameters": [
@@ -91,7 +95,7 @@ def schemas(settings: Settings) -> dict[str, Any]:
         },
     )
     messages = {"type": "array", "minItems": 1, "items": message}
-    encoding = {"anyOf": [{"enum": ["float", "base64"]}, {"type": "null"}]}
+    encoding = {"anyOf": [{"type": "string", "enum": ["float", "base64"]}, {"type": "null"}]}
     numbers = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
     return {
         "CompletionRequest": object_of(("prompt",), {"model": model, "prompt": texts, "n": n, **stream}),
@@ -178,7 +182,7 @@ def _asked(
             "parameters": [parameter(one) for one in _ASKED],
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": schema(f"{name}Request"), "example": example}},
+                "content": {"application/json": {"schema": schema(f"{name}Request"), **example}},
             },
             "responses": {
                 "200": {

@@ -1,0 +1,42 @@
+"""The examples of the contract work as they stand, whatever kinds of values the models take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import request
+from tests.e2e.server import launched
+
+NAMES = {"model": "first", "version": "1"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "fewest"),
+    [
+        (["tests.clients.targets:answer"], 7),
+        (["tests.targets.vectors:numbers"], 5),
+        (["first=tests.clients.targets:octets", "second=tests.clients.targets:answer"], 4),
+    ],
+    ids=["texts", "numbers", "several models"],
+)
+def test_each_example_of_the_contract_works(targets: list[str], fewest: int, tmp_path: Path) -> None:
+    with launched(tmp_path, *targets[1:], target=targets[0]) as server:
+        server.ready()
+        paths: dict[str, Any] = server.get("/openapi.json").json["paths"]
+        answers = {}
+        for path, item in paths.items():
+            content = item.get("post", {}).get("requestBody", {}).get("content", {})
+            if (example := content.get("application/json", {}).get("example")) is not None:
+                model = "default" if len(targets) == 1 else "first"
+                asked = path.format(**{**NAMES, "model": model})
+                connection = server.connect()
+                connection.send(request(json.dumps(example).encode(), asked))
+                answers[path] = connection.answer().status
+        assert set(answers.values()) == {200}, answers
+        assert len(answers) >= fewest
+        server.signal()
+        server.check_end()

@@ -3,7 +3,7 @@
     python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
 
 Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
-A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.http.server.quotas*' names some mutants of one part.
+A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.gateway.client_quotas*' names some mutants of one part.
 `--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
 changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
 

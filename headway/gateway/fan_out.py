@@ -24,11 +24,13 @@ import msgspec
 
 from headway import errors
 from headway.config import Settings
-from headway.core import failures, ratelimit
+from headway.core import failures, ratelimit, values
+from headway.gateway.client_quotas import UNHELD, AnswerRoom, Quotas
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import PART, SeveralInputs
 from headway.model import Failure, Principal, Reply, RequestOptions, Value, queue_name
+from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 
@@ -57,11 +59,15 @@ class Submitter(Protocol):
         settings: settings of the process.
         limiter: limiter that lets parts in, and takes back those that are not submitted.
         turns: line in which slices of parts wait for their turn.
+        quotas: quotas that the outputs count for.
+        counters: counters of refusals.
     """
 
     settings: Settings
     limiter: Limiter
     turns: FairTurns
+    quotas: Quotas
+    counters: Counters
 
     def submit(
         self,
@@ -95,6 +101,10 @@ class FanOut:
         parameters: parameters of every input; text of a JSON object, or empty.
         ended: gets the replies in the order of the inputs, each with an output; or the one reply that is a failure. Called
             once, unless the request is abandoned.
+        room: room for the outputs; None: that of the principal's tenant.
+
+    Attributes:
+        room: room for the outputs. Whoever gets them gives it back when the answer has left.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class FanOut:
         inputs: Sequence[Value],
         parameters: bytes,
         ended: Callable[[Sequence[Reply]], None],
+        room: AnswerRoom | None = None,
     ) -> None:
         self._gateway, self._principal, self._model = gateway, principal.asking(model), model
         self._options = options
@@ -124,6 +135,9 @@ class FanOut:
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
         self._begun = 0.0
+        self.room = room or gateway.quotas.answer_room(principal.tenant)
+        self._bytes = 0
+        """Bytes of the outputs that have come."""
 
     def start(self) -> None:
         """Submit the parts. The outcome comes on a later turn of the event loop."""
@@ -153,7 +167,13 @@ class FanOut:
         )
 
     def abandon(self) -> None:
-        """Let go of all parts, as the client has left."""
+        """Let go of all parts and outputs, as the client has left."""
+        self._let_go()
+        self._replies = []
+        self.room.shrink(0)
+
+    def _let_go(self) -> None:
+        """Let go of the parts that have no reply."""
         self._ended = None
         for part in self._parts:
             if self._replies[part.position] is None:
@@ -171,6 +191,12 @@ class FanOut:
         self._replies[position] = reply
         if reply.failure is not None or reply.output is None:
             self._end([self._failed(self._shown(position, reply.failure), reply)])
+            return
+        self._bytes += values.room(reply.output)
+        if self._bytes > UNHELD and (failure := self.room.hold(self._bytes)) is not None:
+            tier = self._gateway.settings.tier_names[max(self._principal.tier, self._options.tier)]
+            self._gateway.counters.refusals[failure.reason, tier, self._model] += 1
+            self._end([self._failed(failure, reply)])
             return
         self._missing -= 1
         if not self._missing:
@@ -274,8 +300,10 @@ class FanOut:
     def _end(self, replies: Sequence[Reply]) -> None:
         ended, self._ended = self._ended, None
         if ended is not None:
-            self.abandon()
+            self._let_go()
             self._replies = []
+            if replies[0].failure is not None:
+                self.room.shrink(0)
             ended(replies)
 
 

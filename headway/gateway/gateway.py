@@ -34,6 +34,7 @@ from headway.gateway.broker_session import (
     SubscriptionRefused,
     Up,
 )
+from headway.gateway.client_quotas import Quotas
 from headway.gateway.direct_mode import DirectMode
 from headway.gateway.fallback import Fallback
 from headway.gateway.limiter import CHARGED, Limiter
@@ -83,6 +84,7 @@ class Gateway:
     Attributes:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
+        quotas: quotas of the clients of the process.
         kinds: the models, and what they take and give.
         rules: what the settings say of each model.
         tenant_counts: counts of tenants that ask for statistics.
@@ -105,6 +107,7 @@ class Gateway:
         self.closed = False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
         self.turns = FairTurns(clock)
+        self.quotas = Quotas(settings)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
         self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng)

@@ -15,6 +15,7 @@ from collections import deque
 from headway.config import Settings
 from headway.core.budget import GREED, Budget
 from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
+from headway.gateway.client_quotas import HeldBytes, no_room
 
 STRANGERS = "\0"
 """Beginning of the owners of calls that need no credential: an address follows, so that none keeps out the probes of another."""
@@ -28,13 +29,14 @@ class CallQuotas:
 
     Arguments:
         settings: settings of the bounds, and whether clients are authenticated.
+        bytes: budget of the bytes that the clients of the process hold.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
         self._named = bool(settings.keys or settings.jwt)
         self._largest = settings.max_body_bytes
         self._calls = Budget(settings.max_connections, GREED if self._named else 0)
-        self._bytes = Budget(settings.max_bodies_mb << 20)
+        self._bytes = bytes
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def begin(self, owner: str) -> None:
@@ -67,6 +69,7 @@ class CallQuotas:
         waiting = self._waiting.get(owner)
         if waiting is None:
             waiting = self._waiting[owner] = deque()
+            self._bytes.freed = self._admit
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(turn)
         try:
@@ -82,8 +85,6 @@ class CallQuotas:
     def has_read(self, owner: str, kept: int = 0) -> None:
         """Give the room to read back, but for the bytes of the message that came, and let others have it."""
         self._bytes.give(owner, self._largest - kept)
-        if self._waiting:
-            self._admit()
 
     def room_for_stream(self, owner: str) -> int:
         """Take room for the largest message as long as a stream is open. Returns the bytes that were counted.
@@ -111,16 +112,13 @@ class CallQuotas:
         if self._bytes.take(owner, amount):
             return amount
         if used := self._bytes.used(owner):
-            message = f"{used} bytes of this caller's messages and unread answers are on their way; use fewer at once (max_bodies_mb)"
-            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+            raise no_room(used)
         return 0  # One answer may wait in any case, however large.
 
     def drop(self, owner: str, amount: int) -> None:
         """Stop counting bytes of an answer."""
         if amount:
             self._bytes.give(owner, amount)
-            if self._waiting:
-                self._admit()
 
     def _admit(self) -> None:
         """Let those who wait read, one of each owner at a time, as far as there is room."""
@@ -138,3 +136,5 @@ class CallQuotas:
     def _forget(self, owner: str, waiting: deque[asyncio.Future[None]]) -> None:
         if not waiting:
             self._waiting.pop(owner, None)
+        if not self._waiting:
+            self._bytes.freed = None

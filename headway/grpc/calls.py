@@ -22,6 +22,7 @@ import structlog
 
 from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
+from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.message_turns import MessageTurns
@@ -33,7 +34,6 @@ from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.connection_context import Intake, NewId
-from headway.http.server.quotas import STRANGERS as UNKNOWN
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Principal
 from headway.ports import Identity

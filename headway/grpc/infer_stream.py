@@ -212,17 +212,7 @@ class InferStreamCall(StreamCall):
 
 def _succeeded(message: bytes) -> bytes:
     """Message of the answer to a request, around the one that a call of its own would have."""
-    return b"%b%b%b" % (_TAG, _varint(len(message)), message)
-
-
-def _varint(number: int) -> bytes:
-    """Number as protobuf writes it, seven bits a byte, the lowest first."""
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+    return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
 
 
 def _failed(id: str, error: RequestError, shown: str) -> bytes:

@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from headway.errors import INTERNAL, RequestError
+from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.http.inference.codecs import no_text
-from headway.http.inference.exchange import Exchange
+from headway.http.inference.exchange import MARKS, Exchange, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
-from headway.model import DedupKind, Entry, Failure, Reply, RequestOptions
+from headway.http.server.large_answers import LargeAnswer
+from headway.model import Entry, Failure, Reply, RequestOptions
 
 ReadMessage = Callable[[bytes, RequestOptions], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
@@ -26,15 +28,11 @@ ReadMessage = Callable[[bytes, RequestOptions], Exchange]
 Raises RequestError.
 """
 
+MOST_ANSWER = 32 << 20
+"""Most bytes of the outputs of one request together, as a message is sent in one piece."""
+
 _MOMENT = 0.001
 """Seconds left of a request whose time is over."""
-
-_SHARED = {
-    (DedupKind.SAME, True): ("x-headway-cache", "hit"),
-    (DedupKind.SAME, False): ("x-headway-cache", "collapsed"),
-    (DedupKind.KEY, True): ("idempotency-replayed", "true"),
-    (DedupKind.KEY, False): ("idempotency-replayed", "true"),
-}
 
 
 class InferenceCall(Call):
@@ -142,8 +140,8 @@ class InferenceCall(Call):
         replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         if isinstance(input, list):
             asked = port.intake, self.principal, id, exchange.options, model, input, exchange.parameters
-            fan_out = FanOut(*asked, _Sink(replies).settle)
-            self._submission = _Submission(exchange, replies, fan_out.abandon)
+            fan_out = FanOut(*asked, _Sink(replies).settle, port.intake.quotas.answer_room(self.owner, MOST_ANSWER))
+            self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
             fan_out.start()
         else:
             sink = _Sink(replies)
@@ -184,9 +182,26 @@ class InferenceCall(Call):
         try:
             version = (first.ran.version if first.ran is not None else "") or port.settings.model_version
             _, message = asked.exchange.write(self.shown, outputs, milliseconds, version)
+            if isinstance(message, bytes) or asked.room is None or not asked.room.held:
+                message = whole(message)
+            else:
+                message = await self._made(LargeAnswer(message, asked.room))
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
+        finally:
+            if asked.room is not None:
+                asked.room.shrink(0)
         return message, self.marks(replies)
+
+    async def _made(self, large: LargeAnswer) -> bytes:
+        """Message of a large answer, made in turns of the event loop."""
+        made = False
+        while not made:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.port.intake.turns.wait(self.owner, partial(_begin, turn))
+            await turn
+            made = large.make()
+        return large.rest()
 
     def charge(self) -> None:
         """Count a wrong request towards its principal's limits."""
@@ -200,7 +215,7 @@ class InferenceCall(Call):
             return ()
         found: list[tuple[str, str]] = []
         if first.shared is not None and all(one.shared is first.shared for one in replies):
-            mark = _SHARED.get((first.shared, all(one.kept for one in replies)))
+            mark = MARKS.get((first.shared, all(one.kept for one in replies)))
             if mark is not None:
                 found.append(mark)
         if any(one.unkept for one in replies):
@@ -226,11 +241,13 @@ class _Submission:
         exchange: the request between its message and its answer.
         replies: replies to it.
         leave: drops it; None once it has an outcome.
+        room: room for its outputs, where there are several.
     """
 
     exchange: Exchange
     replies: asyncio.Future[Sequence[Reply]]
     leave: Callable[[], None] | None
+    room: AnswerRoom | None = None
 
 
 class _Sink:
@@ -256,6 +273,12 @@ class _Sink:
 
     def admitted(self) -> None:
         """Do nothing."""
+
+
+def _begin(turn: asyncio.Future[None]) -> None:
+    """Let a call go on that waits for its turn, unless it has ended."""
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _hurried(options: RequestOptions, waited: float, remaining: float | None) -> RequestOptions:

@@ -29,7 +29,6 @@ from headway.grpc.methods import Methods
 from headway.grpc.relay import ClientConnection, Relay
 from headway.http.readiness import Glance, Readiness
 from headway.http.server.connection_context import Intake, NewId
-from headway.http.server.quotas import Quotas
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
@@ -125,7 +124,7 @@ class GrpcListener:
         """
         settings = self._settings
         relay = self._relay = Relay(
-            Quotas(settings),
+            self._intake.quotas,
             settings.max_connections,
             self._counters.refusals,
             monotonic,
@@ -160,7 +159,7 @@ class GrpcListener:
             self._identity,
             self._counters,
             self._new_id,
-            CallQuotas(self._settings),
+            CallQuotas(self._settings, self._intake.quotas.bytes),
             relay,
             self._refusal_traces,
         )

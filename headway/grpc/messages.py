@@ -48,3 +48,13 @@ def read(kind: Any, body: bytes) -> Message:
         raise BadRequest(
             f"the message is malformed: {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}"
         ) from None
+
+
+def varint(number: int) -> bytes:
+    """Number as protobuf writes it, seven bits a byte, the lowest first."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -7,7 +7,7 @@ for principals that may ask it.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
+from headway.http.inference.answer_pieces import packed_pieces, released
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Written
 from headway.http.oip.infer import check_version, with_version
@@ -30,6 +31,8 @@ from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
+_CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
+"""Byte before the length of the content of a tensor."""
 _OTHER_CONTENTS = tuple(
     field.name
     for field in messages.message("inference.InferTensorContents").DESCRIPTOR.fields
@@ -68,13 +71,25 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
             gives = kinds.gives(model)
             answer = _RESPONSE(model_name=model, model_version=version, id=id)
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
-            answer.raw_output_contents.append(tensors.pack(elements.element_of(one, gives) for one in outputs))
-            return b"", answer.SerializeToString()
+            return b"", _pieces(
+                answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outputs))
+            )
 
         input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
         return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", wishes.applied_to(options), write, id)
 
     return read
+
+
+def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of the message of an answer, of which `answer` is all but the content of its tensor."""
+    packed: list[bytes] = []
+    for one in outputs:
+        packed.append(one)
+        yield b""
+    yield answer
+    yield _CONTENT + messages.varint(tensors.packed_size(packed))
+    yield from packed_pieces(packed)
 
 
 def _input_of(asked: Any, most: int) -> tuple[Sequence[int], Sequence[elements.Element]]:

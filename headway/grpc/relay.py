@@ -31,9 +31,9 @@ from typing import cast
 
 import structlog
 
+from headway.gateway.client_quotas import Quotas
 from headway.grpc.frame_tracker import PING, FrameTracker
 from headway.http.server.hangups import descriptor_of
-from headway.http.server.quotas import Quotas
 from headway.runtime import protocol_hints
 from headway.runtime.protocol_hints import ProtocolHints
 
@@ -100,7 +100,7 @@ class ClientConnection(_Side):
     Attributes:
         name: name of its server side, as the server's calls know it.
         address: address of the client.
-        owner, reserved, unfetched: see `headway.http.server.quotas.Guest`.
+        owner, reserved, unfetched: see `headway.gateway.client_quotas.Guest`.
         calls: calls in hand.
         streams: numbers of the streams that the client has begun and the server has not ended.
         leaves: instant at which the client is to be told to leave, in seconds.

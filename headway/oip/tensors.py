@@ -104,7 +104,17 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
 
 def pack(elements: Iterable[bytes]) -> bytes:
     """Binary form of elements."""
-    return b"".join([piece for one in elements for piece in (len(one).to_bytes(_HEAD, "little"), one)])
+    return b"".join([piece for one in elements for piece in (head_of(one), one)])
+
+
+def packed_size(elements: Sequence[bytes]) -> int:
+    """Bytes of the binary form of elements."""
+    return sum(map(len, elements)) + _HEAD * len(elements)
+
+
+def head_of(element: bytes) -> bytes:
+    """Bytes before an element in the binary form."""
+    return len(element).to_bytes(_HEAD, "little")
 
 
 def _quoted(name: str) -> str:

@@ -29,7 +29,8 @@ _BEFORE_A_MODEL = frozenset((
 OUTCOMES = ("ok", "cancelled", *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL))
 """Outcomes of requests for a model that is served."""
 REFUSED = (
-    "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy", "rate", "shed",
+    "answer", "bodies", "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy",
+    "rate", "shed",
 )  # fmt: skip
 """Reasons for which a request for a model that is served is refused."""
 REFUSED_UNREAD = (

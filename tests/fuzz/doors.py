@@ -14,7 +14,7 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
 from headway.grpc.open_inference import infer_reader
 from headway.grpc.predict import predict_reader
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
+from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat_template import Message, load_template
@@ -77,7 +77,8 @@ def check_openai(data: bytes) -> None:
         inputs = _inputs(exchange, settings)
         outputs = ["[0.5, 1e300]" if path == "/v1/embeddings" else one for one in inputs]
         try:
-            fields, body = exchange.write("req_1", outputs, 1.0, "1")
+            fields, written = exchange.write("req_1", outputs, 1.0, "1")
+            body = whole(written)
         except RequestError as exc:
             _check_error(exc)
             continue

@@ -12,7 +12,7 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
+from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.oip.compressed_bodies import CODINGS, unpack_body
@@ -107,7 +107,8 @@ def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | No
     assert 0 <= exchange.options.tier < len(settings.tier_names)
     elements = [element_of(one, kind) for one in inputs]
     try:
-        fields, body = exchange.write("req_1", inputs, 1.0, "1")
+        fields, written = exchange.write("req_1", inputs, 1.0, "1")
+        body = whole(written)
     except RequestError:
         assert kind is ValueKind.BYTES
         return

@@ -183,7 +183,7 @@ async def _serve(
         real.rules.trace(one)
     worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
     await broker.heartbeat(worker)
-    gateway = EchoGateway(broker)
+    gateway = EchoGateway(broker, settings, counters)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import pytest
 from headway import errors
 from headway.config import Settings
 from headway.errors import CODES, RequestError
+from headway.gateway.client_quotas import HeldBytes
 from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
@@ -328,7 +329,7 @@ def test_calls_wait_for_room_to_read_their_message_and_lose_nothing() -> None:
 
 def test_room_to_read_is_shared_fairly_and_given_back() -> None:
     async def main() -> None:
-        quotas = CallQuotas(Settings(max_body_bytes=1 << 18, max_bodies_mb=2, keys="k"))
+        quotas = CallQuotas(Settings(max_body_bytes=1 << 18, keys="k"), HeldBytes(2 << 20))
         for _ in range(7):
             await quotas.room_to_read("a")
         greedy = asyncio.ensure_future(quotas.room_to_read("a"))
@@ -350,8 +351,25 @@ def test_room_to_read_is_shared_fairly_and_given_back() -> None:
     asyncio.run(main())
 
 
+def test_bytes_that_another_port_gives_back_let_a_waiting_call_read() -> None:
+    async def main() -> None:
+        bytes = HeldBytes(2 << 20)
+        quotas = CallQuotas(Settings(max_body_bytes=1 << 18), bytes)
+        assert bytes.take("by HTTP", 2 << 20)
+        waiting = asyncio.ensure_future(quotas.room_to_read("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        bytes.give("by HTTP", 1 << 20)
+        await waiting
+        quotas.has_read("a")
+        assert bytes.free == 1 << 20
+        assert bytes.freed is None
+
+    asyncio.run(main())
+
+
 def test_unread_answers_are_bounded_for_each_owner() -> None:
-    quotas = CallQuotas(Settings(max_body_bytes=1 << 18, max_bodies_mb=1))
+    quotas = CallQuotas(Settings(max_body_bytes=1 << 18), HeldBytes(1 << 20))
     assert quotas.keep("a", 10) == 0
     assert quotas.keep("a", 1 << 30) == 0, "one answer may wait, however large"
     assert quotas.keep("a", 700_000) == 700_000

@@ -14,6 +14,7 @@ from headway import __version__, errors
 from headway.config import Settings
 from headway.grpc import messages
 from headway.grpc.infer_stream import InferStreamCall, Item, Items
+from headway.grpc.inference_call import MOST_ANSWER
 from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
@@ -157,6 +158,28 @@ def test_too_many_elements_exhaust_the_resource() -> None:
     async def main(port: Port) -> None:
         asked = request(*["a"] * 1025)
         assert (await port.client().fail(INFER, asked.SerializeToString())).status is Status.RESOURCE_EXHAUSTED
+
+    served(main)
+
+
+def test_large_outputs_are_answered_in_turns_bounded_together_and_held_until_then() -> None:
+    async def main(port: Port) -> None:
+        held = port.gateway.quotas.bytes
+        free = held.free
+        client = port.client(**{"grpc.max_receive_message_length": -1})
+        port.gateway.output = "é" * 1_000_000
+        answer = answered(await client.ask(INFER, request(*["a"] * 5, id="mine").SerializeToString()))
+        assert outputs(answer) == ["é".encode() * 1_000_000] * 5
+        assert answer.id == "mine"
+        found = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
+        assert found.status is Status.RESOURCE_EXHAUSTED
+        assert found.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
+        assert f"more than {MOST_ANSWER} bytes together" in found.details
+        assert held.take("another", held.free - (2 << 20))
+        found = await client.fail(INFER, request(*["a"] * 5).SerializeToString())
+        assert found.trailers["x-headway-error"] == "SERVICE_OVERLOADED"
+        held.give("another", held.used("another"))
+        assert held.free == free
 
     served(main)
 

@@ -28,6 +28,7 @@ from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.core.values import shown
+from headway.gateway.client_quotas import Quotas
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
@@ -129,9 +130,9 @@ class EchoGateway:
         waiting: what is not yet answered.
     """
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.settings = Settings()
+    def __init__(self, broker: MemoryBroker, settings: Settings, counters: Counters) -> None:
         self.broker: Broker = broker
+        self.quotas, self.settings, self.counters = Quotas(settings), settings, counters
         self.limiter = Limiter(3, lambda: INSTANT)
         self.turns = FairTurns(lambda: INSTANT)
         self.kinds = ModelKinds(["default"], Settings())
@@ -411,7 +412,7 @@ async def _serve(
     for one in traces:
         real.rules.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
-    gateway = EchoGateway(broker)
+    gateway = EchoGateway(broker, settings, counters)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
     door = Listener.public(

@@ -149,7 +149,7 @@ def test_the_end_of_a_connection_between_two_requests_is_a_problem_document() ->
     async def main(stand: Stand) -> None:
         context: Any = stand.door._context
         client = await stand.connect()
-        context.quotas._bodies.take("another", context.quotas._bodies.free - 1)
+        context.quotas.bytes.take("another", context.quotas.bytes.free - 1)
         client.writer.write(post("", OWN) * 1000)
         for _ in range(HANDFUL):
             check(await client.answer(), 401, "UNAUTHENTICATED")

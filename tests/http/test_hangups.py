@@ -56,7 +56,7 @@ def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(size: int
         assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
         await settled(lambda: not stand.door._connections())
         lane: Any = stand.door._context
-        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
     served(main)
 
@@ -106,7 +106,7 @@ def test_who_stays_gets_every_answer_in_order(number: int) -> None:
         assert stand.gateway.abandoned == []
         lane: Any = stand.door._context
         await settled(lambda: not stand.door._connections())
-        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
     served(main)
 

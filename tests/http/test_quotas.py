@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import structlog
 
+from headway.gateway.client_quotas import Quotas
 from headway.http.server.connection import UNCOUNTED
-from headway.http.server.quotas import Quotas
 from headway.model import Failure
 from tests.http.stand import Client, Stand, get, post, served, settled
 
@@ -34,7 +34,7 @@ def none_is_held(stand: Stand) -> None:
     """Check that nothing was lost or made of the budgets."""
     buffer = quotas(stand)
     assert buffer._connections.free == stand.settings.max_connections
-    assert buffer._bodies.free == stand.settings.max_bodies_mb * MEBIBYTE
+    assert buffer.bytes.free == stand.settings.max_bodies_mb * MEBIBYTE
     assert not buffer._strangers
     assert not buffer._slow
 
@@ -147,7 +147,7 @@ async def uploading(stand: Stand, key: str, number: int, length: int = MEBIBYTE)
 
 
 def held_of(stand: Stand, tenant: str) -> int:
-    return quotas(stand)._bodies.used(tenant)
+    return quotas(stand).bytes.used(tenant)
 
 
 def test_unfinished_bodies_of_one_tenant_leave_room_for_others() -> None:
@@ -208,7 +208,7 @@ def test_chunks_are_counted_as_they_come() -> None:
 def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_once() -> None:
     async def main(stand: Stand) -> None:
         head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        quotas(stand)._bodies.free = 0
+        quotas(stand).bytes.free = 0
         with structlog.testing.capture_logs() as logs:
             client = await stand.connect()
             await client.send(head + b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
@@ -385,7 +385,7 @@ def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them() -> Non
         first = await deaf(stand, BOB)
         mine = [await deaf(stand, ADA) for _ in range(12)]
         await settled(lambda: len(stand.door._connections()) < 13)
-        assert quotas(stand)._bodies.used("acme") < 0.9 * 64 * MEBIBYTE
+        assert quotas(stand).bytes.used("acme") < 0.9 * 64 * MEBIBYTE
         answers = [first, mine[-1]]  # The other tenant's is kept, though it is older than all that were cut.
         for client in answers:
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -416,14 +416,14 @@ def test_what_is_fetched_is_counted_no_more() -> None:
     async def main(stand: Stand) -> None:
         stand.gateway.output = "x" * 12_000_000
         client = await deaf(stand, ADA)
-        buffer = quotas(stand)._bodies.used("acme")
+        buffer = quotas(stand).bytes.used("acme")
         assert buffer > 6_000_000
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await settled(lambda: len(client.reader._buffer) > 4_000_000)  # type: ignore[attr-defined]
         stand.later(1.0)
-        assert quotas(stand)._bodies.used("acme") < buffer
+        assert quotas(stand).bytes.used("acme") < buffer
         assert (await client.answer()).status == 200
-        await settled(lambda: quotas(stand)._bodies.used("acme") == 0)
+        await settled(lambda: quotas(stand).bytes.used("acme") == 0)
         await gone(stand)
 
     served(main, keys=TENANTS)

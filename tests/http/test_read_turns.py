@@ -76,7 +76,7 @@ def test_every_request_is_answered_in_its_order() -> None:
         await client.send(post(BODY, "/v1/inference", ADA))
         assert (await client.answer()).status == 200
         lane: Any = stand.door._context
-        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
     served(main, keys=KEYS)
 
@@ -90,10 +90,10 @@ def test_little_is_read_from_who_waits_and_all_is_answered() -> None:
         await settled(lambda: connection.paused)
         lane: Any = stand.door._context
         most = stand.settings.max_bodies_mb << 20
-        assert MOST_BUFFERED < most - lane.quotas._bodies.free < 1 << 20
+        assert MOST_BUFFERED < most - lane.quotas.bytes.free < 1 << 20
         for _ in range(21 * MANY):
             assert (await client.answer()).status == 401
-        assert lane.quotas._bodies.free == most
+        assert lane.quotas.bytes.free == most
 
     served(main, keys=KEYS)
 
@@ -127,7 +127,7 @@ def test_requests_of_a_client_that_left_are_not_answered_in_later_turns() -> Non
         await settled(lambda: not stand.door._connections())
         assert answered(stand) < MANY
         lane: Any = stand.door._context
-        assert lane.quotas._bodies.free == stand.settings.max_bodies_mb << 20
+        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
     served(main, keys=KEYS)
 
@@ -136,7 +136,7 @@ def test_who_waits_with_more_than_its_owner_may_hold_is_told() -> None:
     async def main(stand: Stand) -> None:
         lane: Any = stand.door._context
         client = await stand.connect()
-        lane.quotas._bodies.take("another", lane.quotas._bodies.free - 1)
+        lane.quotas.bytes.take("another", lane.quotas.bytes.free - 1)
         client.writer.write(DENIED * MANY)
         for _ in range(HANDFUL):
             assert (await client.answer()).status == 401

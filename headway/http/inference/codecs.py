@@ -18,6 +18,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.errors import BACKEND_ERROR
+from headway.http.inference.answer_pieces import array_within, json_pieces, released
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
 from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, Written
 from headway.http.inference.octets import open_octets
@@ -34,6 +35,14 @@ Raises UnicodeEncodeError when the output holds a lone surrogate.
 """
 
 
+_NONE = msgspec.Raw(b"[]")
+"""Outputs of an answer into which they are put later."""
+
+
+def _never(*arguments: object) -> NoReturn:
+    raise NotImplementedError("the route has no such requests")
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Codec of one inference route.
@@ -43,7 +52,7 @@ class Codec:
             OtherInput where `read_value` may know better.
         write: writes the body of the answer to such a request.
         read_value: as `read`, of a body whose input may be any JSON value, or a list of several.
-        write_many: as `write`, of the outputs of several inputs, a JSON array.
+        write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
         open: opens a head, for requests that are exchanges; None: no request is.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
         limit_lines: writer of the header fields by which a principal learns of its limits.
@@ -55,7 +64,7 @@ class Codec:
     read: Callable[[bytes], tuple[str | None, str, bytes]]
     write: WriteText
     read_value: Callable[[bytes], Asked]
-    write_many: WriteText | None = None
+    write_many: WriteText = _never
     open: OpenHead | None = None
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
@@ -69,8 +78,8 @@ class Codec:
 
     def write_all(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer to an exchange with a list of inputs."""
-        array = msgspec.Raw(b"[" + b",".join(map(values.as_json, outputs)) + b"]")
-        return JSON, (self.write_many or self.write)(shown, array, milliseconds, version)
+        answer = self.write_many(shown, _NONE, milliseconds, version)
+        return JSON, array_within(answer, "outputs", map(json_pieces, released(outputs)))
 
 
 def exchange_codec(
@@ -91,10 +100,6 @@ def exchange_codec(
         compressed=compressed,
         tasks=tasks,
     )
-
-
-def _never(*arguments: object) -> NoReturn:
-    raise NotImplementedError("all requests to this route are exchanges")
 
 
 class _Inference(msgspec.Struct, gc=False):

@@ -7,7 +7,7 @@ function that writes the answer, which holds whatever the codec has to remember 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -16,17 +16,34 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.server.head import Head
-from headway.model import RequestOptions, Value
+from headway.model import DedupKind, RequestOptions, Value
 from headway.runtime.counters import Counters
 
 _NAMED = ("model", "model_id", "version")
 """Members of a query that would say whom it is for."""
 
+MARKS = {
+    (DedupKind.SAME, True): ("x-headway-cache", "hit"),
+    (DedupKind.SAME, False): ("x-headway-cache", "collapsed"),
+    (DedupKind.KEY, True): ("idempotency-replayed", "true"),
+    (DedupKind.KEY, False): ("idempotency-replayed", "true"),
+}
+"""Name and value of the header field of an answer that is another request's, by what they share and whether it was kept."""
+
 JSON = b"content-type: application/json\r\n"
 """Content type of an answer in JSON, as a line of its header."""
 
-Written = tuple[bytes, bytes]
-"""Lines of an answer's header, each with its end, the content type among them; and the answer's body."""
+Written = tuple[bytes, bytes | Iterator[bytes]]
+"""Lines of an answer's header, each with its end, the content type among them; and the answer's body.
+
+The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteOutputs` does.
+"""
+
+
+def whole(body: bytes | Iterator[bytes]) -> bytes:
+    """Body of an answer in one piece."""
+    return b"".join(body) if isinstance(body, Iterator) else body
+
 
 WriteOutputs = Callable[[str, Sequence[Value], float, str], Written]
 """(shown id, outputs in the order of the inputs, milliseconds, model version) to the answer.

@@ -22,30 +22,27 @@ from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.http.authentication import stranger
+from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
-from headway.http.inference.exchange import Exchange, RequestTarget
+from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, whole
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
-from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, Connection
+from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, WRITING, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
+from headway.http.server.large_answers import LargeAnswer
 from headway.http.server.large_bodies import LARGE
-from headway.http.server.quotas import too_many
-from headway.model import DedupKind, Entry, Failure, Principal, Reply, Value
+from headway.model import Failure, Principal, Reply, Value
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Principal(user="", tenant="", tier=0)
+_SHOWN = SHOWN.encode()
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_SHARED = {
-    (DedupKind.SAME, True): b"x-headway-cache: hit\r\n",
-    (DedupKind.SAME, False): b"x-headway-cache: collapsed\r\n",
-    (DedupKind.KEY, True): b"idempotency-replayed: true\r\n",
-    (DedupKind.KEY, False): b"idempotency-replayed: true\r\n",
-}
+_SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
 
 class FastPathConnection(Connection):
@@ -58,8 +55,8 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "memo", "origin", "owner",
-        "pieces", "principal", "request", "reserved", "unfetched",
+        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "memo", "origin",
+        "owner", "pieces", "principal", "request", "reserved", "sender", "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
@@ -75,6 +72,7 @@ class FastPathConnection(Connection):
         self.unfetched = 0
         self.handoff: AsyncHandoff | None = None
         self.fan_out: FanOut | None = None
+        self.sender: AnswerSender | None = None
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
@@ -84,7 +82,7 @@ class FastPathConnection(Connection):
     @property
     def silent(self) -> bool:
         """Whether no request of its client is under way."""
-        return self.phase not in (BODY, ASKED, APP)
+        return self.phase not in (BODY, ASKED, APP, WRITING)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or refuse it when there are too many, in all or of its client."""
@@ -93,7 +91,7 @@ class FastPathConnection(Connection):
             address = str((transport.get_extra_info("peername") or ("",))[0])
             self.origin = address if self.inference.anonymous else None
             if not self.inference.quotas.enter(self, address):
-                self.reject(too_many("too many connections of this client are"))
+                self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes that came. A whole request under a known head goes straight on."""
@@ -118,6 +116,7 @@ class FastPathConnection(Connection):
             if self.phase == ASKED:
                 self._abandon()
             self._end_handoff()
+            self._end_fan_out()
         finally:
             self.request = self.memo = None
             self.before = b""
@@ -134,6 +133,8 @@ class FastPathConnection(Connection):
         """Note that the client has taken all of its answer."""
         self.inference.quotas.keep(self, 0)
         super().resume_writing()
+        if self.sender is not None:
+            self.sender.send_later()
 
     def inspect(self, now: float) -> None:
         """End what takes too long; `now` is a monotonic instant in seconds."""
@@ -164,7 +165,7 @@ class FastPathConnection(Connection):
                 shared += b"x-headway-kept: no\r\n"
             output = reply.output
             if output is None:
-                self._fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
+                self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:
                 try:
                     milliseconds = int((now - self.begun) * 1e6) / 1000
@@ -173,30 +174,38 @@ class FastPathConnection(Connection):
                     version = (ran.version if ran is not None else "") or inference.version
                     exchange = self.exchange
                     if exchange is None:
-                        written = output if type(output) is str else embedded(output)
+                        text = output if type(output) is str else embedded(output)
                         opening = inference.opening
-                        body = request.codec.write(shown, written, milliseconds, version)
+                        body = request.codec.write(shown, text, milliseconds, version)
                     else:
                         opening = inference.bare_opening
-                        more, body = exchange.write(shown, outputs or (output,), milliseconds, version)
+                        more, written = exchange.write(shown, outputs or (output,), milliseconds, version)
+                        if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
+                            self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
+                            self.sender.make_later()
+                            return
+                        body = whole(written)
                         shared += more
                 except UnicodeEncodeError:
-                    self._fail(no_text(), shared)
+                    self.fail(no_text(), shared)
                 except RequestError as exc:
-                    self._fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
+                    self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
                 else:
-                    ending = b"connection: close\r\n" if self.last or inference.closing else b""
-                    if self.principal.limits:
-                        ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
-                    if shared:
-                        ending += shared
-                    self.principal = _NOBODY
-                    head = b"%b%b\r\n%bcontent-length: %d\r\n\r\n" % (opening, shown.encode(), ending, len(body))
+                    head = self.head_of(opening, request.codec, shared, len(body))
                     for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                         self.transport.write(part)
-            self._rest_from(now)
+            self.rest_from(now)
         except Exception as exc:
             self.fault(exc)
+
+    def head_of(self, opening: bytes, codec: Codec, fields: bytes, length: int) -> bytes:
+        """Header of the answer to the request in hand; `fields` are lines of it."""
+        inference = self.inference
+        ending = b"connection: close\r\n" if self.last or inference.closing else b""
+        if self.principal.limits:
+            ending += codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
+        self.principal = _NOBODY
+        return b"%b%b%b\r\n%b%bcontent-length: %d\r\n\r\n" % (opening, _SHOWN, self.id.encode(), ending, fields, length)
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the inference routes here, all others in the app."""
@@ -306,7 +315,7 @@ class FastPathConnection(Connection):
         try:
             request = read_inference_head(codec, head, target, inference.codec_context, self.origin)
         except RequestError as exc:
-            over = self._charge()
+            over = inference.charge(self.principal, self.id)
             if over is None:
                 self.refuse(exc, head)
             else:
@@ -314,7 +323,7 @@ class FastPathConnection(Connection):
             return
         length, buffer = head.length, self.buffer
         whole = 0 <= length <= len(buffer) and length < LARGE
-        if not whole and (over := self._excess()) is not None:
+        if not whole and (over := inference.excess(principal, self.id)) is not None:
             self.refuse(over, head, None)
             return
         if length > 0 and not whole and not self.reserve(length):
@@ -387,25 +396,6 @@ class FastPathConnection(Connection):
         if principal is not None:
             self._belong(principal, authorization)
 
-    def _excess(self) -> RequestError | None:
-        """Refusal of the request in hand when its principal is over a limit. The gateway counts it."""
-        principal, intake = self.principal, self.inference.intake
-        if not principal.limits:
-            return None
-        failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
-        if failure is None:
-            return None
-        intake.note_refusal(principal, Entry(self.id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0), failure)
-        return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
-
-    def _charge(self) -> RequestError | None:
-        """Count a wrong request towards its principal's limits; the refusal when it is over one."""
-        over = self._excess()
-        if over is None and self.principal.limits:
-            intake = self.inference.intake
-            intake.limiter.charge(intake.counted(self.principal.limits))
-        return over
-
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
         text: Value | list[Value]
@@ -421,7 +411,7 @@ class FastPathConnection(Connection):
             if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
                 raise several_as_task()
         except RequestError as exc:
-            over = self._charge()
+            over = self.inference.charge(self.principal, self.id)
             if over is None:
                 self._deny(request, exc, self.inference.tiers[self.principal.tier])
             else:
@@ -436,7 +426,8 @@ class FastPathConnection(Connection):
         self.principal = principal.asking(model) if principal.of_models else principal
         if isinstance(text, list):
             asked = options, model, text, parameters
-            self.fan_out = FanOut(inference.intake, principal, self.id, *asked, self._answer_many)
+            room = inference.quotas.answer_room(self.owner or principal.tenant)
+            self.fan_out = FanOut(inference.intake, principal, self.id, *asked, self._answer_many, room)
             self.fan_out.start()
             return
         if request.wish is not None:
@@ -470,16 +461,22 @@ class FastPathConnection(Connection):
             ending += request.codec.limit_lines(inference.rate_limit_headers, principal.limits)
         self.principal = _NOBODY
         self.transport.write(task_answer(SHOWN + self.id, request.wish, inference.date, ending))
-        self._rest_from(monotonic())
+        self.rest_from(monotonic())
 
     def _end_handoff(self) -> None:
         if self.handoff is not None:
             self.handoff.end()
             self.handoff = None
 
-    def _rest_from(self, now: float) -> None:
+    def _end_fan_out(self) -> None:
+        if self.fan_out is not None:
+            self.fan_out.room.shrink(0)
+            self.fan_out = self.sender = None
+
+    def rest_from(self, now: float) -> None:
         """End the request in hand, which has been answered."""
-        self.request = self.exchange = self.fan_out = None
+        self.request = self.exchange = None
+        self._end_fan_out()
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:
@@ -496,5 +493,6 @@ class FastPathConnection(Connection):
         self.context.refused(error, tier)
         self.finish()
 
-    def _fail(self, failure: Failure, fields: bytes) -> None:
+    def fail(self, failure: Failure, fields: bytes) -> None:
+        """Answer a failure; `fields` are lines of the header."""
         self.write_error(failure.code, failure.message, failure.retry_after, failure.reason, fields)

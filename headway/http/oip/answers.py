@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from headway.errors import BadRequest
+from headway.http.inference.answer_pieces import array_within, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Written
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.problem import escaped, problem_header
 from headway.http.server.framing import Encoded
 from headway.model import Value, ValueKind
 from headway.oip.elements import element_of
-from headway.oip.tensors import BYTES, OUTPUT, pack
+from headway.oip.tensors import BYTES, OUTPUT, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
+
+
+_LARGEST = 10**12
+"""Number with as many digits as the size of any answer has, or more."""
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -27,7 +32,7 @@ class _Tensor(msgspec.Struct, gc=False):
     datatype: str
     shape: tuple[int, ...]
     parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET
-    data: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
+    data: tuple[()] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -62,33 +67,40 @@ class Answerer:
     def write(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
         if self._binary:
-            packed = pack(element_of(one, self._gives) for one in outputs)
-            head = self._encode(version, parameters=_DataSize(len(packed)))
-            return _BINARY % len(head), head + packed
-        return JSON, self._encode(version, data=self._texts(outputs))
+            length = len(self._encode(version, parameters=_DataSize(_LARGEST)))
+            return _BINARY % length, self._packed(version, outputs, length)
+        document = self._encode(version, data=())
+        return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
     def _encode(
         self,
         version: str,
         parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
-        data: Sequence[str] | msgspec.UnsetType = msgspec.UNSET,
+        data: tuple[()] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         tensor = _Tensor(OUTPUT, BYTES, self._shape, parameters, data)
         return _encode(_Answer(self._model, version, (tensor,), self._id))
 
-    def _texts(self, outputs: Sequence[Value]) -> list[str]:
-        texts: list[str] = []
-        for output in outputs:
+    def _packed(self, version: str, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
+        """Pieces of the binary form, behind a JSON object of `length` bytes that tells how many these are."""
+        elements: list[bytes] = []
+        for output in released(outputs):
+            elements.append(element_of(output, self._gives))
+            yield b""
+        yield self._encode(version, parameters=_DataSize(packed_size(elements))).ljust(length)
+        yield from packed_pieces(elements)
+
+    def _texts(self, outputs: Sequence[Value]) -> Iterator[str]:
+        for index, output in enumerate(released(outputs)):
             if isinstance(output, str) and (self._gives is ValueKind.TEXT or self._gives is None):
-                texts.append(output)
+                yield output
                 continue
             try:
-                texts.append(element_of(output, self._gives).decode())
+                yield element_of(output, self._gives).decode()
             except UnicodeDecodeError:
                 raise BadRequest(
-                    f"output {len(texts)} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
+                    f"output {index} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
                 ) from None
-        return texts
 
 
 class _Error(msgspec.Struct, gc=False):

@@ -6,14 +6,15 @@ gives an object with the text as `text`, and `usage` or `finish_reason` if it li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
 from headway.core.values import shown as shown_value
+from headway.http.inference.answer_pieces import PIECE, array_within, released, text_pieces
 from headway.http.inference.exchange import JSON, Written
 from headway.model import Value
 
@@ -23,7 +24,8 @@ EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-c
 FINISHED = "stop"
 TEXT = "text_completion"
 """Kind of a completion, as its member `object` says."""
-T = TypeVar("T")
+_Head = tuple[str, str, int, str]
+"""Members with which an answer begins: id, object, created, model."""
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -42,12 +44,12 @@ class _Told(msgspec.Struct, gc=False):
     finish_reason: str = FINISHED
 
 
-class _Body(msgspec.Struct, Generic[T], gc=False, omit_defaults=True):
+class _Body(msgspec.Struct, gc=False, omit_defaults=True):
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[T]
+    choices: tuple[()]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -111,20 +113,35 @@ class ChoicesWriter:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
         if not (self.chat or self.stream) and len(outputs) == 1:
             return JSON, self._text(shown, outputs[0])
-        told = [_told(output) for output in outputs]
-        choices = [self._choice(index, one) for index, one in enumerate(told)]
-        usage = _sum([one.usage for one in told])
         id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
         head = id, self._kind(), int(time()), self.model
-        if not self.stream:
-            if usage is None and not self.chat:
-                usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
-            return JSON, _encode(_Body(*head, choices, msgspec.UNSET if usage is None else usage))
+        return (EVENTS, self._events(head, outputs)) if self.stream else (JSON, self._object(head, outputs))
+
+    def _events(self, head: _Head, outputs: Sequence[Value]) -> Iterator[bytes]:
         empty = None if self.usage else msgspec.UNSET
-        bodies = [_Body(*head, [choice], empty) for choice in choices]
+        used: list[Usage | None] = []
+        for index, output in enumerate(released(outputs)):
+            told = _told(output)
+            used.append(told.usage)
+            yield b"data: "
+            yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, told),))
+            yield b"\n\n"
         if self.usage:
-            bodies.append(_Body(*head, [], usage))
-        return EVENTS, b"".join([b"data: " + _encode(body) + b"\n\n" for body in bodies]) + b"data: [DONE]\n\n"
+            yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used)))
+        yield b"data: [DONE]\n\n"
+
+    def _object(self, head: _Head, outputs: Sequence[Value]) -> Iterator[bytes]:
+        used: list[Usage | None] = []
+        yield _encode(_Body(*head, ())).removesuffix(b"]}")
+        for index, output in enumerate(released(outputs)):
+            told = _told(output)
+            used.append(told.usage)
+            yield b"," if index else b""
+            yield from self._choice(index, told)
+        usage = _sum(used)
+        if usage is None and not self.chat:
+            usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
+        yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def _text(self, shown: str, output: Value) -> bytes:
         """Completion of one prompt, the most frequent answer."""
@@ -142,12 +159,20 @@ class ChoicesWriter:
             return TEXT
         return "chat.completion.chunk" if self.stream else "chat.completion"
 
-    def _choice(self, index: int, told: _Told) -> Any:
+    def _choice(self, index: int, told: _Told) -> Iterator[bytes]:
+        if len(told.text) <= PIECE:
+            yield _encode(self._shown(index, told.text, told.finish_reason))
+            return
+        head, _, tail = _encode(self._shown(index, "", told.finish_reason)).partition(b'""')
+        yield head
+        yield from text_pieces(told.text)
+        yield tail
+
+    def _shown(self, index: int, text: str, reason: str) -> Any:
         if not self.chat:
-            return _TextChoice(index, told.text, None, told.finish_reason)
-        message = _Message("assistant", told.text, None)
-        kind = _DeltaChoice if self.stream else _ChatChoice
-        return kind(index, message, None, told.finish_reason)
+            return _TextChoice(index, text, None, reason)
+        message = _Message("assistant", text, None)
+        return (_DeltaChoice if self.stream else _ChatChoice)(index, message, None, reason)
 
 
 def _told(output: Value) -> _Told:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,7 @@ from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
+from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Written
 from headway.http.openai.members import (
@@ -46,13 +47,6 @@ class _Embedding(msgspec.Struct, gc=False):
     object: str
     index: int
     embedding: list[float] | str
-
-
-class _Body(msgspec.Struct, gc=False):
-    object: str
-    data: list[_Embedding]
-    model: str
-    usage: _Usage
 
 
 _encode = msgspec.json.Encoder().encode
@@ -100,15 +94,20 @@ class _Writer:
     dimensions: int | None
 
     def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
-        data, tokens = [], 0
-        for index, output in enumerate(outputs):
+        return JSON, self._pieces(outputs)
+
+    def _pieces(self, outputs: Sequence[Value]) -> Iterator[bytes]:
+        yield b'{"object":"list","data":['
+        tokens = 0
+        for index, output in enumerate(released(outputs)):
             numbers, counted = _read(output)
             if self.dimensions is not None and self.dimensions != len(numbers):
                 message = f"the model gives {len(numbers)} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
                 raise BadRequest(message)
-            data.append(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
+            yield b"," if index else b""
+            yield _encode(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
             tokens += counted
-        return JSON, _encode(_Body("list", data, self.model, _Usage(tokens, tokens)))
+        yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
 
 def _read(output: Value) -> tuple[list[float], int]:

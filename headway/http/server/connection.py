@@ -1,6 +1,6 @@
 """Connection of one client: reads requests, writes answers, bounds their cost, and closes.
 
-    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the fast path) ─▶ IDLE
+    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the fast path) ─▶ WRITING (a large answer) ─▶ IDLE
       └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
     DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
     WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
@@ -43,7 +43,7 @@ from headway.http.server.unread_answers import Unread, bound
 
 log = structlog.get_logger(__name__)
 
-IDLE, HEAD, BODY, DROP, ASKED, APP, BLOCKED, WAITING, LINGERING, CLOSED = range(10)
+IDLE, HEAD, BODY, DROP, ASKED, APP, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
 
 MOST_BUFFERED = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
@@ -308,7 +308,7 @@ class Connection(HttpToolsProtocol):
         self.id = self.id or self.context.new_id()
         log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
         try:
-            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
+            if self.phase in (DROP, WRITING, BLOCKED, LINGERING, CLOSED):  # The answer has been given, or begun.
                 self.phase = CLOSED
                 self.transport.close()
             else:

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, RequestError
+from headway.gateway.client_quotas import Quotas
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
@@ -32,7 +33,6 @@ from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
 from headway.http.server.large_bodies import LARGE, LargeBodies
-from headway.http.server.quotas import Quotas
 from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
@@ -66,6 +66,9 @@ class Intake(Protocol):
         kinds: what the models take and give.
         turns: line in which requests with many inputs wait for their turn.
         tenant_counts: counts of tenants that ask for statistics.
+        quotas: quotas of the clients of the process.
+        counters: counters of refusals.
+        settings: settings of the tiers' names.
     """
 
     settings: Settings
@@ -73,6 +76,9 @@ class Intake(Protocol):
     kinds: ModelKinds
     turns: FairTurns
     tenant_counts: TenantCounts
+    quotas: Quotas
+    counters: Counters
+    settings: Settings
 
     @property
     def broker(self) -> QueueCondition:
@@ -301,12 +307,30 @@ class InferenceContext(ConnectionContext):
         self.routes = Routes(settings)
         self.codec_context = CodecContext(settings, intake.kinds, counters)
         self.rate_limit_headers = RateLimitHeaders(intake)
-        self.quotas = Quotas(settings)
+        self.quotas = intake.quotas
         self.large_bodies = LargeBodies(self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
         self.kinds = intake.kinds
         self.version = settings.model_version
         self.tiers = settings.tier_names
+
+    def excess(self, principal: Principal, id: str) -> RequestError | None:
+        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
+        intake = self.intake
+        if not principal.limits:
+            return None
+        failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
+        if failure is None:
+            return None
+        intake.note_refusal(principal, Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0), failure)
+        return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
+
+    def charge(self, principal: Principal, id: str) -> RequestError | None:
+        """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""
+        over = self.excess(principal, id)
+        if over is None and principal.limits:
+            self.intake.limiter.charge(self.intake.counted(principal.limits))
+        return over
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request that is refused after its head."""

@@ -1,6 +1,6 @@
-"""Line of large bodies that have arrived.
+"""Line of large bodies that have arrived, and of large answers that are made and sent bit by bit.
 
-To read one takes up to some tens of milliseconds of the event loop. So they wait here, one is read at a time, and then the loop is
+To read a body takes up to some tens of milliseconds of the event loop. So they wait here, one is read at a time, and then the loop is
 left to everything else for as long as that took. Tenants take turns, so that a flood of one holds up no other's.
 """
 
@@ -17,7 +17,7 @@ LARGE = 1 << 16
 
 
 class LargeBodies(FairTurns):
-    """Line of one listener's large bodies: tenants take turns, each one's bodies in the order in which they came.
+    """Line of one listener's large bodies and answers: tenants take turns, each one's bodies in the order in which they came.
 
     Arguments:
         loop: event loop that gives the turns; called within it alone.

@@ -1,4 +1,4 @@
-"""Quotas of the clients of a public port: connections, and bytes of unfinished bodies and unread answers.
+"""Quotas of the clients of a process, through all of its ports: connections, and bytes of unfinished bodies and of answers.
 
 No client's share keeps the others out. A connection is its tenant's from the first request on. Until then it is a
 stranger's, and all strangers together are one owner: when they have had their share, the one that came first and has
@@ -9,18 +9,82 @@ bounded if that is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
 from headway.config import Settings
 from headway.core.budget import GREED, Budget
-from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, RequestError
+from headway.errors import PAYLOAD_TOO_LARGE, RATE_LIMITED, SERVICE_OVERLOADED, RequestError
+from headway.model import Failure
 
 STRANGERS = "\0"
 """Owner of the connections on which no request has come yet."""
 
 _LOOKED_AT = 64
 """Most strangers that are looked at to find one that makes room."""
+
+UNHELD = 1 << 16
+"""Bytes of the outputs of one request up to which they are not counted, as most answers are read at once."""
+
+
+class HeldBytes(Budget):
+    """Budget of the bytes that clients hold.
+
+    Attributes:
+        freed: is told whenever there is more room; None while nobody waits for some.
+    """
+
+    __slots__ = ("freed",)
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.freed: Callable[[], None] | None = None
+
+    def give(self, owner: str, amount: int) -> None:
+        """Take bytes back from an owner."""
+        super().give(owner, amount)
+        if self.freed is not None:
+            self.freed()
+
+
+class AnswerRoom:
+    """Room for the outputs of one request with several inputs, from the first that comes until its answer has left.
+
+    Arguments:
+        bytes: budget of the bytes that clients hold.
+        owner: owner for whom they are counted.
+        most: most bytes that the outputs may have together.
+
+    Attributes:
+        held: bytes that are counted; 0 for a small answer.
+    """
+
+    __slots__ = ("_bytes", "_most", "_owner", "held")
+
+    def __init__(self, bytes: Budget, owner: str, most: int) -> None:
+        self._bytes, self._owner, self._most = bytes, owner, most
+        self.held = 0
+
+    def hold(self, amount: int) -> Failure | None:
+        """Hold `amount` bytes in all; the failure of the request when they are too many, for one or beside its owner's others."""
+        if amount > self._most:
+            message = (
+                f"the outputs are more than {self._most} bytes together; ask for fewer in one request (max_bodies_mb)"
+            )
+            return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
+        more = amount - self.held if amount > UNHELD else 0
+        if more > 0 and not self._bytes.take(self._owner, more):
+            error = no_room(self._bytes.used(self._owner))
+            return Failure(error.code, error.message, error.retry_after, error.reason)
+        self.held += max(more, 0)
+        return None
+
+    def shrink(self, amount: int) -> None:
+        """Hold no more than `amount` bytes."""
+        if self.held > amount:
+            self._bytes.give(self._owner, self.held - amount)
+            self.held = amount
 
 
 class Guest(Protocol):
@@ -47,19 +111,27 @@ class Guest(Protocol):
 
 
 class Quotas:
-    """Budgets of one public port.
+    """Budgets of one process.
 
     Arguments:
         settings: settings of the bounds, and whether clients are authenticated.
+
+    Attributes:
+        bytes: budget of the bytes of bodies, messages and answers.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._named = bool(settings.keys or settings.jwt)
         self._most = settings.max_caller_connections
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
-        self._bodies = Budget(settings.max_bodies_mb << 20)
+        self.bytes = HeldBytes(settings.max_bodies_mb << 20)
+        self._most_answer = settings.max_bodies_mb << 19
         self._strangers: dict[Guest, None] = {}
         self._slow: dict[str, dict[Guest, None]] = {}
+
+    def answer_room(self, owner: str, most: int = 0) -> AnswerRoom:
+        """Room for the outputs of a request of an owner: half of what all clients may hold, or `most` bytes where that is less."""
+        return AnswerRoom(self.bytes, owner, min(most or self._most_answer, self._most_answer))
 
     def enter(self, guest: Guest, address: str) -> bool:
         """Count a new connection; False when there is no room for it."""
@@ -79,6 +151,12 @@ class Quotas:
         guest.owner = STRANGERS
         self._strangers[guest] = None
         return True
+
+    def too_many(self) -> RequestError:
+        """Error of a connection that `enter` has refused."""
+        if not self._connections.free:
+            return RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0)
+        return too_many("too many connections of this client are")
 
     def belong(self, guest: Guest, tenant: str) -> None:
         """Count a connection for the tenant whose request has come on it.
@@ -108,8 +186,8 @@ class Quotas:
         more = amount - guest.reserved
         if guest.owner is not None and more:
             if more < 0:
-                self._bodies.give(guest.owner, -more)
-            elif not self._bodies.take(guest.owner, more):
+                self.bytes.give(guest.owner, -more)
+            elif not self.bytes.take(guest.owner, more):
                 return False
             guest.reserved = amount
         return True
@@ -125,7 +203,7 @@ class Quotas:
         slow = self._slow.setdefault(owner, {})
         slow[guest] = None
         more = amount - guest.unfetched
-        while more > 0 and not self._bodies.take(owner, more):
+        while more > 0 and not self.bytes.take(owner, more):
             oldest = next(iter(slow))
             if oldest is guest:
                 more = 0  # One answer may wait in any case, however large.
@@ -133,7 +211,7 @@ class Quotas:
                 oldest.shutdown()
                 self.leave(oldest)
         if more < 0:
-            self._bodies.give(owner, -more)
+            self.bytes.give(owner, -more)
         guest.unfetched += more
         if not amount:
             del slow[guest]
@@ -142,16 +220,16 @@ class Quotas:
 
     def no_room(self, guest: Guest) -> RequestError:
         """Error of a body that `reserve` has refused."""
-        used = 0 if guest.owner is None else self._bodies.used(guest.owner)
-        if not used:
-            return RequestError(
-                "too many bytes of bodies are on their way (max_bodies_mb)",
-                code=SERVICE_OVERLOADED,
-                retry_after=1.0,
-                reason="bodies",
-            )
-        message = f"{used} bytes of this caller's bodies and unread answers are on their way; use fewer at once (max_bodies_mb)"
-        return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+        return no_room(0 if guest.owner is None else self.bytes.used(guest.owner))
+
+
+def no_room(used: int) -> RequestError:
+    """Error of a body or an answer for which there is no room beside the `used` bytes that its owner holds."""
+    if not used:
+        message = "too many bytes of bodies and answers are on their way (max_bodies_mb)"
+        return RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="bodies")
+    message = f"{used} bytes of this caller's bodies and answers are on their way; use fewer at once (max_bodies_mb)"
+    return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
 
 
 def too_many(whose: str) -> RequestError:

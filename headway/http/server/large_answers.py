@@ -1,0 +1,74 @@
+"""Large answers with several outputs: made bit by bit, in turns of the event loop, and held for their owner meanwhile.
+
+An answer is made before any of it is sent, since an output may turn out to be none that can be sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+from headway.errors import RequestError
+from headway.gateway.client_quotas import AnswerRoom
+
+TURN = 0.001
+"""Seconds for which pieces of an answer are made in one turn of the loop; the last one may take longer."""
+
+
+class LargeAnswer:
+    """Body of one answer, from its first piece to its last.
+
+    Arguments:
+        pieces: makes it.
+        room: room that its outputs have.
+        clock: monotonic seconds.
+
+    Attributes:
+        length: bytes that are made, and not sent.
+    """
+
+    __slots__ = ("_clock", "_made", "_pieces", "_room", "length")
+
+    def __init__(self, pieces: Iterator[bytes], room: AnswerRoom, clock: Callable[[], float] = monotonic) -> None:
+        self._pieces, self._room, self._clock = pieces, room, clock
+        self._made: deque[bytes] = deque()
+        self.length = 0
+
+    def make(self) -> bool:
+        """Make some more of it, for one turn of the loop. True: it is whole.
+
+        Raises:
+            RequestError, UnicodeEncodeError: it cannot be sent; RequestError also where it gets too large.
+        """
+        end = self._clock() + TURN
+        new: list[bytes] = []
+        whole = True
+        for piece in self._pieces:
+            new.append(piece)
+            if self._clock() > end:
+                whole = False
+                break
+        made = b"".join(new)
+        self._made.append(made)
+        self.length += len(made)
+        if self.length > self._room.held and (failure := self._room.hold(self.length)) is not None:
+            raise RequestError(
+                failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
+            )
+        if whole:
+            self._room.shrink(self.length)
+        return whole
+
+    def take(self) -> bytes:
+        """Take what is sent next out of it; empty when nothing is left."""
+        if not self._made:
+            return b""
+        piece = self._made.popleft()
+        self.length -= len(piece)
+        self._room.shrink(self.length)
+        return piece
+
+    def rest(self) -> bytes:
+        """Take the whole answer."""
+        return b"".join(self._made)

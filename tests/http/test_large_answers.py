@@ -1,0 +1,214 @@
+"""Answers with several outputs that are large together: their bound, their room, and their way to the client."""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.errors import BACKEND_ERROR, PAYLOAD_TOO_LARGE
+from headway.gateway.client_quotas import HeldBytes, Quotas
+from headway.http.server import large_answers
+from tests.http.stand import Answer, Stand, post, served, settled
+
+ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
+TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
+MEBIBYTE = 1 << 20
+
+
+def many(count: int, *fields: str) -> bytes:
+    return post(json.dumps({"inputs": ["a"] * count}), "/v1/inference", *fields)
+
+
+def budget(stand: Stand) -> HeldBytes:
+    quotas = stand.gateway.quotas
+    assert isinstance(quotas, Quotas)
+    return quotas.bytes
+
+
+async def none_is_held(stand: Stand) -> None:
+    await settled(lambda: budget(stand).free == stand.settings.max_bodies_mb * MEBIBYTE)
+
+
+def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bound_is_passed() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 300_000
+        answer = await stand.ask(many(20, ADA))
+        assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
+        assert f"more than {MEBIBYTE} bytes together" in answer.json["message"]
+        assert "max_bodies_mb" in answer.json["message"]
+        assert stand.counters.refusals["answer", "paid", "default"] == 1
+        assert (await stand.ask(many(3, ADA))).status == 200
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=2, max_body_bytes=1 << 18)
+
+
+def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * MEBIBYTE
+        refused = None
+        while refused is None:
+            client = await stand.connect()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(many(7, ADA))
+            before = budget(stand).used("acme")
+            answer = await stand.ask(many(7, ADA))
+            refused = answer if answer.status != 200 else None
+            assert before <= 0.9 * stand.settings.max_bodies_mb * MEBIBYTE
+        assert (refused.status, refused.header["x-headway-dropped-reason"]) == (429, "bodies")
+        assert (await stand.ask(many(2, BOB))).status == 200
+        for client in stand.clients:
+            client.writer.transport.abort()
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS, max_bodies_mb=16, max_body_bytes=1 << 18)
+
+
+def test_a_large_answer_is_made_and_sent_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(stand: Stand) -> None:
+        monkeypatch.setattr(large_answers, "TURN", -1.0)
+        context: Any = stand.door._context
+        turns: list[str] = []
+        wait = context.large_bodies.wait
+
+        def noted(tenant: str, begin: Callable[[], None]) -> None:
+            turns.append(tenant)
+            wait(tenant, begin)
+
+        context.large_bodies.wait = noted
+        stand.gateway.output = "x" * 100_000
+        answer = await stand.ask(many(40, ADA))
+        assert answer.json["outputs"] == ["x" * 100_000] * 40
+        assert len(turns) > 2 * 40
+        assert set(turns) == {"acme"}
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS)
+
+
+def test_no_more_is_sent_than_the_client_takes_and_its_leaving_gives_the_room_back() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * MEBIBYTE
+        client = await stand.connect()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(many(100, ADA))
+        (connection,) = stand.door._connections()
+        await settled(lambda: connection.unread.since > 0)
+        assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
+        assert 80 * MEBIBYTE < budget(stand).used("acme") <= 101 * MEBIBYTE
+        client.writer.transport.abort()
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS)
+
+
+def test_requests_behind_a_large_answer_are_answered_after_it() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 50_000
+        client = await stand.connect()
+        await client.send(many(100, ADA), post('{"input": "b"}', "/v1/inference", ADA))
+        first, second = await client.answer(), await client.answer()
+        assert len(first.json["outputs"]) == 100
+        assert second.json["output"] == "x" * 50_000
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS)
+
+
+def test_an_output_that_cannot_be_sent_is_found_before_anything_is() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = "x" * 50_000 + "\udcff"
+        answer = await stand.ask(many(20, ADA))
+        assert (answer.status, answer.error) == (502, BACKEND_ERROR)
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS)
+
+
+TEXT = 'é"\n' * 90_000
+NUMBERS = ",".join(f"{number / 8}" for number in range(40_000))
+
+
+def _native(answer: Answer) -> list[str]:
+    return list(answer.json["outputs"])
+
+
+def _completions(answer: Answer) -> list[str]:
+    assert answer.json["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return [choice["text"] for choice in answer.json["choices"]]
+
+
+def _chat(answer: Answer) -> list[str]:
+    assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
+    return [choice["message"]["content"] for choice in answer.json["choices"]]
+
+
+def _events(answer: Answer) -> list[str]:
+    *events, done, rest = answer.body.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return [json.loads(one.removeprefix(b"data: "))["choices"][0]["delta"]["content"] for one in events]
+
+
+def _embeddings(answer: Answer) -> list[str]:
+    return [",".join(map(str, one["embedding"])) for one in answer.json["data"]]
+
+
+def _packed_embeddings(answer: Answer) -> list[str]:
+    numbers = [b64decode(one["embedding"]) for one in answer.json["data"]]
+    return [",".join(map(str, struct.unpack(f"<{len(one) // 4}f", one))) for one in numbers]
+
+
+def _tensor(answer: Answer) -> list[str]:
+    return list(answer.json["outputs"][0]["data"])
+
+
+def _binary(answer: Answer) -> list[str]:
+    length = int(answer.header["inference-header-content-length"])
+    [output] = json.loads(answer.body[:length])["outputs"]
+    packed = answer.body[length:]
+    assert output["parameters"]["binary_data_size"] == len(packed)
+    found = []
+    while packed:
+        end = 4 + int.from_bytes(packed[:4], "little")
+        found.append(packed[4:end].decode())
+        packed = packed[end:]
+    return found
+
+
+_INPUT = {"name": "INPUT", "datatype": "BYTES", "shape": [3], "data": ["a", "b", "c"]}
+_MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "read"),
+    [
+        ("/v1/inference", {"inputs": ["a", "b", "c"]}, _native),
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}, _completions),
+        ("/v1/chat/completions", {"messages": _MESSAGES, "n": 3}, _chat),
+        ("/v1/chat/completions", {"messages": _MESSAGES, "n": 3, "stream": True}, _events),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, _embeddings),
+        ("/v1/embeddings", {"input": ["a", "b", "c"], "encoding_format": "base64"}, _packed_embeddings),
+        ("/v2/models/default/infer", {"inputs": [_INPUT]}, _tensor),
+        ("/v2/models/default/infer", {"inputs": [_INPUT], "parameters": {"binary_data_output": True}}, _binary),
+    ],
+)
+def test_every_door_answers_alike_whether_the_outputs_are_large_or_small(
+    path: str, body: dict[str, Any], read: Callable[[Answer], list[str]], small: bool
+) -> None:
+    text = NUMBERS if "embeddings" in path else TEXT
+    output = text[: text.index(",", 40)] if small and text is NUMBERS else text[:30] if small else text
+
+    async def main(stand: Stand) -> None:
+        stand.gateway.output = f"[{output}]" if text is NUMBERS else output
+        answer = await stand.ask(post(json.dumps(body), path, ADA))
+        assert answer.status == 200, answer.body[:300]
+        assert read(answer) == [output] * 3
+        await none_is_held(stand)
+
+    served(main, keys=TENANTS)

@@ -103,11 +103,9 @@ class Gateway:
         observers: Sequence[Observer] = (),
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self.settings, self.counters = settings, counters
-        self.closed = False
+        self.settings, self.counters, self.closed = settings, counters, False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
-        self.turns = FairTurns(clock)
-        self.quotas = Quotas(settings)
+        self.turns, self.quotas = FairTurns(clock), Quotas(settings)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
         self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng)
@@ -286,9 +284,8 @@ class Gateway:
         for one in (self._direct, self._shared):
             if one is not None and (pending is None or pending.session is one):
                 await one.broker.cancel_task(tenant, id)
-        if (
-            pending is None and known and self._shared.broker.epoch != known
-        ):  # The gateway that holds it offers it again.
+        # The gateway that holds it offers it again.
+        if pending is None and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
 
     def out_of_reach(self) -> Failure:

@@ -68,7 +68,6 @@ class Intake(Protocol):
         tenant_counts: counts of tenants that ask for statistics.
         quotas: quotas of the clients of the process.
         counters: counters of refusals.
-        settings: settings of the tiers' names.
     """
 
     settings: Settings
@@ -78,7 +77,6 @@ class Intake(Protocol):
     tenant_counts: TenantCounts
     quotas: Quotas
     counters: Counters
-    settings: Settings
 
     @property
     def broker(self) -> QueueCondition:

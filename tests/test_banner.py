@@ -149,7 +149,7 @@ def test_a_gateway_says_where_it_is_asked() -> None:
     shown = banner(settings, Role.GATEWAY, None, 8000, 9000)
     assert shown.startswith("Headway gateway edge takes requests for model 'default'\n")
     assert "  public   http://127.0.0.1:8000   docs http://127.0.0.1:8000/docs\n" in shown
-    assert "  admin    http://127.0.0.1:9000/internal/health" in shown
+    assert "  admin    http://127.0.0.1:9000/dashboard   health /internal/health" in shown
     assert "  fallback http://spare/batch, 2 batches at once, while the broker is away\n" in shown
     assert "GPU" not in shown
     assert shown.splitlines()[-2] == "Try it:"
@@ -165,7 +165,7 @@ def test_a_gateway_says_where_it_is_asked() -> None:
 def test_who_takes_no_requests_has_no_public_port(role: Role, target: Target | None, words: tuple[str, ...]) -> None:
     shown = banner(Settings(broker=URL, name="host"), role, target, 0, 9000)
     assert "public" not in shown
-    assert "  admin    http://127.0.0.1:9000/internal/health" in shown
+    assert "  admin    http://127.0.0.1:9000/dashboard   health /internal/health" in shown
     for part in words:
         assert part in shown
     assert shown.splitlines()[-1] == READY

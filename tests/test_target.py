@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,9 @@ def test_arguments_of_the_settings_are_added_to_a_target_without_any() -> None:
 def test_arguments_of_the_settings_are_refused_where_they_cannot_be_added(target: ModuleTarget | RemoteTarget) -> None:
     with pytest.raises(SettingError, match="target_arguments"):
         with_arguments(target, "n=2")
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:22100/x", "127.0.0.1:22100", "api.example:80/v1/batch", "[::1]:80/x"])
+def test_an_address_without_its_scheme_is_no_module(text: str) -> None:
+    with pytest.raises(TargetError, match=f"without its scheme. Write http://{re.escape(text)}"):
+        parse_target(text)

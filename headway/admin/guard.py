@@ -175,8 +175,8 @@ def _bearer(headers: Headers) -> bytes:
 
 
 def _is_page(path: str) -> bool:
-    """Whether a path is one of the dashboard's own files, or its sign-in."""
-    return path == _PAGES or path.startswith(_PAGES + "/")
+    """Whether a path is one of the dashboard's own files, or its sign-in, or leads there."""
+    return path in ("/", _PAGES) or path.startswith(_PAGES + "/")
 
 
 def _is_address(host: str) -> bool:

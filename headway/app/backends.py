@@ -21,6 +21,7 @@ from headway.config.extras import install_hint
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
+from headway.core.call_pace import CallPace
 from headway.core.weight_estimate import WeightEstimate
 from headway.dialects import Remote, reach
 from headway.errors import SettingError
@@ -61,6 +62,7 @@ class SlotPlan:
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         certificates: certificates towards a remote API; None: none are set.
         counters: counters of the process; None: nothing is counted.
+        pace: bounds the calls to a remote API, for all slots of the target; None: nothing does.
         shared: what the check of its kind has made, for all slots of the target; None: it is made anew.
     """
 
@@ -73,6 +75,7 @@ class SlotPlan:
     weights: WeightEstimate | None = None
     certificates: RemoteCertificates | None = None
     counters: Counters | None = None
+    pace: CallPace | None = None
     shared: Any = None
 
     @property
@@ -138,6 +141,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
         certificates=plan.certificates,
         start_timeout=plan.start_timeout,
         breaker=plan.breaker,
+        pace=plan.pace,
     )
 
 
@@ -298,6 +302,7 @@ def make_batchers(
     shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
+    pace = CallPace(settings.remote_rate)
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
     weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
     memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
@@ -316,6 +321,7 @@ def make_batchers(
             weights=weights,
             certificates=certificates,
             counters=counters,
+            pace=pace,
             shared=shared,
         )
         return Batcher(

@@ -79,7 +79,8 @@ def _lines(
         yield f"  oip      {url}/v2: Open Inference Protocol, version 2"
         if settings.grpc_port:
             yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"
-    yield f"  admin    {scheme}://{_host(settings.admin_host)}:{admin_port}/internal/health   metrics /metrics"
+    admin = f"{scheme}://{_host(settings.admin_host)}:{admin_port}"
+    yield f"  admin    {admin}/dashboard   health /internal/health   metrics /metrics"
     if settings.tls_cert:
         yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
     if settings.broker:

@@ -1,4 +1,4 @@
-"""Line on a terminal that says what a start waits for. Where standard error is no terminal, nothing is written.
+"""Line on a terminal that says what a start waits for. Where standard error is no terminal, the log tells it now and then.
 
 The cursor stays at the line's beginning, so that a line of the log takes its place.
 """
@@ -12,10 +12,16 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+import structlog
+
 from headway.worker.pools import Workers
+
+log = structlog.get_logger(__name__)
 
 LOOK_EVERY = 0.5
 """Seconds between two writings of the line."""
+SILENT = 2.0
+"""Seconds before the log tells of it where there is no terminal; the next ones are twice as far apart each time."""
 MOST_NAMED = 4
 """Most workers that are named in it."""
 _CLEAR = "\x1b[2K"
@@ -38,11 +44,13 @@ class Progress:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._shown = False
+        self._pause = LOOK_EVERY
 
     def begin(self) -> None:
         """Write the line now and then, until `end`."""
-        if self._terminal.isatty():
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._tick)
+        live = self._terminal.isatty()
+        self._pause = LOOK_EVERY if live else SILENT
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._tick if live else self._log)
 
     def end(self) -> None:
         """Take the line away. Safe to call more than once."""
@@ -65,6 +73,14 @@ class Progress:
             more = f" and {len(loading) - MOST_NAMED} more" if len(loading) > MOST_NAMED else ""
             self._shown = True
             self._write(f"{_CLEAR}loading {names}{more} … {self._clock() - min(loading.values()):.0f} s\r")
+
+    def _log(self) -> None:
+        """Log who loads, at growing intervals."""
+        self._pause *= 2
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._log)
+        since = [found for batcher in self._pool.batchers if (found := batcher.starting.since) is not None]
+        if since:
+            log.info("still loading", workers=len(since), seconds=round(self._clock() - min(since), 1))
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # A terminal that has gone needs no line.

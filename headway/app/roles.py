@@ -53,6 +53,7 @@ _OF_BATCHES = (
     "reserved_share",
     "remote_format",
     "remote_model",
+    "remote_rate",
     "remote_token",
     "remote_headers",
     "remote_headers_file",

@@ -151,7 +151,7 @@ class LazyCommand(TyperCommand):
             app = _app()
             app.command(name=self.name, help=_plain(_flowing(inspect.getdoc(found) or "")))(found)
             found = app
-        command = typer.main.get_command(found)
+        command, given = typer.main.get_command(found), [*args]
         for parameter in command.params:
             if isinstance(parameter, TyperOption | TyperArgument) and parameter.help:
                 parameter.help = _plain(parameter.help)
@@ -163,7 +163,24 @@ class LazyCommand(TyperCommand):
                 from headway.cli.other_roles import point_out
 
                 point_out(exc, option, self.name)
+            elif type(exc).__name__ == "UsageError":
+                from headway.cli.other_roles import point_out_target
+
+                point_out_target(exc, self.name)
+            elif value := _value_of(exc, given):
+                exc.message = f"{value!r}: {exc.message}"  # type: ignore[attr-defined]
             raise
+
+
+def _value_of(error: Exception, args: Sequence[str]) -> str:
+    """Value of the option that an error is about, where its message does not show it; else empty."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for name in names:
+        for place, text in enumerate(args):
+            flag, equals, value = text.partition("=")
+            if flag == name and (found := value if equals else "".join(args[place + 1 : place + 2])):
+                return "" if repr(found) in str(getattr(error, "message", "")) else found
+    return ""
 
 
 class _Deferred:

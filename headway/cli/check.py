@@ -11,12 +11,15 @@ import typer
 
 from headway.cli.flags import with_settings
 from headway.cli.role import import_log
+from headway.cli.waiting import waiting
 from headway.config import Settings, flag
-from headway.config.target import shown_target
+from headway.config.target import RemoteTarget, shown_target
 from headway.core.deadlines import fitting
-from headway.errors import SettingError
+from headway.core.service_model import ServiceModel
+from headway.errors import SettingError, TargetError
 
 if TYPE_CHECKING:
+    from headway.app.backends import SlotPlan
     from headway.cli.trial import Findings
 
 _SETTINGS = (
@@ -32,6 +35,7 @@ _SETTINGS = (
     "devices",
     "remote_format",
     "remote_model",
+    "remote_rate",
     "remote_token",
     "remote_headers",
     "remote_headers_file",
@@ -47,6 +51,8 @@ _DEADLINES = {
     "request_timeout_ms": "a request may wait for one such batch ({}) and ride in the next",
 }
 """Reasons for how long each deadline should be."""
+_FAR, _TINY_MS = 0.3, 0.5
+"""Share of a median from which on a line is far from it, and the least median in ms that counts."""
 
 
 @with_settings(_SETTINGS)
@@ -187,11 +193,51 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
             record=record,
             weights=weights,
         )
-        found = await trial.run()
+        with waiting(f"trying {spec}"):
+            found = await trial.run()
         found.weight = weights.mean if weights is not None else 0.0
+        if retries := getattr(backend, "retries", 0):
+            found.notes.append(_retried(retries, getattr(backend, "rested", 0.0)))
         return found
+    except TargetError as exc:
+        if (
+            isinstance(spec, RemoteTarget)
+            and getattr(backend, "misread", False)
+            and (fits := await _format_of(spec, plan))
+        ):
+            raise TargetError(f"{exc} With --remote-format {fits} it answers.") from None
+        raise
     finally:
         await backend.stop()
+
+
+def _retried(retries: int, rested: float) -> str:
+    """Note on what a remote API cost besides the batches that came to an end."""
+    rest = f", and it asked for {rested:.3g} s of rest" if rested else ""
+    tries = "1 call was repeated" if retries == 1 else f"{retries} calls were repeated"
+    return f"{tries}, as the API failed{rest}; the times include that"
+
+
+async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
+    """Name of a format in which a remote API answers a first batch, where none was set; empty where it answers in none."""
+    from dataclasses import replace
+
+    from headway.app.backends import make_backend
+    from headway.dialects import AUTO, DIALECTS
+
+    if plan.settings.remote_format != AUTO or spec.over_grpc:
+        return ""
+    for name in DIALECTS:
+        settings = replace(plan.settings, remote_format=name)
+        try:
+            backend = make_backend(spec, replace(plan, settings=settings, shared=None))
+            with waiting(f"asking {spec} in the format {name}"):
+                await backend.start()
+        except (SettingError, TargetError):
+            continue
+        await backend.stop()
+        return name
+    return ""
 
 
 def _advice(settings: Settings, found: Findings) -> list[str]:
@@ -201,7 +247,7 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
     model, most = found.model, settings.max_batch_size
     full = max(model.seconds(most), *(run.seconds for run in found.runs)) * 1000
     advice = [
-        f"--max-batch-size {most}: about {most / model.seconds(most):.0f} inputs/s from each worker"
+        f"--max-batch-size {most}: about {_rounded(most / model.seconds(most))} inputs/s from each worker"
         if model.seconds(most) > 0
         else f"--max-batch-size {most}"
     ]
@@ -220,6 +266,18 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
     return advice
 
 
+def _rounded(number: float) -> str:
+    """Number with the two digits that an estimate deserves."""
+    return f"{float(f'{number:.2g}'):,.10g}"
+
+
+def _ms(milliseconds: float) -> str:
+    """Milliseconds with two decimals, or the first two digits where those would be 0."""
+    if not milliseconds:
+        return "0"
+    return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
+
+
 def _weight_advice(settings: Settings, found: Findings) -> list[str]:
     """Advice on weights by a function of the target."""
     if not found.weight:
@@ -232,6 +290,15 @@ def _weight_advice(settings: Settings, found: Findings) -> list[str]:
         seconds = model.alpha + model.beta * count
         advice.append(f"--max-batch-weight {most}: {count} of these inputs a batch, in about {seconds * 1000:.0f} ms")
     return advice
+
+
+def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
+    """Words on a line that is far from the times that it goes through; empty where it is not."""
+    size, ms = max(medians, key=lambda one: abs(model.seconds(one[0]) * 1000 - one[1]) / max(one[1], _TINY_MS))
+    told = model.seconds(size) * 1000
+    if abs(told - ms) <= _FAR * max(ms, _TINY_MS):
+        return ""
+    return f"; it does not fit: {_ms(told)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set --repeats higher"
 
 
 def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
@@ -267,14 +334,15 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
     from headway.runtime.log import escape
 
     medians = _medians(found, settings.max_batch_size)
-    rows = [(str(size), f"{ms:.2f}", f"{ms / size:.2f}") for size, ms in medians]
+    rows = [(str(size), _ms(ms), _ms(ms / size)) for size, ms in medians]
     warm = (
         f"warm-up batch in {found.warm_up * 1000:.1f} ms" if found.warm_up else "no warm-up batch, as it has no example"
     )
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:
         lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
-        lines.append(f"ℓ(n) = α + βn with α = {found.model.alpha * 1000:.2f} ms, β = {found.model.beta * 1000:.3f} ms")
+        alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
+        lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms{_misfit(found.model, medians)}")
     lines += [f"  {line}" for line in advice]
     if found.recorded:
         lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 
 class Model:
-    """Turns the words of each text around. Put your model in its place."""
+    """Turns each text around. Put your model in its place."""
 
     def setup(self, device: str) -> None:
         """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
-        self.space = " "
+        self.step = -1
 
     def __call__(self, inputs: list[str]) -> list[str | Exception]:
         """Return as many outputs as there are inputs, in their order; annotated `list[Any]`, they are JSON values.
@@ -30,8 +30,7 @@ class Model:
         return [self.one(text) for text in inputs]
 
     def one(self, text: str) -> str | Exception:
-        words = text.split()
-        return self.space.join(reversed(words)) if words else ValueError("the text has no words")
+        return text[:: self.step] if text else ValueError("the text is empty")
 '''
 
 TEST = '''"""Answers of the model, in batches as they are formed in service."""
@@ -46,14 +45,14 @@ from model import Model
 
 def test_each_input_gets_its_own_output() -> None:
     with batched(Model, max_batch_size=2) as run:
-        assert run.many(["one", "one two", "a b c"]) == ["one", "two one", "c b a"]
-        assert run.batches == [["one", "one two"], ["a b c"]]
+        assert run.many(["one", "two", "three"]) == ["eno", "owt", "eerht"]
+        assert run.batches == [["one", "two"], ["three"]]
 
 
 def test_an_input_that_is_refused_costs_the_others_nothing() -> None:
     with batched(Model) as run:
-        good, refused = run.many(["one two", ""], return_errors=True)
-        assert good == "two one"
+        good, refused = run.many(["one", ""], return_errors=True)
+        assert good == "eno"
         assert isinstance(refused, RejectedByModel)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from headway.app.roles import ROLES
@@ -24,6 +25,18 @@ def point_out(error: Any, option: str, command: str | None) -> None:
     named = " and ".join(filter(None, (", ".join(takers[:-1]), takers[-1])))
     error.message = f"headway {command} has no {option}: it is a flag of headway {named}."
     error.possibilities = None
+
+
+def point_out_target(error: Any, command: str | None) -> None:
+    """Say in an error of an extra argument who takes a target. Nothing happens if `command` is no role without one."""
+    role = next((role for role in ROLES if role.value == command), None)
+    found = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", str(error.message))
+    if role is None or ROLES[role].batchers or found is None:
+        return
+    error.message = (
+        f"headway {command} takes no TARGET, and was given {found[1]}: workers run it. Start headway worker {found[1]} beside "
+        f"it with the same --broker, or all in one process: headway serve {found[1]}"
+    )
 
 
 def takers_of(option: str) -> list[str]:

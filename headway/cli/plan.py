@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.waiting import waiting
 from headway.config import FIELDS
 from headway.simulator.scenario import POLICIES
 
@@ -159,18 +160,12 @@ def plan(
         max_gpus=max_gpus,
         target_utilisation=target_utilisation,
     )
-    found = make_plan(goal, _progress)
-    if sys.stderr.isatty():
-        typer.echo("\r\033[K", err=True, nl=False)
+    with waiting("simulating") as doing:
+        found = make_plan(goal, lambda text: doing.tell(f"simulating {text}"))
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
         _show(found, "Poisson" if trace is None else trace.name)
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(f"\r\033[KSimulating {text} …", err=True, nl=False)
 
 
 def _show(found: Plan, arrivals: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headway.cli.waiting import waiting
 from headway.config import FIELDS
 from headway.errors import SettingError
 from headway.simulator.scenario import POLICIES
@@ -325,8 +326,11 @@ def simulate(
     if warmup is None:
         scenario = replace(scenario, warmup=min(_SETTLING * scenario.cycle(largest), duration / 2))
     chosen = POLICIES if compare else (policy,)
-    records = [run(replace(scenario, policy=name)) for name in chosen]
-    reports = [make_report(record) for record in records]
+    records, reports = [], []
+    for name in chosen:
+        with waiting(f"simulating {duration:g} s under {name}"):
+            records.append(run(replace(scenario, policy=name)))
+            reports.append(make_report(records[-1]))
     if plot is not None:
         from headway.simulator.plot import draw
 
@@ -402,20 +406,16 @@ def _simulate_day(
         limits=ScaleLimits(rules=chosen),
         seed=seed,
     )
-    reports = [simulate_day(day, policy, _progress) for policy in SCALE_POLICIES]
-    if sys.stderr.isatty():
-        typer.echo("\r\033[K", err=True, nl=False)
+    with waiting("simulating a day") as doing:
+        reports = [
+            simulate_day(day, policy, lambda text: doing.tell(f"simulating {text}")) for policy in SCALE_POLICIES
+        ]
     if json:
         found = {"command": ["headway", *sys.argv[1:]], "reports": reports}
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
         arrivals = "Poisson" if trace is None else trace.name
         show_day(reports, f"A day of {rate:g} requests/s ({arrivals}), starts of {cold_start_s:g} s")
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(f"\r\033[KSimulating {text} …", err=True, nl=False)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +59,17 @@ class Findings:
         """Add a fault, once."""
         if text not in self.faults:
             self.faults.append(text)
+
+
+def _fitted(runs: Sequence[Run]) -> ServiceModel:
+    """Line through the median of each size: a run that was held up once says nothing of the size."""
+    model = ServiceModel()
+    times: dict[int, list[float]] = {}
+    for run in runs:
+        times.setdefault(run.size, []).append(run.seconds)
+    for size, seconds in times.items():
+        model.observe(size, statistics.median(seconds))
+    return model
 
 
 def sizes(most: int) -> list[int]:
@@ -146,6 +158,7 @@ class Trial:
         if self._record is not None and not found.faults and not self._failures:
             await self._record_times(self._record(self._backend.signature))
         self._tell_failures()
+        found.model = _fitted(found.runs)
         return found
 
     async def _record_times(self, batches: Iterable[Sequence[Value]]) -> None:

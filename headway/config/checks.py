@@ -437,6 +437,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _between("max_parameters", 0, 10_000),
     _between("access_log", 0, 1),
     _between("promise_ms", 1, MAX_REQUEST_TIMEOUT_MS),
+    _between("remote_rate", 0, 100_000),
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),

@@ -20,7 +20,7 @@ MODEL_FIELDS = (
     "max_batch_size", "max_batch_weight", "weight", "max_wait_ms", "policy", "max_queue", "shed_depths",
     "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",
     "cache", "cache_ttl_s", "collapse", "result_ttl_s",
-    "remote_format", "remote_model", "remote_token", "remote_headers", "remote_headers_file",
+    "remote_format", "remote_model", "remote_rate", "remote_token", "remote_headers", "remote_headers_file",
     "scale_policy", "min_workers", "max_workers", "scale_rules", "scale_cooldown_s", "scale_start_s", "scale_target",
     "scale_slots", "fallback", "fallback_version", "fallback_concurrency",
 )  # fmt: skip

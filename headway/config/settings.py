@@ -351,6 +351,13 @@ class Settings(Readings, ScalingSettings):
     remote_model: str = _setting(
         "", _REMOTE, "Name of the model over there, for dialects that name it in each request or in the path."
     )
+    remote_rate: float = _setting(
+        0.0,
+        _REMOTE,
+        "Most calls to the remote API in a second, from all slots of a process together and with repeated ones; 0: no bound. What waits "
+        "for its turn counts towards `gpu_timeout_ms`.",
+        "calls/s",
+    )
     remote_token: str = _setting(
         "", _REMOTE, "Bearer token sent to the remote API; better set in the environment.", show=_hidden
     )

@@ -108,6 +108,9 @@ SCHEMES: Mapping[str, Callable[[str], Target]] = {
 }
 """Kind of target that the URL of a service names, by its scheme."""
 
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")
+"""Host, port and path of a URL that lacks its scheme."""
+
 _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
 """Text of a target with arguments, the closing parenthesis included in these."""
 
@@ -126,6 +129,8 @@ def parse_target(text: str) -> Target:
     place, colon, attribute = text.rpartition(":")
     if not colon:
         raise _nameless(text)
+    if _ADDRESS.fullmatch(text):
+        raise _error(text, "is an address without its scheme", f"Write http://{text}, or https:// before it.")
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise _error(text, f"{attribute!r} is not the name of a function or class", "Write module:function.")
     if place.endswith(".py") or "/" in place or "\\" in place:

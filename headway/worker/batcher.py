@@ -306,7 +306,7 @@ class Batcher:
             raise
         except Exception as exc:
             foreseen = isinstance(exc, HeadwayError)
-            error = str(exc) if foreseen else repr(exc)
+            error = self.starting.cause = str(exc) if foreseen else repr(exc)
             log.warning("probe failed", worker=slot.worker, error=error, exc_info=not foreseen)
             self._breaker.failure(self._clock())
             # A process whose probe fails may be past help, as after a CUDA error; a fresh one is not.
@@ -348,6 +348,7 @@ class Batcher:
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds, outages = self._clock() - since, self._availability.outages
         self._counters.departures.arrived(self.slot.worker, seconds)
+        self.starting.cause = ""
         settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
         self.figures.succeeded(lease, self._clock() - since if self._availability.outages == outages else seconds)
         self._breaker.success(self._clock())
@@ -361,7 +362,7 @@ class Batcher:
     async def _failed(
         self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
     ) -> None:
-        seconds = self._clock() - since
+        seconds, self.starting.cause = self._clock() - since, failure.message
         self._counters.departures.arrived(self.slot.worker, seconds, failure.cause.value)
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
@@ -479,9 +480,7 @@ class Batcher:
     def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
         """Status of the slot, and the reason for which it is not healthy."""
         if self._status is WorkerStatus.DEGRADED:
-            asked = self._breaker.rest_left(self._clock())
-            why = f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches"
-            return self._status, why
+            return self._status, self.starting.rests(self._breaker.rest_left(self._clock()))
         if self.figures.scarce and self._status is WorkerStatus.HEALTHY:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
         return self._status, self.starting.reason(self._clock()) if self._status is WorkerStatus.STARTING else ""

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from headway.core import deadlines
+from headway.core.excerpt import excerpt
 from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
@@ -59,10 +60,12 @@ class StartState:
     Attributes:
         since: instant at which the one began that goes on; None while none does.
         trouble: text of the error with which the last one failed; empty when it did not.
+        cause: text of the error of the last batch; empty when that came to a good end.
     """
 
     since: float | None = None
     trouble: str = ""
+    cause: str = ""
 
     def seconds(self, now: float) -> float:
         """Seconds for which a start has gone on; 0 while none does."""
@@ -70,7 +73,17 @@ class StartState:
 
     def reason(self, now: float) -> str:
         """Words on what a slot that is not up waits for."""
-        return f"has been loading for {self.seconds(now):.0f} s" if self.since is not None else self.trouble
+        if self.since is None:
+            return self.trouble or (self._after("starts anew") if self.cause else "")
+        return self._after(f"has been loading for {self.seconds(now):.0f} s")
+
+    def rests(self, asked: float) -> str:
+        """Words on a slot that rests. `asked`: seconds for which it was asked to; 0 where nobody did."""
+        return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
+
+    def _after(self, what: str) -> str:
+        """Words on what a slot does, and the last error where there is one."""
+        return f"{what}; the last error: {excerpt(self.cause)}" if self.cause else what
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:

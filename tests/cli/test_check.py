@@ -126,13 +126,25 @@ def test_a_port_that_is_taken_is_exit_code_3(tmp_path: Path) -> None:
 
 
 def test_a_remote_api_is_checked_too(tmp_path: Path) -> None:
+    calls: dict[str, int] = {}
+
     class Api(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            inputs = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            body = json.dumps([text.upper() for text in inputs]).encode()
-            self.send_response(200)
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            wrong = not isinstance(asked, dict) or "inputs" not in asked
+            busy = not wrong and not calls.setdefault(str(asked), 0)
+            calls[str(asked)] = calls.get(str(asked), 0) + 1
+            answer = (
+                {}
+                if busy
+                else {"detail": "say what"}
+                if wrong
+                else {"outputs": [text.upper() for text in asked["inputs"]]}
+            )
+            body = json.dumps(answer).encode()
+            self.send_response(503 if busy else 400 if wrong else 200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -143,8 +155,12 @@ def test_a_remote_api_is_checked_too(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/batch"
-        done = run(["check", url, "--max-batch-size", "4"], tmp_path, **PATIENT)
+        auto = run(["check", url, "--max-batch-size", "4"], tmp_path, **PATIENT)
+        done = run(["check", url, "--max-batch-size", "4", "--remote-format", "inputs"], tmp_path, **PATIENT)
         server.shutdown()
         thread.join(60)
+    assert auto.returncode == 4
+    assert "With --remote-format inputs it answers." in auto.stderr, "the format is recognised"
     assert done.returncode == 0, done.stderr
+    assert "calls were repeated, as the API failed; the times include that" in done.stdout
     assert done.stdout.endswith("fit to serve\n")

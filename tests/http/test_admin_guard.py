@@ -51,6 +51,16 @@ def test_a_rebound_name_is_refused_even_with_the_token(path: str) -> None:
     played(scene, admin_token=TOKEN, admin_names="ops.example,gpu-1")
 
 
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_the_ports_own_address_leads_to_the_dashboard(token: str) -> None:
+    async def scene(stand: Stand, port: Port) -> None:
+        answer = await port.ask("GET", "/")
+        assert (answer.status, answer.headers["location"]) == (307, "/dashboard")
+        assert (await port.ask("GET", "/", host="evil.example")).status == 403
+
+    played(scene, admin_token=token)
+
+
 def test_names_have_no_effect_without_a_token() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         for host in ("ops.example", "10.0.0.7"):

@@ -82,7 +82,9 @@ def test_a_backend_out_of_reach_is_degraded_after_its_first_batch() -> None:
             reply = await stand.ask("in vain", timeout=1.0)
             assert reply.failure is not None
             assert reply.failure.code == errors.NO_WORKERS
-            assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
+            [worker] = await stand.broker.workers()
+            assert worker.status is WorkerStatus.DEGRADED
+            assert worker.reason == "rests after failed batches; the last error: no connection came about"
             away = False
             assert (await stand.ask("good", timeout=10.0)).output == "GOOD"
 
@@ -153,8 +155,9 @@ def test_slots_of_one_api_rest_together_as_long_as_it_asks() -> None:
                 await asyncio.sleep(0.02)
             assert set(codes(await asyncio.gather(*asked))) == {errors.NO_WORKERS}
             assert sum(len(backend.batches) for backend in backends) <= 4, "what had left when the API asked"
-            [reason] = {worker.reason for worker in await stand.broker.workers()}
-            assert "as it was asked to" in reason
+            reasons = {worker.reason for worker in await stand.broker.workers()}
+            assert all("as it was asked to" in reason for reason in reasons)
+            assert any(reason.endswith("; the last error: HTTP 429; it asks for 60 s of rest") for reason in reasons)
             await asyncio.sleep(60.0)
             assert (await stand.ask("well again")).output == "WELL AGAIN"
 

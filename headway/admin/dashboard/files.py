@@ -31,12 +31,17 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """Make a route for each file; the page itself is `/dashboard`."""
-    found = []
+    """Make a route for each file; the page itself is `/dashboard`, to which the port's own address leads."""
+    found = [Route("/", _to_page)]
     for file in sorted(resources.files("headway.admin.dashboard").joinpath("page").iterdir(), key=lambda one: one.name):
         path = "/dashboard" if file.name == "index.html" else f"/dashboard/{file.name}"
         found.append(Route(path, _File(file.read_bytes(), TYPES[file.name.rpartition(".")[2]]).answer))
     return found
+
+
+async def _to_page(request: Request) -> Response:
+    # Relative, as the Host header is what anybody writes.
+    return Response(status_code=307, headers={**HEADERS, "location": "/dashboard"})
 
 
 class _File:

@@ -86,7 +86,7 @@ class HttpBackend(RemoteBackend):
             return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=True)
         verdict = judge(response.status, response.headers, self._wall())
         problem = f"HTTP {response.status}"
-        return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body)
+        return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body, response.status)
 
     def _headers(self, own: Mapping[str, str], left: float) -> dict[str, str]:
         return {

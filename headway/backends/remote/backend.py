@@ -23,9 +23,11 @@ import structlog
 
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
+from headway.backends.remote.advice import OF_FORM, advice
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
+from headway.core.call_pace import CallPace
 from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
 from headway.dialects import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
@@ -77,6 +79,7 @@ class Tried(NamedTuple):
         final: whether no other try makes sense.
         rest: seconds of rest that the API asks for; None when it asks for none.
         body: what the API says of it, for the log alone.
+        status: HTTP status of it; 0 where there is none.
     """
 
     problem: str
@@ -85,6 +88,7 @@ class Tried(NamedTuple):
     final: bool
     rest: float | None = None
     body: bytes | bytearray = b""
+    status: int = 0
 
 
 class RemoteBackend(ABC):
@@ -100,6 +104,11 @@ class RemoteBackend(ABC):
         breaker: keeps the rest that the API asks for, and since when it is away; slots of one API share it. None: one of its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
+        pace: bounds the calls, of all slots of the API that share it; None: nothing does.
+
+    Attributes:
+        retries: tries beyond the first of their request.
+        rested: seconds of rest that the API has asked for.
     """
 
     def __init__(
@@ -114,13 +123,16 @@ class RemoteBackend(ABC):
         breaker: Breaker | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
+        pace: CallPace | None = None,
     ) -> None:
         self._spec, self._remote = spec, remote
         self._dialect = self._remote.dialect
         self._credentials, self._certificates = credentials or Credentials(), certificates
         self._start_timeout, self._max_tries = start_timeout, max_tries
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
-        self._rng = rng
+        self._rng, self._pace = rng, pace or CallPace(0.0)
+        self._failed: Tried | None = None
+        self.retries, self.rested = 0, 0.0
         parts = urlsplit(remote.url)
         port = parts.port or (443 if spec.secure else 80)
         self._place = ("server.address", parts.hostname or ""), ("server.port", port)
@@ -179,8 +191,7 @@ class RemoteBackend(ABC):
         except BackendError as exc:
             raise TargetError(
                 f"target {self._spec}: the warm-up batch {[self.signature.warm_up_input]} failed: {exc}."
-                f"{await self._other_models(exc)} Check the URL, "
-                "remote_format, remote_model, the credentials and certificates, and that the API is up."
+                f"{await self._other_models(exc)} {self._advice(exc)}"
             ) from None
         finally:
             if not passed:
@@ -233,6 +244,16 @@ class RemoteBackend(ABC):
             self._dialect = self._remote.dialect.learn(answer.body)
         except BadMetadata as exc:
             raise TargetError(f"target {self._spec}: {exc}") from None
+
+    @property
+    def misread(self) -> bool:
+        """Whether the API's last failure may come from the form of the requests or answers: it answered, and took no offence
+        otherwise."""
+        return self._failed is None or self._failed.status in OF_FORM
+
+    def _advice(self, error: BackendError) -> str:
+        tried = self._failed
+        return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
         """Sentence on the models that the API says it has, where the one that it was asked for is none of them."""
@@ -325,11 +346,16 @@ class RemoteBackend(ABC):
         loop = asyncio.get_running_loop()
         sent = False
         for count in range(1, self._max_tries + 1):
+            self.retries += count > 1
+            if turn := self._pace.take(loop.time()):
+                await asyncio.sleep(turn)
             tried = await self._traced_try(call, deadline - loop.time(), count)
             if not isinstance(tried, Tried):
                 return tried
             sent = sent or tried.kind is not RemoteAbsent
+            self._failed = tried
             if tried.rest is not None:
+                self.rested += tried.rest
                 self._breaker.rest(self._clock(), tried.rest)
             pause = max(backoff(count, self._rng()), tried.rest or 0.0, self._breaker.rest_left(self._clock()))
             if tried.final or count == self._max_tries or loop.time() + pause >= deadline:

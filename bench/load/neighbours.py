@@ -1,13 +1,15 @@
 """What one tenant can do to another: for each resource one does its worst, while the other's requests are measured.
 
-    python bench/load/neighbours.py                      all of them, 8 s calm and 8 s hostile each: ten minutes
-    python bench/load/neighbours.py --only queue bodies  some of them
+    python bench/load/neighbours.py                                  what lists, large bodies and answers, and floods do: ten minutes
+    python bench/load/neighbours.py --only queue bodies --where one  some loads, in one process alone
+    python bench/load/neighbours.py --only all                       these and all others: half an hour
 
-Two tenants of one tier share one process with two GPUs made of sleep (20 ms a batch of at most 8) and a ledger. One asks
-100/s, open-loop, and holds tasks, an idempotency key's answers and a dead letter of its own. Its P95 and its errors are
-measured with nobody else there, then with the other one at its worst, and then all that was kept for it is asked for.
-What the other does is done by a process of its own, of low priority, so that it is the service that is under attack, not the
-load generator. Unless the attack is one on the queue or on memory it has a key of 1,000 requests a minute.
+Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker
+host over Redis. One tenant asks 100/s, open-loop, and holds tasks, an idempotency key's answers and a dead letter of its own.
+Its P95 and its errors are measured with nobody else there, then with the other one at its worst, and then all that was kept
+for it is asked for. What the other does is done by processes of their own, of low priority, so that it is the service that is
+under attack, not the load generator. Unless the attack is one on the queue or on memory it has a key of 1,000 requests a
+minute. It comes to all gateways, and the measured tenant to the first.
 """
 
 from __future__ import annotations
@@ -16,35 +18,47 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from bench.load import http2
 from bench.load.stream_writer import write_streams
-from bench.load.worst import KEY, WORST, Worst
+from bench.load.worst import KEY, NEIGHBOURS, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
+from bench.stand.fleet import Fleet, fleet, lone_service
 from bench.stand.generators import Measured, open_loop
 from bench.stand.stand import Server
 
 GPUS, BATCH_MS, MAX_BATCH = 2, 20.0, 8
 RATE = 100.0
-WARM_UP, HEAD_START = 2.0, 1.5
+WARM_UP, HEAD_START = 1.5, 1.0
 """Seconds of load before the calm figures; seconds for which the other is at it before the hostile ones."""
-KEPT = 20
+KEPT = 5
 """Tasks, and answers under keys, that the measured tenant has kept."""
 MOST_CONNECTIONS = 2000
+WHERE = ("one", "two")
+SHOWN = (
+    "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "its requests/s", "of them", "kept, lost",
+    "new client, max ms", "memory +MB",
+)  # fmt: skip
+"""Columns of the table; the file has all."""
+NEW_CLIENT_MS = 500.0
+"""Most milliseconds that a request over a new connection may take."""
 MEGABYTE = 1 << 20
 LEAVE_SECONDS = 5.0
 """Seconds within which what the other tenant held must be let go."""
@@ -61,51 +75,111 @@ def main() -> int:
         return asyncio.run(_do_worst(options.worst, options.url, options.key))
     stand.end_in_order()
     findings = Findings("neighbours", seconds=options.seconds, rate=RATE, pinning=stand.PINNING)
-    rows = [_measure(findings, name, options.seconds) for name in options.only]
-    findings.table("One tenant at its worst, and what another one sees; ms, MB", rows)
+    rows = []
+    for name in options.only:
+        for where in options.where:
+            rows.append(_measure(findings, name, where, options.seconds))
+            findings.say(" · ".join(f"{what} {_shown(value)}" for what, value in rows[-1].items()))
+    if options.limits:
+        rows_of_limits = [_count_charged(findings, where) for where in options.where]
+        findings.table("60 lists of 10 at all gateways, by a key of 60/min with a burst of 10", rows_of_limits)
     for row in rows:
-        findings.at_most(f"{row['resource']}: p95, % of calm", float(str(row["% of calm"])), 110, "%")
-        findings.none(f"{row['resource']}: errors", int(str(row["errors"])))
-        findings.none(f"{row['resource']}: of what was kept, lost", int(str(row["kept, lost"])))
-        findings.at_most(f"{row['resource']}: descriptors left", int(str(row["and left"])), SPARE)
+        what = f"{row['load']}, {row['where']}"
+        findings.none(f"{what}: errors", int(str(row["errors"])))
+        findings.at_most(f"{what}: P95, % of calm", float(str(row["% of calm"])), float(str(row["at most"])), "%")
+        findings.none(f"{what}: of what was kept, lost", int(str(row["kept, lost"])))
+        findings.at_most(f"{what}: descriptors left", int(str(row["and left"])), SPARE)
+        if row["new client, max ms"] is not None:
+            findings.at_most(f"{what}: a new client waits", float(str(row["new client, max ms"])), NEW_CLIENT_MS, "ms")
+    findings.keep("loads", rows)
+    shown = [{column: row[column] for column in SHOWN} for row in rows]
+    findings.table("One tenant at its worst, and what another one sees; ms, MB", shown)
     return findings.close()
 
 
-def _measure(findings: Findings, name: str, seconds: float) -> dict[str, object]:
-    """One resource: calm, then hostile."""
+def _shown(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[str, object]:
+    """One load: calm, then hostile."""
     worst = WORST[name]
     with (
         tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder,
-        _service(Path(folder), worst.flags) as service,
+        _service(Path(folder), worst, where) as service,
     ):
-        server, grpc, keys = service
-        url = f"http://127.0.0.1:{grpc}" if worst.grpc else server.url
+        made, keys = service
+        server = made.doors[0]
         calm_key, worst_key = keys["calm"], keys["limited" if worst.limited else "unlimited"]
         expect = ("--key", calm_key, "--expect", "upper")
-        open_loop(server, RATE, WARM_UP, *expect)
+        open_loop(server, worst.rate, WARM_UP, *expect)
         kept = _Kept(server, calm_key)
-        calm = open_loop(server, RATE, seconds, *expect)
-        before = _sizes(server, Path(folder))
-        held = server.descriptors()
-        with _attack(name, url, worst_key) as attack:
+        calm = open_loop(server, worst.rate, seconds, *expect)
+        before, held = _sizes(server, Path(folder)), server.descriptors()
+        with contextlib.ExitStack() as attacks:
+            acts = [
+                attacks.enter_context(_attack(act, _urls(made, WORST[act]), worst_key))
+                for act in (name, worst.beside)
+                if act
+            ]
+            newcomers = attacks.enter_context(_Newcomers(server, calm_key)) if worst.newcomers else None
             time.sleep(HEAD_START)
-            hostile = open_loop(server, RATE, seconds, *expect)
-            after = _sizes(server, Path(folder))
-            most = server.descriptors()
-        done = attack.done()
-        lost = kept.lost()
-        left = _left(server, held)
-        kept_memory = server.rss().get("front", 0) - before["memory"]
-    findings.keep(name, {"calm": calm, "hostile": hostile, "attack": done})
-    share = 100 * hostile.report.total.latency_ms.p95 / calm.report.total.latency_ms.p95
-    asked = sum(done.values())
-    answers = ", ".join(f"{times} × {what}" for what, times in Counter(done).most_common(3))
+            hostile = open_loop(server, worst.rate, seconds, *expect)
+            after, most = _sizes(server, Path(folder)), server.descriptors()
+        done = Counter[str]()
+        for act in acts:
+            done.update(act.done())
+        lost, left = kept.lost(), _left(server, held)
+        kept_memory = _memory(server) - before["memory"]
+    findings.keep(f"{name}, {where}", {"calm": calm, "hostile": hostile, "attack": done})
+    calm_p95, p95 = (one.report.total.latency_ms.p95 for one in (calm, hostile))
     return {
-        "resource": name, "the other": worst.what, "its requests/s": asked / (seconds + HEAD_START), "of them": answers,
-        "p95 calm": calm.report.total.latency_ms.p95, "p95": hostile.report.total.latency_ms.p95, "% of calm": share,
-        "errors": _errors(hostile), "kept, lost": lost, "descriptors": most - held, "and left": left,
+        "load": name, "where": where, "errors": _errors(hostile), "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
+        "at most": worst.bound, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
+        "of them": ", ".join(f"{times} × {what}" for what, times in done.most_common(3)), "kept, lost": lost,
+        "new client, max ms": None if newcomers is None else 1000 * newcomers.longest, "descriptors": most - held, "and left": left,
         **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before}, "and kept MB": kept_memory / MEGABYTE,
     }  # fmt: skip
+
+
+def _urls(made: Fleet, worst: Worst) -> str:
+    """Where an attack comes to: all doors, divided by commas."""
+    return ",".join(f"http://127.0.0.1:{door.grpc_port}" if worst.grpc else door.url for door in made.doors)
+
+
+def _count_charged(findings: Findings, where: str) -> dict[str, object]:
+    """Inputs that ran of lists that count towards a limit, beside those that were charged and answered."""
+    lists, size = 60, 10
+    with (
+        tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder,
+        _service(Path(folder), WORST["lists"], where) as service,
+    ):
+        made, keys = service
+        answers: list[bool] = []
+
+        def ask(number: int) -> None:
+            body = json.dumps({"inputs": [f"{number} {at}" for at in range(size)]}).encode()
+            door = made.doors[number % len(made.doors)]
+            answers.append(bool(_call(door, keys["listed"], "POST", "/v1/inference", body).get("outputs")))
+
+        begun, ran = time.monotonic(), _ran(made)
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(lists)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        elapsed = time.monotonic() - begun
+        time.sleep(1.0)  # What was refused late may be on its way yet.
+        ran = _ran(made) - ran
+    allowed = size + int(elapsed)
+    findings.at_most(f"limits, {where}: inputs answered", size * sum(answers), allowed)
+    findings.none(f"limits, {where}: inputs that ran and were not answered", ran - size * sum(answers))
+    return {"where": where, "answered": size * sum(answers), "ran": ran, "allowed": allowed}
+
+
+def _ran(made: Fleet) -> int:
+    """Inputs that the GPUs have run."""
+    return round(sum(host.total("headway_batch_size_sum") for host in made.hosts))
 
 
 def _left(server: Server, before: int) -> int:
@@ -153,41 +227,96 @@ class _Kept:
 
     def _call(self, method: str, path: str, text: str = "", **fields: str) -> dict[str, Any]:
         body = json.dumps({"input": text}).encode() if text else None
-        headers = {"Authorization": f"Bearer {self._key}", **fields}
-        request = urllib.request.Request(f"{self._server.url}{path}", body, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                told: dict[str, Any] = json.loads(answer.read())
-                return told | {"replayed": answer.headers["idempotency-replayed"]}
-        except urllib.error.HTTPError as error:
-            return {**json.loads(error.read()), "error": error.code}
+        return _call(self._server, self._key, method, path, body, **fields)
+
+
+def _call(server: Server, key: str, method: str, path: str, body: bytes | None = None, **fields: str) -> dict[str, Any]:
+    """One request over a connection of its own; its answer, with what the header says of it."""
+    headers = {"Authorization": f"Bearer {key}", **fields}
+    request = urllib.request.Request(f"{server.url}{path}", body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            told: dict[str, Any] = json.loads(answer.read())
+            return told | {"replayed": answer.headers["idempotency-replayed"]}
+    except urllib.error.HTTPError as error:
+        return {**json.loads(error.read()), "error": error.code}
+
+
+class _Newcomers:
+    """Requests of the measured tenant's over new connections, one after the other, while the context lasts.
+
+    Attributes:
+        longest: seconds that one took at most.
+    """
+
+    def __init__(self, server: Server, key: str) -> None:
+        self.longest = 0.0
+        self._server, self._key = server, key
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.1):
+            begun = time.monotonic()
+            try:
+                _call(self._server, self._key, "POST", "/v1/inference", b'{"input":"new"}')
+            except OSError:
+                self.longest = math.inf
+            self.longest = max(self.longest, time.monotonic() - begun)
 
 
 @contextlib.contextmanager
-def _service(folder: Path, flags: Sequence[str]) -> Iterator[tuple[Server, int, dict[str, str]]]:
-    """The service, its gRPC port, and the keys of both tenants."""
+def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, dict[str, str]]]:
+    """The service, in one process or over Redis, and the keys of both tenants."""
     keys, rows = {}, []
-    for name, rate in (("calm", 0), ("limited", 1000), ("unlimited", 0)):
+    for name, rate, burst in (("calm", 0, 0), ("limited", 1000, 0), ("unlimited", 0, 0), ("listed", 60, 10)):
         id, hashed, keys[name] = stand.fresh_key()
-        tenant = "calm" if name == "calm" else "worst"
+        tenant, tier = ("calm", worst.calm_tier) if name == "calm" else ("worst", worst.tier)
         rows.append(
-            f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\nuser = "{name}"\ntenant = "{tenant}"\ntier = "paid"\n'
-            f"rate = {rate}\n"
+            f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\nuser = "{name}"\ntenant = "{tenant}"\ntier = "{tier}"\n'
+            f"rate = {rate}\n" + (f"burst = {burst}\n" if burst else "")
         )
     (folder / "keys.toml").write_text("".join(rows), encoding="utf-8")
-    port = stand.free_port()
-    with stand.headway(
-        f"{stand.TARGETS}:Neighbours", "--grpc-port", str(port), "--workers", str(GPUS), "--max-batch-size", str(MAX_BATCH),
-        "--keys", str(folder / "keys.toml"), "--ledger", f"sqlite:///{folder / 'ledger.db'}",
-        "--max-connections", str(MOST_CONNECTIONS), *flags, name="neighbours", environment={"NEIGHBOURS_MS": f"{BATCH_MS:g}"},
-    ) as server:  # fmt: skip
-        yield server, port, keys
+    target, environment = f"{stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
+    batch = ("--max-batch-size", str(MAX_BATCH))
+    gpus = ("--workers", str(GPUS))
+    doors = ("--keys", str(folder / "keys.toml"), "--max-connections", str(MOST_CONNECTIONS))
+    if where == "one":
+        ledger = ("--ledger", f"sqlite:///{folder / 'ledger.db'}")
+        flags = (*batch, *gpus, *doors, *ledger, *worst.gateway_flags, *worst.worker_flags, *worst.controller_flags)
+        with lone_service(target, *flags, name="neighbours", environment=environment, grpc=True) as made:
+            yield made, keys
+        return
+    with fleet(
+        target, name="neighbours", gateways=2, grpc=True, gateway_flags=(*doors, *worst.gateway_flags),
+        worker_flags=(*batch, *gpus, *worst.worker_flags), controller_flags=worst.controller_flags, environment=environment,
+    ) as made:  # fmt: skip
+        for door in made.doors:
+            door.wait_for(partial(_answers, door, keys["calm"]))
+        yield made, keys
+
+
+def _answers(server: Server, key: str) -> bool:
+    return "output" in _call(server, key, "POST", "/v1/inference", b'{"input":"first"}')
+
+
+def _memory(server: Server) -> int:
+    """Bytes of a process without those that run functions."""
+    return sum(size for role, size in server.rss().items() if role != "gpu")
 
 
 def _sizes(server: Server, folder: Path) -> dict[str, float]:
     """Bytes of what may grow."""
     return {
-        "memory": server.rss().get("front", 0),
+        "memory": _memory(server),
         "ledger": sum(path.stat().st_size for path in folder.glob("ledger.db*")),
         "log": len(server.output),
         "metrics": len(server.metrics()) * 100,
@@ -213,7 +342,7 @@ class _Attack:
 @contextlib.contextmanager
 def _attack(name: str, url: str, key: str) -> Iterator[_Attack]:
     OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / "neighbours-attack.json"
+    path = OUT / f"neighbours-attack-{name.replace(' ', '-')}.json"
     command = [sys.executable, __file__, "--worst", name, "--url", url, "--key", key]
     with path.open("w") as out:
         process = subprocess.Popen(stand.on_load_core(command), stdout=out, text=True)
@@ -236,13 +365,13 @@ async def _do_worst(name: str, url: str, key: str) -> int:
     """Be the other tenant until SIGTERM; prints what was answered."""
     os.nice(NICE)
     worst, numbers, answers = WORST[name], count(), Counter[str]()
-    parts = urlsplit(url)
+    addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, url.split(","))]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
     act = write_streams if worst.streams else _frames if worst.grpc else _client
     clients = [
-        asyncio.create_task(act(worst, (parts.hostname or "", parts.port or 0), key, numbers, answers))
-        for _ in range(worst.connections)
+        asyncio.create_task(_in_turn(act, number, worst, addresses[number % len(addresses)], key, numbers, answers))
+        for number in range(worst.connections)
     ]
     print(BEGUN, flush=True)
     await stop.wait()
@@ -251,6 +380,13 @@ async def _do_worst(name: str, url: str, key: str) -> int:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
     return 0
+
+
+async def _in_turn(act: Any, number: int, worst: Worst, *how: Any) -> None:
+    """One of its connections, which begins when it is its turn."""
+    if worst.every < 60.0:
+        await asyncio.sleep(worst.every * number / worst.connections)
+    await act(worst, *how)
 
 
 async def _client(
@@ -323,20 +459,43 @@ async def _drop(reader: asyncio.StreamReader) -> None:
 
 
 async def _status(reader: asyncio.StreamReader) -> str:
+    """Status of an answer, once all of it has come."""
     head = await reader.readuntil(b"\r\n\r\n")
-    at = head.lower().find(b"content-length:")
-    if at >= 0:
-        await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
+    lowered = head.lower()
+    if b"transfer-encoding: chunked" in lowered:
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            await _skip(reader, size + 2)
+        await reader.readline()
+    elif (at := lowered.find(b"content-length:")) >= 0:
+        await _skip(reader, int(head[at + 15 :].split(b"\r\n", 1)[0]))
     return head[9:12].decode()
+
+
+async def _skip(reader: asyncio.StreamReader, size: int) -> None:
+    while size > 0:
+        content = await reader.read(min(size, 1 << 20))
+        if not content:
+            raise EOFError
+        size -= len(content)
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One tenant at its worst, and what another one sees of it.")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
-    parser.add_argument("--only", nargs="+", choices=WORST, default=list(WORST), metavar="RESOURCE")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load (default %(default)g)")
+    loads = f"of: all, {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
+    parser.add_argument("--only", nargs="+", choices=("all", *WORST), default=[*NEIGHBOURS], metavar="LOAD", help=loads)
+    parser.add_argument(
+        "--where", nargs="+", choices=WHERE, default=list(WHERE), help="one process, or two gateways over Redis"
+    )
+    parser.add_argument(
+        "--limits", action=argparse.BooleanOptionalAction, default=True, help="count what limits charge for lists"
+    )
     for hidden in ("--worst", "--url", "--key"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if "all" in options.only:
+        options.only = list(WORST)
+    return options
 
 
 if __name__ == "__main__":

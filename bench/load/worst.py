@@ -34,7 +34,12 @@ class Worst:
         grpc: it comes to the gRPC port. Its answers are read and dropped, and it waits for none.
         once: requests after which a connection sends no more; 0: none.
         streams: streams of messages on each connection, over gRPC, by a client that heeds flow control; `request` is a message.
-        flags: further ones of the service's command line.
+        gateway_flags, worker_flags, controller_flags: further ones of the service's command line, by what they are for.
+        bound: most that the P95 of the measured tenant may be, in percent of what it is while nobody else is there.
+        tier, calm_tier: tiers of its keys, and of the measured tenant's.
+        rate: requests per second of the measured tenant.
+        beside: name of what it does at the same time.
+        newcomers: whether the measured tenant's new connections are timed as well.
     """
 
     what: str
@@ -47,7 +52,15 @@ class Worst:
     grpc: bool = False
     once: int = 0
     streams: int = 0
-    flags: tuple[str, ...] = ()
+    gateway_flags: tuple[str, ...] = ()
+    worker_flags: tuple[str, ...] = ()
+    controller_flags: tuple[str, ...] = ()
+    bound: float = 110.0
+    tier: str = "paid"
+    calm_tier: str = "paid"
+    rate: float = 100.0
+    beside: str = ""
+    newcomers: bool = False
 
 
 def _ask(text: str, *fields: str, **members: Any) -> bytes:
@@ -93,7 +106,7 @@ WORST: dict[str, Worst] = {
     "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
     "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
     "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
-    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=True, flags=_ROOMY),
+    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=True, gateway_flags=_ROOMY),
     "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=True),
     "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
     "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
@@ -234,4 +247,101 @@ WORST |= {
     "nesting": Worst("JSON nested 400,000 deep", _nested, 8),
     "prompts": Worst("4,096 prompts, and 8 prompts of 128 choices", lambda n: (_FULL, _CHOICES)[n % 2], 16, limited=False),
     "chats": Worst("chats of 800 messages of 20 parts", lambda n: _DEEP, 16),
+}  # fmt: skip
+
+
+# Large bodies, answers and lists, and floods that others of the tier should not feel.
+
+_LISTED, _LARGE_LIST = ["text"] * 160, {"x": "p" * 900_000}
+_FEW, _LITTLE = ("--max-batch-size", "2"), ("--target-utilisation", "0.1")
+"""Flags of a service whose lowest tier may send 20 requests a second."""
+_DEEP_TREE: Any = []
+for _ in range(29):
+    _DEEP_TREE = [_DEEP_TREE]
+_TREES = [_DEEP_TREE] * 14_000
+_PARAMETERS: list[dict[str, Any]] = [{"x": _TREES}, {"x": [{}] * 7_000}]
+_DOORS: dict[str, dict[str, Any]] = {
+    "/v1/inference": {"input": "x"},
+    "/v1/predict": {"model_id": "default", "input_data": "x"},
+    "/v1/completions": {"model": "default", "prompt": "x"},
+    "/v1/chat/completions": {"model": "default", "messages": [{"role": "user", "content": "x"}]},
+    "/v2/models/default/infer": {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["x"]}]},
+}
+_TREES_IN = [_members(path, **body, parameters=tree) for tree in _PARAMETERS for path, body in _DOORS.items()] + [
+    _members("/v1/completions", **_DOORS["/v1/completions"], logit_bias=_TREES),
+    _members("/v1/completions", **_DOORS["/v1/completions"], metadata=_TREES),
+    _members("/v1/chat/completions", **_DOORS["/v1/chat/completions"], tools=[{"x": _TREES}]),
+]
+_WIDE = _members("/v1/inference", inputs=["BIG"] * 1000)
+_PACKED = _post(gzip.compress(b'{"input":"zip"' + b" " * 1_000_000 + b"}", 9), "Content-Encoding: gzip")
+
+
+def _kept(number: int) -> bytes:
+    """Outputs of 8 MB that are kept, or that several have in common."""
+    fields = ((), ("Prefer: respond-async",), (f"Idempotency-Key: k{number}",), ())[number % 4]
+    return _ask("HUGE" if number % 4 == 3 else f"HUGE {number}", *fields)
+
+
+def _listed(number: int) -> bytes:
+    """Tensor of 1,024 small texts."""
+    asked = _TENSOR(model_name="default", id=str(number), raw_input_contents=[pack([b"%d" % at for at in range(1024)])])
+    asked.inputs.add(name="x", datatype="BYTES", shape=[1024])
+    return bytes(asked.SerializeToString())
+
+
+NEIGHBOURS: dict[str, Worst] = {
+    "free": Worst(
+        "300 requests/s of a tier that has room for 20", lambda n: _ask(f"flood {n}"), 30, every=0.1, limited=False, bound=125,
+        worker_flags=_FEW, controller_flags=_LITTLE, tier="free", calm_tier="free", rate=8.0,
+    ),
+    "paid as free": Worst(
+        "the same by a higher tier that asks as the lowest", lambda n: _ask(f"flood {n}", "X-Request-Tier: free"), 30, every=0.1,
+        limited=False, bound=125, worker_flags=_FEW, controller_flags=_LITTLE, calm_tier="free", rate=8.0,
+    ),
+    "list parameters": Worst(
+        "160, and 8, texts with 900 kB of parameters",
+        lambda n: _members("/v1/inference", inputs=_LISTED[: (160, 8)[n % 2]], parameters=_LARGE_LIST), 8, every=4.0,
+        limited=False, bound=125,
+    ),
+    "nested parameters": Worst(
+        "14,000 lists nested 30 deep, and 7,000 objects, as parameters at every door", lambda n: _TREES_IN[n % len(_TREES_IN)],
+        8, every=4.0, limited=False, bound=125,
+    ),
+    "wide answers": Worst(
+        "1,000 outputs of 1 MB that ran once", lambda n: _WIDE, 2, every=1.0, limited=False, bound=125, gateway_flags=("--collapse",),
+    ),
+    "long answers": Worst(
+        "160 outputs of 1 MB", lambda n: _members("/v1/inference", inputs=[f"BIG {n} {at}" for at in range(160)]), 2, every=1.0,
+        limited=False, bound=125,
+    ),
+    "kept answers": Worst(
+        "outputs of 8 MB for tasks, keys, the cache and who asks the same", _kept, 8, every=4.0, limited=False, bound=125,
+        gateway_flags=("--cache", "--collapse"),
+    ),
+    "many kept answers": Worst(
+        "the same, 16 a second", _kept, 32, every=2.0, limited=False, bound=125, gateway_flags=("--cache", "--collapse"),
+    ),
+    "lists": Worst(
+        "lists of 1,024 small texts", lambda n: _members("/v1/inference", inputs=[f"{n} {at}" for at in range(1024)]), 8,
+        every=4.0, limited=False,
+    ),
+    "lists over gRPC": Worst(
+        "tensors of 1,024 small texts", lambda n: _call(n, _INFER, _listed(n)), 8, every=4.0, grpc=True, limited=False,
+    ),
+    "gzip": Worst("2 kB of gzip of which 1 MB comes", lambda n: _PACKED, 16, every=0.25, limited=False),
+    "bodies at both doors": Worst(
+        "bodies without an end over HTTP and over gRPC", lambda n: _UNENDED, 300, waits=False, limited=False,
+        beside="half messages",
+    ),
+    "new connections": Worst(
+        "300 new connections at once, again and again", lambda n: _ask(f"c {n}"), 300, every=0.5, limited=False, leaves=True,
+        newcomers=True,
+    ),
+}  # fmt: skip
+WORST |= NEIGHBOURS | {
+    "half messages": Worst(
+        "messages of 1 MB over gRPC, never ended",
+        lambda n: http2.headers(n, _PREDICT, _AUTHORIZATION) + http2.message(n, b"u" * 16_000, length=1_000_000, end=False), 20,
+        grpc=True, once=30, limited=False,
+    )
 }  # fmt: skip

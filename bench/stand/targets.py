@@ -81,7 +81,7 @@ class Waiting:
 class Neighbours:
     """Each text in capitals, after NEIGHBOURS_MS milliseconds a batch.
 
-    A text that starts with POISON makes its batch raise; REJECT fails alone; BIG is answered with 1 MB.
+    A text that starts with POISON makes its batch raise; REJECT fails alone; BIG is answered with 1 MB, HUGE with 8.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Neighbours:
             raise RuntimeError("a poisonous input")
         return [
             ValueError("rejected") if text.startswith("REJECT") else "x" * 1_000_000 if text.startswith("BIG")
-            else text.upper() for text in inputs
+            else "x" * 8_000_000 if text.startswith("HUGE") else text.upper() for text in inputs
         ]  # fmt: skip
 
 

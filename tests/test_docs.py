@@ -81,8 +81,11 @@ def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> No
         == Scenario(rate=1.0, workers=1, alpha=1.0, max_batch=1).target_utilisation
         == 1.0
     )
+    small_rooms = {"worst.py"}  # What floods of the lowest tier do is measured where nobody waits for GPUs.
     for program in (ROOT / "bench" / "load").glob("*.py"):
-        assert "--target-utilisation" not in program.read_text(encoding="utf-8"), program.name
+        assert program.name in small_rooms or "--target-utilisation" not in program.read_text(encoding="utf-8"), (
+            program.name
+        )
     measured, simulated = (
         (DOCS / "benchmarks" / name).read_text(encoding="utf-8") for name in ("measured.md", "simulated.md")
     )

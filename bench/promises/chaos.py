@@ -8,6 +8,7 @@
     python bench/promises/chaos.py --zones 3                 each gateway and worker host is in one of three zones, and whole zones are killed, too
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
+    python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -25,6 +26,9 @@ the ledger and the statuses of the gateways are compared with what ran.
 Every request is recorded in a ledger, in PostgreSQL, which is killed and paused, too. In the end its rows, what gateways have
 counted, dead letters, what is left in Redis, and each warning in a log are compared with what clients were told, what failed
 and what was done.
+
+With --sharing some requests name one of two further models. Hosts that have all three on one GPU, which holds two of them at a
+time, are put to trouble as the others are.
 
 With --zones the hosts of each version are in as many zones as there are hosts for.
 
@@ -56,7 +60,9 @@ from bench.promises.crowd import loop_factory
 from bench.promises.evidence import LATE_SECONDS, Witness
 from bench.promises.growth import Growth, flags_of_host, flags_of_scaler
 from bench.promises.ledgers import KINDS, Ledger, ledger_of
+from bench.promises.registry_watch import RegistryWatch
 from bench.promises.rollout import Rollout, report
+from bench.promises.stalls import stalls_noted
 from bench.promises.trouble import Trouble
 from bench.stand import fleet, lone, stand
 from bench.stand.findings import OUT, Findings
@@ -83,9 +89,11 @@ SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
+OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
+"""Targets of further models."""
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
-"""Requests a second and burst of the last tenant."""
+"""Requests a second and burst of the last tenant to the default model; to all models together it may have twice as many."""
 
 
 def main() -> int:
@@ -101,7 +109,9 @@ def main() -> int:
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
     with tempfile.TemporaryDirectory(prefix="headway-bench-chaos-") as name:
         folder = Path(name)
-        limit = f"rate = {CAPPED[0] * 60}\nburst = {CAPPED[1]}\n"
+        rate, burst = CAPPED[0] * 60, CAPPED[1]
+        model = f"{{default = {{rate = {rate}, burst = {burst}}}}}"
+        limit = f"rate = {2 * rate}\nburst = {2 * burst}\nmodel_limits = {model}\n"
         keys = (entry(tenant, tenant, tenant, more=limit if tenant == TENANTS[-1] else "") for tenant in TENANTS)
         (folder / "keys.toml").write_text("".join(keys))
         versions = options.versions.split(",") if options.versions else []
@@ -112,17 +122,21 @@ def main() -> int:
             if options.memory
             else _fleet(folder, options, versions, ledger) as made,
         ):
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
-                crowd, trouble, witness, growth = runner.run(_drive(made, options, versions, rollout, ledger))
-                rest = runner.run(_settled(made))
-            collect(made, crowd.history.evidence)
-            findings.keep("keys", crowd.history.evidence.keys)
+            history = History()
+            with stalls_noted(made.store, history.faults):
+                with asyncio.Runner(loop_factory=loop_factory) as runner:
+                    crowd, trouble, witness, growth = runner.run(
+                        _drive(made, options, versions, rollout, ledger, history)
+                    )
+                    rest = runner.run(_settled(made))
+                collect(made, history.evidence)
+            findings.keep("keys", history.evidence.keys)
             made.stop()
-            crowd.history.evidence.lines = lines_of(made)
-            crowd.history.evidence.rows = ledger.rows()
-            crowd.history.runs = runs_in(folder / "journal")
+            history.evidence.lines = lines_of(made)
+            history.evidence.rows = ledger.rows()
+            history.runs = runs_in(folder / "journal")
             if versions:
-                report(findings, crowd.history)
+                report(findings, history)
             _audit(findings, crowd, trouble)
             for path in witness.files:
                 findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
@@ -148,7 +162,7 @@ def _fleet(
         TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=hosts,
         controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1", *host), controller_flags=scaler,
         environment=_environment(folder), grpc=True, zones=[f"zone-{one}" for one in range(options.zones)] or [""],
-        versions=versions,
+        versions=versions, others=OTHERS if options.sharing else {}, sharing=options.sharing,
     )  # fmt: skip
 
 
@@ -159,8 +173,9 @@ def _service(
     flags += flags_of_scaler(1, MOST_WORKERS * HOSTS) if options.autoscale else ()
     version, *_ = versions or [""]
     return fleet.lone_service(
-        TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version
-    )
+        TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version,
+        others=OTHERS if options.sharing else {},
+    )  # fmt: skip
 
 
 def _flags(folder: Path) -> list[str]:
@@ -177,22 +192,34 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 async def _drive(
-    made: Fleet, options: argparse.Namespace, versions: Sequence[str], rollout: Rollout | None, ledger: Ledger
+    made: Fleet,
+    options: argparse.Namespace,
+    versions: Sequence[str],
+    rollout: Rollout | None,
+    ledger: Ledger,
+    history: History,
 ) -> tuple[Crowd, Trouble, Witness, Growth]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     crowd = Crowd(
-        [], tenants, options.rate, options.seed, poison=options.poison, large=options.large, versions=versions
-    )
-    history = crowd.history
-    history.limits[TENANTS[-1]] = CAPPED
+        [],
+        tenants,
+        options.rate,
+        options.seed,
+        poison=options.poison,
+        large=options.large,
+        versions=versions,
+        models=list(OTHERS) if options.sharing else [], history=history,
+    )  # fmt: skip
+    history.limits |= {(TENANTS[-1], ""): CAPPED, (TENANTS[-1], None): (2 * CAPPED[0], 2 * CAPPED[1])}
     trouble = Trouble(made, crowd.doors, history.faults, history.processes, options.every, options.seed, ledger.server)
     if versions and rollout is None:
         history.weighings.append(Weighing(dict.fromkeys(versions, 1.0), 0.0))
     weighing = asyncio.create_task(rollout.run(made, history) if rollout is not None else asyncio.sleep(0))
     witness = Witness(made, history, OUT)
     growth = Growth(made)
-    beside = [weighing, asyncio.create_task(witness.run())]
+    watch = RegistryWatch(made, history.evidence.sightings)
+    beside = [weighing, asyncio.create_task(witness.run()), asyncio.create_task(watch.run())]
     if options.autoscale:
         beside.append(asyncio.create_task(growth.run()))
     load = asyncio.create_task(crowd.run(options.seconds))
@@ -253,7 +280,9 @@ def _look(made: Fleet) -> Rest:
         health = gateway.ask("/internal/health")
         held += health["pending"]
         queued = max(queued, health["queue_depth"])
-        listed = [one for one in gateway.ask("/internal/workers")["workers"] if one["status"] != "offline"]
+        listed = [
+            one for one in gateway.ask("/internal/workers")["workers"] if one["status"] not in ("offline", "cold")
+        ]
         if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
     kept, endless = ({}, 0) if made.store is None else (made.redis.remains(), made.redis.endless_values())
@@ -336,6 +365,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--zones", type=int, default=0, help="zones of the fleet (default %(default)s)")
     parser.add_argument(
         "--ledger", choices=KINDS, default=KINDS[0], help="where every request is recorded (default %(default)s)"
+    )
+    parser.add_argument(
+        "--sharing",
+        type=int,
+        default=0,
+        help="worker hosts more that have several models on one GPU; with --memory, whether the service does (default %(default)s)",
     )
     parser.add_argument("--memory", action="store_true", help="one service with its broker in memory")
     parser.add_argument(

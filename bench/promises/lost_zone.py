@@ -178,7 +178,7 @@ async def _drive(made: Fleet, options: argparse.Namespace) -> tuple[Crowd, float
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     doors = [Door(one.name, urlsplit(one.url).port or 80, grpc=one.grpc_port) for one in made.gateways]
     crowd = Crowd(doors, tenants, options.rate, options.seed)
-    crowd.history.limits[TENANTS[-1]] = CAPPED
+    crowd.history.limits[TENANTS[-1], None] = CAPPED
     load = asyncio.create_task(crowd.run(options.calm + options.after))
     try:
         await asyncio.sleep(options.calm)

@@ -106,8 +106,10 @@ class Trouble:
         self._redis_in_peace = made.store is not None
         self._ledger, self._ledger_in_peace = ledger, ledger is not None
         self._running: set[asyncio.Task[None]] = set()
+        self._failed: list[BaseException | None] = []
         self._children: list[Process] = []
         self._units: list[Unit] = []
+        self._host = "worker" if made.workers else "service"
         for role, servers in made.rosters.items():
             for server in servers:
                 self._enlist(role, server)
@@ -116,7 +118,6 @@ class Trouble:
             there.add("zone")
         if ledger is not None:
             there.add("ledger")
-        self._host = "worker" if made.workers else "service"
         self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
 
     async def make(self, seconds: float) -> None:
@@ -128,7 +129,9 @@ class Trouble:
                 await asyncio.sleep(pause)
                 self._begin()
             while self._running:
-                await asyncio.gather(*self._running)
+                await asyncio.wait(self._running)
+            for failure in filter(None, self._failed):
+                raise failure
         finally:
             watch.cancel()
             for task in self._running:
@@ -164,8 +167,13 @@ class Trouble:
             doing = self._rng.choice(doings)
             what = lambda: doing(unit)  # noqa: E731
         task = self._loop.create_task(self._run(what))
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Keep a trouble that is under way; one that fails fails all of it."""
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda done: None if done.cancelled() else self._failed.append(done.exception()))
 
     async def _run(self, what: Callable[[], Awaitable[None]]) -> None:
         await what()
@@ -268,8 +276,20 @@ class Trouble:
             try:
                 await asyncio.sleep(self._rng.uniform(*LEDGER_AWAY))
             finally:
-                await asyncio.to_thread(server.start if killed else server.resume)
+                await (self._start_ledger(server) if killed else asyncio.to_thread(server.resume))
         self._ledger_in_peace = True
+
+    async def _start_ledger(self, server: PostgresServer) -> None:
+        """Start it again, which may fail while what was killed is still on its way out."""
+        for attempt in range(1, MOST_STARTS + 1):
+            try:
+                await asyncio.to_thread(server.start)
+                return
+            except AssertionError:
+                if attempt == MOST_STARTS:
+                    raise
+                await asyncio.to_thread(server.kill)
+                await asyncio.sleep(START_AGAIN)
 
     def _leave(self, unit: Unit, standing: Standing) -> None:
         """From now on it is not asked, and not counted on. Said before the signal is sent."""
@@ -286,7 +306,7 @@ class Trouble:
         self._fleet.rosters[unit.role].remove(unit.server)
         await asyncio.sleep(self._rng.uniform(*GONE))
         for attempt in range(1, MOST_STARTS + 1):
-            server = self._fleet.start(unit.role, unit.server.zone, unit.server.version)
+            server = self._fleet.start(unit.role, unit.server.zone, unit.server.version, unit.server.models)
             try:
                 await asyncio.to_thread(fleet.wait_until_up, unit.role, server)
             except Broken:
@@ -308,11 +328,14 @@ class Trouble:
             ports = urlsplit(server.url).port or 80, urlsplit(server.admin).port or 0
             door = Door(server.name, ports[0], grpc=server.grpc_port, admin=ports[1])
             self._doors.append(door)
-            self._processes.append(Presence(server.name, "", now))
+            self._processes.append(Presence(server.name, "", now, zone=server.zone))
         else:
             door = None
-        if server.version:
-            self._processes.append(Presence(server.name, server.version, now))
+        if role == self._host:
+            models = ("", *server.models)
+            self._processes.append(
+                Presence(server.name, server.version, now, models=models, zone=server.zone, host=True)
+            )
         self._units.append(Unit(role, server, door))
 
     async def _watch(self) -> None:
@@ -322,9 +345,7 @@ class Trouble:
             for unit in [unit for unit in self._units if unit.in_peace and not unit.server.is_running]:
                 self._blame(unit, f"ended by itself: {unit.server.output[-500:]}")
                 self._leave(unit, Standing.ENDING)
-                task = self._loop.create_task(self._replace(unit))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self._keep(self._loop.create_task(self._replace(unit)))
 
     def _blame(self, unit: Unit, text: str) -> None:
         self.unruly += 1

@@ -31,6 +31,8 @@ MOST_LOGGED = 1_000_000
 """Commands that its log is to hold."""
 PREFIX = "headway"
 """What keys begin with."""
+MODEL = "default"
+"""Name of the model that is meant by those who name none."""
 KINDS = {
     b"l": "waiting",
     b"a": "waiting",
@@ -199,6 +201,7 @@ class Fleet:
         gateway_flags, worker_flags, controller_flags: of those roles alone.
         environment: variables of its workers; MODEL_VERSION is that of the model, where one is named.
         grpc: whether gateways have a port for gRPC, too.
+        others: targets of further models by name, which some worker hosts run, too, on the same GPUs.
         gateways, workers, controllers: that run, or ran until somebody ended them.
         services: the same of whole services.
         ever: all that were ever started.
@@ -213,6 +216,7 @@ class Fleet:
     environment: Mapping[str, str] = field(default_factory=dict)
     grpc: bool = False
     controller_flags: Sequence[str] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
     gateways: list[Server] = field(default_factory=list)
     workers: list[Server] = field(default_factory=list)
     controllers: list[Server] = field(default_factory=list)
@@ -257,30 +261,36 @@ class Fleet:
         """All processes of Headway."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
-    def start(self, role: str, zone: str = "", version: str = "") -> Server:
+    def start(self, role: str, zone: str = "", version: str = "", models: Sequence[str] = ()) -> Server:
         """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
 
-        It is in a zone and of a version if these are named.
+        It is in a zone and of a version if these are named, and runs further models if there are any.
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
+        name = f"{self.name}-{role}-{len(self.ever) + 1}"
         takes, runs = role in ("gateway", "service"), role in ("worker", "service")
         command = [sys.executable, "-m", stand.module, "serve" if role == "service" else role]
-        command += [self.target] if runs else []
+        if models:
+            held = {MODEL: self.target, **{model: self.others[model] for model in models}}
+            command += [f"{name}={target}" for name, target in held.items()]
+            command += ["--models-per-gpu", str(len(models)), "--default-model", MODEL]
+        elif runs:
+            command.append(self.target)
         command += ["--broker", self.store.url] if self.store is not None else []
         command += ["--admin-port", "0", "--log-level", "warning", *self.flags]
         command += ["--port", "0", *self.gateway_flags] if takes else []
         command += self.worker_flags if runs else []
         command += self.controller_flags if role == "controller" else []
         command += ["--zone", zone] if zone else []
-        environment = dict(self.environment) if runs else {}
+        environment = {**self.environment, "PROMISES_HOST": name} if runs else {}
         if version:
             command += ["--model-version", version]
             environment["MODEL_VERSION"] = version
         port = stand.free_port() if self.grpc and takes else 0
         command += ["--grpc-port", str(port)] if port else []
-        server = Server(f"{self.name}-{role}-{len(self.ever) + 1}", command, _role_of(role), environment)
-        server.grpc_port, server.zone, server.version = port, zone, version
+        server = Server(name, command, _role_of(role), environment)
+        server.grpc_port, server.zone, server.version, server.models = port, zone, version, tuple(models)
         self.ever.append(server)
         return server
 
@@ -333,6 +343,8 @@ def fleet(
     grpc: bool = False,
     zones: Sequence[str] = ("",),
     versions: Sequence[str] = (),
+    others: Mapping[str, str] | None = None,
+    sharing: int = 0,
 ) -> Iterator[Fleet]:
     """A whole fleet, up and ready, until the context ends.
 
@@ -351,17 +363,30 @@ def fleet(
         grpc: whether gateways have a port for gRPC, too.
         zones: zones to which gateways and worker hosts are dealt out in turn.
         versions: versions of the model that the worker hosts run, in turn; each in all zones, if there are enough hosts.
+        others: targets of further models by name.
+        sharing: number of worker hosts beside those, each with all models on one GPU, which holds all but one of them loaded.
 
     Raises:
         Broken: something does not come up.
     """
     with Redis(f"{name}-redis", keep) as server:
         made = Fleet(
-            server, target, name, flags, gateway_flags, worker_flags, environment or {}, grpc, controller_flags
+            server,
+            target,
+            name,
+            flags,
+            gateway_flags,
+            worker_flags,
+            environment or {},
+            grpc,
+            controller_flags,
+            others or {},
         )
         try:
             made.controllers += [made.start("controller") for _ in range(controllers)]
             made.workers += [made.start("worker", *dealt(zones, versions or [""], one)) for one in range(workers)]
+            for number in range(sharing):
+                made.workers.append(made.start("worker", *dealt(zones, versions or [""], number), tuple(made.others)))
             made.gateways += [made.start("gateway", zones[one % len(zones)]) for one in range(gateways)]
             for role, servers in (
                 ("controller", made.controllers), ("worker", made.workers), ("gateway", made.gateways),
@@ -387,11 +412,12 @@ def lone_service(
     environment: Mapping[str, str] | None = None,
     grpc: bool = False,
     version: str = "",
+    others: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
-    """One service with its broker in memory, up and ready, until the context ends; see `fleet`."""
-    made = Fleet(None, target, name, flags, environment=environment or {}, grpc=grpc)
+    """One service with its broker in memory, up and ready, until the context ends; see `fleet`. Its GPUs share all models."""
+    made = Fleet(None, target, name, flags, environment=environment or {}, grpc=grpc, others=others or {})
     try:
-        made.services.append(made.start("service", version=version))
+        made.services.append(made.start("service", version=version, models=tuple(made.others)))
         wait_until_up("service", made.services[0])
         yield made
     finally:

@@ -115,6 +115,7 @@ class Server:
         grpc_port: its port for gRPC, as whoever started it says; 0 for none.
         zone: its zone, as whoever started it says; empty for none.
         version: version of the model that it runs, as whoever started it says; empty where nobody did.
+        models: names of other models that it runs on the same GPUs, likewise.
         exit_code: once it is stopped.
     """
 
@@ -129,6 +130,7 @@ class Server:
         self.name = name
         self.url = self.admin = ""
         self.grpc_port, self.zone, self.version = 0, "", ""
+        self.models: tuple[str, ...] = ()
         self.exit_code: int | None = None
         self._role = role
         self._log = OUT / f"{name}.log"
@@ -206,9 +208,9 @@ class Server:
         """Open file descriptors of the first process."""
         return processes.descriptors(self.pid)
 
-    def ask(self, path: str) -> Any:
-        """What the admin port answers to a GET, decoded."""
-        return msgspec.json.decode(self._get(path))
+    def ask(self, path: str, within: float = 10.0) -> Any:
+        """What the admin port answers to a GET within so many seconds, decoded."""
+        return msgspec.json.decode(self._get(path, within))
 
     def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """All metrics: (name, labels in order of their names) to value."""
@@ -264,8 +266,8 @@ class Server:
                     os.kill(process.pid, signal.SIGKILL)
         return self.exit_code
 
-    def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"{self.admin}{path}", timeout=10) as answer:
+    def _get(self, path: str, within: float = 10.0) -> bytes:
+        with urllib.request.urlopen(f"{self.admin}{path}", timeout=within) as answer:
             content: bytes = answer.read()
             return content
 

@@ -53,7 +53,7 @@ def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None]
 
     async def drive() -> History:
         crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE)
-        crowd.history.limits[TENANTS[-1]] = CAPPED
+        crowd.history.limits |= {(TENANTS[-1], ""): CAPPED, (TENANTS[-1], None): (2 * CAPPED[0], 2 * CAPPED[1])}
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
         await crowd.audit()

@@ -4,8 +4,11 @@
     faults.py       what each fault may cost
     search.py       which histories of one object are allowed: a search through all orders of effects
     ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
-    versions.py charges.py ledger.py counts.py letters.py at_rest.py warnings.py
-                    laws of one subject each: versions of a model, limits, and what the service itself gives as evidence
+    versions.py zones.py charges.py
+                    laws of one subject each: versions of a model, zones, limits
+    ledger.py counts.py letters.py at_rest.py warnings.py idle.py
+                    laws of what the service itself gives as evidence, one kind each
+    bareness.py     times in which there may be nobody for something
     evidence.py     plain data of that evidence, which `bench/promises/collecting.py` collects
     checker.py      judges a whole history
     ways_in.py      how each way into the service writes a request and tells an answer

@@ -33,7 +33,7 @@ class Kind:
 
 
 FLEET = (
-    Kind(r"w|k|j|capacity|born|recorder|watched", LIFE),
+    Kind(r"w|k|j|capacity|born|recorder|watched|load:.*:j", LIFE),
     Kind(r"known", LETTERS),
     Kind(r"board|notice_size", 180.0),
     Kind(r"row:.*", LIFE / 2),

@@ -1,4 +1,4 @@
-"""Limits of tenants: each input of a request counts as a request, at once or not at all.
+"""Limits of tenants, to one model and to all of them: each input of a request counts as a request, at once or not at all.
 
 A limit is a rate and a burst (GCRA): in any span of seconds no more is let in than the burst and what was earned meanwhile. What
 was sent is what may have been charged; what was answered, and can have had no answer but one of its own, was charged.
@@ -13,22 +13,39 @@ from tests.promises.operation import ASKS, History, Operation, Violation
 
 
 def charges(history: History) -> Iterator[Violation]:
-    """What was let in beyond a limit, and what was refused within it."""
+    """What was let in beyond a limit, and what was refused within all of its own."""
     if any(fault.cost.loses for fault in history.faults):
         return  # A limit that is lost is whole again.
     asked = Counter(text for one in history.operations if one.kind in ASKS for text in one.texts)
-    for tenant, (rate, burst) in history.limits.items():
-        own = [
-            one for one in history.operations if one.tenant == tenant and one.kind in ASKS and one.returned is not None
-        ]
+    for limit, (rate, burst) in history.limits.items():
+        own = [one for one in history.operations if _counts(one, limit) and one.returned is not None]
         let_in = [one for one in own if one.status in (200, 202) and all(asked[text] == 1 for text in one.texts)]
         yield from _beyond(sorted(let_in, key=_returned), rate, burst)
-        sent = [one for one in history.operations if one.tenant == tenant and one.kind in ASKS]
-        for one in own:
-            if one.code == "RATE_LIMITED" and one.status == 429:
-                before = sum(len(other.texts) for other in sent if other.called <= _returned(one) and other is not one)
-                if before + len(one.texts) <= burst:
-                    yield Violation("refused within its limit", f"{one}, after {before} in all, burst {burst:g}")
+    for one in history.operations:
+        if one.kind in ASKS and one.code == "RATE_LIMITED" and one.status == 429:
+            yield from _refused(history, one)
+
+
+def _counts(one: Operation, limit: tuple[str, str | None]) -> bool:
+    """Whether a limit, of a tenant to a model or to all of them, counts a request."""
+    tenant, model = limit
+    return one.kind in ASKS and one.tenant == tenant and model in (None, one.model)
+
+
+def _refused(history: History, one: Operation) -> Iterator[Violation]:
+    """A refusal though all that may have been charged leaves room in each limit."""
+    own = {limit: burst for limit, (_, burst) in history.limits.items() if _counts(one, limit)}
+    before = {
+        limit: sum(
+            len(other.texts)
+            for other in history.operations
+            if _counts(other, limit) and other.called <= _returned(one) and other is not one
+        )
+        for limit in own
+    }
+    if own and all(before[limit] + len(one.texts) <= burst for limit, burst in own.items()):
+        told = ", ".join(f"{before[limit]} of {burst:g}" for limit, burst in own.items())
+        yield Violation("refused within its limit", f"{one}, after {told}")
 
 
 def _beyond(let_in: Sequence[Operation], rate: float, burst: float) -> Iterator[Violation]:

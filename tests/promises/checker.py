@@ -16,6 +16,7 @@ from tests.promises.charges import charges
 from tests.promises.counts import counts
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.groups import Groups
+from tests.promises.idle import idle
 from tests.promises.ids import Id, Standing
 from tests.promises.keys import Flight, Key
 from tests.promises.ledger import ledger
@@ -34,6 +35,7 @@ from tests.promises.operation import (
 from tests.promises.search import Search, TooComplex
 from tests.promises.versions import versions
 from tests.promises.warnings import warnings
+from tests.promises.zones import zones
 
 GRACE = 10.0
 """Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
@@ -52,8 +54,8 @@ def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
-        *charges(history), *versions(history), *ledger(history), *counts(history), *letters(history),
-        *at_rest(history), *warnings(history),
+        *charges(history), *versions(history), *zones(history), *ledger(history), *counts(history), *letters(history),
+        *at_rest(history), *warnings(history), *idle(history),
     ]  # fmt: skip
 
 
@@ -226,6 +228,8 @@ class _Runs:
         if run is None or text.upper() != text_of(output):
             yield Violation("output of no run", str(one))
             return
+        if one.kind in ASKS and run.model != one.model:
+            yield Violation("answer of another model", f"{one}: {run.model or 'the default one'} ran")
         if one.kind is Kind.POLL and not self._groups.knows(one):
             return  # A task of another tenant, which its history tells.
         if run.began > (one.returned or 0.0) or run.began < self._groups.first_call(one, place):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 import socket
 import struct
 import time
@@ -84,6 +85,14 @@ class Departure:
 
 
 STAYS = Departure()
+LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
+DEPARTURES = ("close", "reset", "half")
+
+
+def some_departure(rng: random.Random) -> Departure:
+    """A departure at random; mostly none."""
+    [point] = rng.choices(list(LEAVES), list(LEAVES.values()))
+    return Departure(point, rng.choice(DEPARTURES), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
 
 
 class Head(NamedTuple):

@@ -25,7 +25,19 @@ from typing import Any
 
 from headway.core.failures import CULPRIT
 from tests.promises.calls import NOBODY, Answered, Stream, begin, channel
-from tests.promises.client import PATIENCE, STAYS, Connection, Departure, Door, Head, Point, Standing, connect
+from tests.promises.client import (
+    DEPARTURES,
+    PATIENCE,
+    STAYS,
+    Connection,
+    Departure,
+    Door,
+    Head,
+    Point,
+    Standing,
+    connect,
+    some_departure,
+)
 from tests.promises.known import Known, use
 from tests.promises.look_up import look_up
 from tests.promises.operation import BAD, History, Kind, Operation
@@ -38,8 +50,6 @@ WEIGHTS = {
     "foreign": 3, "knock": 1,
 }  # fmt: skip
 """Weights of the clients' operations, relative to each other."""
-LEAVES = {Point.HEAD: 1, Point.BODY: 1, Point.WAIT: 10, Point.ANSWER: 2, Point.END: 90}
-DEPARTURES = ("close", "reset", "half")
 WAYS = {way.name: way for way in WAYS_IN}
 """Ways in by name."""
 RECENT = 60
@@ -50,8 +60,8 @@ COMMON_SECONDS = 2.0
 """Time for which identical texts are asked, until others are."""
 UNSENT_SECONDS = 0.25
 """Seconds before a gateway is told to end at which a call may not have been sent yet."""
-NAMED, LOOKED_UP = 0.25, 0.1
-"""Share of the requests that name a version, where there are some, and of the answers whose status is looked up."""
+NAMED, LOOKED_UP, OTHERS = 0.25, 0.1, 0.4
+"""Shares: of requests that name a version, of answers whose status is looked up, of requests for other models; where there are some."""
 ABSENT = "9"
 """Version that nobody runs."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
@@ -69,6 +79,8 @@ class Crowd:
         poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
         large: share of the texts that are large, and their outputs with them.
         versions: versions of the model that some requests name.
+        models: models that some requests name; the others name none.
+        history: where all is noted; None for a new one.
 
     Attributes:
         history: so far.
@@ -86,14 +98,16 @@ class Crowd:
         poison: float = 0.0,
         large: float = 0.0,
         versions: Sequence[str] = (),
+        models: Sequence[str] = (),
+        history: History | None = None,
     ) -> None:
-        self.history = History()
+        self.history = history if history is not None else History()
         self.doors = doors
         self.latencies: list[float] = []
         self._tenants = tenants
         self._rate = rate
         self._poison = poison
-        self._versions = versions
+        self._versions, self._models = versions, models
         self._seed = seed
         self._rng = random.Random(f"crowd {seed}")
         self._texts = Texts(self._rng, f"{seed:x}", lambda: len(self.history.operations), poison, large)
@@ -157,30 +171,30 @@ class Crowd:
                 known = use(rng.choice(ids), ids)
                 kind = Kind.FORGET if what == "forget" else Kind.POLL
                 wait = rng.choice((0.05, 0.3, 5.0)) if what == "wait" else 0.0
-                await self._perform(self._note(kind, tenant, id=known.name), self._departure(), wait)
+                await self._perform(self._note(kind, tenant, id=known.name), some_departure(self._rng), wait)
             case "foreign":
                 other = rng.choice([one for one in self._tenants if one != tenant] or [tenant])
                 if self._ids[other]:
                     known = rng.choice(self._ids[other])
                     kind = rng.choice((Kind.POLL, Kind.FORGET))
-                    await self._perform(self._note(kind, tenant, id=known.name), self._departure())
+                    await self._perform(self._note(kind, tenant, id=known.name), some_departure(self._rng))
             case "knock":
                 await self._knock()
             case "reuse" if ids:
                 known = use(rng.choice(ids), ids)
                 same = rng.random() < 0.5
                 words, key = (known.words, known.key) if same else (self._texts.some(), "")
-                await self._submit(tenant, words, key, known.name, wanted=known.wanted)
+                await self._submit(tenant, words, key, known.name, wanted=known.wanted, model=known.model)
             case "again" if keys:
                 known = use(rng.choice(keys), keys)
                 words = known.words if rng.random() < 0.85 else self._texts.some()
                 wanted = known.wanted if rng.random() < 0.9 else self._version()
-                await self._submit(tenant, words, known.name, wanted=wanted)
+                await self._submit(tenant, words, known.name, wanted=wanted, model=known.model)
             case "keyed" | "again":
                 words = self._texts.some(slow=0.2, poison=KEYED_POISON * self._poison)
                 name, wanted = f"key-{self._seed:x}-{len(self.history.operations)}", self._version()
-                keys.append(Known(name, words, wanted=wanted))
-                await self._submit(tenant, words, name, wanted=wanted)
+                keys.append(Known(name, words, wanted=wanted, model=self._model()))
+                await self._submit(tenant, words, name, wanted=wanted, model=keys[-1].model)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
                 number = rng.randrange(4 if self._poison else 3)
@@ -193,16 +207,18 @@ class Crowd:
 
     async def _submit(
         self, tenant: str, words: tuple[str, ...], key: str = "", id: str = "", kind: Kind | None = None,
-        wanted: str | None = None,
+        wanted: str | None = None, model: str | None = None,
     ) -> None:  # fmt: skip
         rng = self._rng
+        model = self._model() if model is None else model
         wanted = self._version() if wanted is None else wanted
         kind = Kind.ASK if len(words) > 1 else kind or rng.choice((Kind.ASK, Kind.TASK))
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
         plain = not (key or chosen) and timeout == most
-        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain) and (way.named or not wanted)]
+        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain)]
+        ways = [way for way in ways if (way.versions or not wanted) and (way.models or not model)]
         [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
         texts = tuple(map(way.input_of, words))
         asked = self._note(
@@ -218,12 +234,13 @@ class Crowd:
             fresh=rng.random() < 0.2,
             timeout=timeout,
             wanted=wanted,
+            model=model,
         )
         if chosen and not id:
-            self._ids[tenant].append(Known(chosen, words, key, wanted))
-        await self._perform(asked, self._departure(), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
+            self._ids[tenant].append(Known(chosen, words, key, wanted, model))
+        await self._perform(asked, some_departure(self._rng), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
         if kind is Kind.TASK and asked.status == 202 and not chosen:
-            self._ids[tenant].append(Known(asked.id, words, key, wanted))
+            self._ids[tenant].append(Known(asked.id, words, key, wanted, model))
         if self._versions and asked.output is not None and not chosen:
             await self._look_up(asked)
 
@@ -244,6 +261,10 @@ class Crowd:
         named = self._versions and self._rng.random() < NAMED
         return self._rng.choice((*self._versions, *self._versions, ABSENT)) if named else ""
 
+    def _model(self) -> str:
+        """Model that a request names; mostly none."""
+        return self._rng.choice(self._models) if self._models and self._rng.random() < OTHERS else ""
+
     async def _look_up(self, asked: Operation) -> None:
         """Look up, now and then, what the gateway that has answered tells of the version."""
         door = next((door for door in self.doors if door.name == asked.gateway and door.is_open()), None)
@@ -251,11 +272,6 @@ class Crowd:
             found = await look_up(door, asked.tenant, asked.id)
             if found is not None:
                 self.history.tellings.append(found)
-
-    def _departure(self) -> Departure:
-        rng = self._rng
-        point = rng.choices(list(LEAVES), list(LEAVES.values()))[0]
-        return Departure(point, rng.choice(DEPARTURES), rng.choice((0.0, rng.expovariate(50.0), rng.expovariate(4.0))))
 
     async def _knock(self) -> None:
         """Come, say nothing or half a line, and go."""
@@ -318,7 +334,7 @@ class Crowd:
         if door.channel is None:
             door.channel = channel(door.grpc)
         own = channel(door.grpc) if closes else door.channel
-        sent = way.request(operation.words, operation.wanted)
+        sent = way.write(operation.words, operation.wanted, operation.model)
         metadata = [
             (name.lower(), value) for name, _, value in (one.partition(": ") for one in self._fields(operation))
         ]
@@ -439,7 +455,7 @@ class Crowd:
             query = f"?wait={wait:.2f}" if wait else ""
             line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
         else:
-            path, own, body = WAYS[operation.way].request(operation.words, operation.wanted)
+            path, own, body = WAYS[operation.way].write(operation.words, operation.wanted, operation.model)
             line = f"POST {path} HTTP/1.1"
             fields += own
             fields.append(f"Content-Length: {len(body)}")
@@ -484,4 +500,11 @@ class Crowd:
 
 def _said(one: Operation) -> dict[str, Any]:
     """What an operation said, for another one that says the same."""
-    return {"text": one.text, "inputs": one.inputs, "words": one.words, "way": one.way, "wanted": one.wanted}
+    return {
+        "text": one.text,
+        "inputs": one.inputs,
+        "words": one.words,
+        "way": one.way,
+        "wanted": one.wanted,
+        "model": one.model,
+    }

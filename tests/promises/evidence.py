@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,26 @@ class Line:
     text: str = ""
 
 
+class Slot(NamedTuple):
+    """One slot of the registry: its place, its host, the process that runs its function, and what it runs where.
+
+    A place is the slot itself, or the GPU that it shares with others. The default model has no name.
+    """
+
+    place: str
+    host: str
+    pid: int
+    model: str
+    version: str
+    zone: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One look at the registry: the slots that were healthy then, as (worker id, process id, queue)."""
+    """One look at the registry: the slots that were healthy then."""
 
     at: float
-    healthy: Sequence[tuple[str, int, str]]
+    healthy: Sequence[Slot]
 
 
 @dataclass(slots=True)

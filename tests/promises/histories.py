@@ -49,7 +49,7 @@ class Scribe:
 
     def host(self, version: str, up: float = -99.0, gone: float | None = None) -> None:
         """A worker host of a version, and as its name."""
-        self.history.processes.append(Presence(f"host of {version}", version, up, gone))
+        self.history.processes.append(Presence(f"host of {version}", version, up, gone, host=True))
 
     def row(self, id: str, error: str = "", tenant: str = "acme", **told: Any) -> None:
         """A row of the ledger, of a request that was completed unless there is an error."""

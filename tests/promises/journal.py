@@ -15,8 +15,8 @@ def runs_in(path: Path) -> list[Run]:
         if not line.endswith("\n"):
             continue
         match json.loads(line):
-            case [name, began, inputs, version]:
-                runs[name] = Run(name, inputs, began, version=version)
+            case [name, began, inputs, version, model, host]:
+                runs[name] = Run(name, inputs, began, version=version, model=model, host=host)
             case [name, ended]:
                 runs[name].ended = ended
     return list(runs.values())

@@ -11,12 +11,13 @@ MOST_USES = 7
 
 @dataclass(slots=True)
 class Known:
-    """An id or a key that may be used again, with what was asked first, and the version that was named."""
+    """An id or a key that may be used again, with what was asked first, and the version and model that were named."""
 
     name: str
     words: tuple[str, ...]
     key: str = ""
     wanted: str = ""
+    model: str = ""
     uses: int = 1
 
 

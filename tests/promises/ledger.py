@@ -61,7 +61,7 @@ class _Judge:
             for outcome in told - rows:
                 one = next((one for one in asked if self._outcome(one) == outcome), asked[0])
                 others = {row.error or "ok" for row in self._rows[name]} - told.keys()
-                story = f"{one}: {outcome}, not {sorted(others)}"
+                story = f"{one}: {outcome}, not {sorted(others)}; rows {self._rows[name]}"
                 if others and len(asked) == 1 and one.status == 202:
                     yield Violation("the ledger tells another outcome of a task than its poll", story)
                 elif others and len(asked) == 1:

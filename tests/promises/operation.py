@@ -65,9 +65,9 @@ class Operation:
         output: of the model, also that of a task; those of a request with several inputs, one after the other.
         outputs: of a request with several inputs, as they were answered.
         blamed: place of the input that the error names; -1: it names none.
+        model: model that it names; empty: none, which is the default one.
         wanted: version of the model that it names; empty: any.
-        version: version that its answer tells; empty where that tells none.
-        versions: version of each output, where its answer tells that.
+        version: version that its answer tells, of several that answered all, with commas; empty where that tells none.
         turned_down: refused without a run, as the same input has failed alone.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
@@ -97,17 +97,17 @@ class Operation:
     blamed: int = -1
     wanted: str = ""
     version: str = ""
-    versions: tuple[str, ...] = ()
+    model: str = ""
 
     @property
     def told(self) -> tuple[str, ...]:
         """Versions that its answer tells."""
-        return self.versions or ((self.version,) if self.version else ())
+        return tuple(self.version.split(",")) if self.version else ()
 
     @property
     def what(self) -> str:
         """What it asks, by which it is told from others under its id or its key."""
-        return f"{self.text}@{self.wanted}" if self.wanted else self.text
+        return self.text + (f"@{self.wanted}" if self.wanted else "") + (f" to {self.model}" if self.model else "")
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -159,13 +159,24 @@ def mark_of(output: str) -> str:
 
 @dataclass(slots=True)
 class Run:
-    """A batch that the model function began, and ended if it did; `version` is that of the function."""
+    """A batch that the model function began, and ended if it did.
+
+    `version` is that of the function, `model` its name, empty for the default one, and `host` the process that it ran for.
+    """
 
     name: str
     inputs: Sequence[str]
     began: float
     ended: float | None = None
     version: str = ""
+    model: str = ""
+    host: str = ""
+
+    @property
+    def pid(self) -> int:
+        """Process that ran it; 0 where its name does not tell that."""
+        first = self.name.partition(".")[0]
+        return int(first, 16) if "." in self.name else 0
 
     def marks(self) -> Mapping[str, str]:
         """The mark of each output by which it is told from those of all other runs, to its input."""
@@ -182,12 +193,15 @@ class Weighing:
 
 @dataclass(slots=True)
 class Presence:
-    """Time in which a process was up: a gateway, or a worker host of a version."""
+    """Time in which a process was up: a gateway, or a worker host of a version, which runs these models; in a zone."""
 
     name: str
     version: str
     up: float
     gone: float | None = None
+    models: tuple[str, ...] = ("",)
+    zone: str = ""
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +222,7 @@ class History:
         operations: operations of all clients.
         runs: runs of the model function.
         faults: faults of the service.
-        limits: requests a second and burst of the tenants that are limited.
+        limits: requests a second and burst, by tenant and model; None stands for all models together.
         shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
         unasked: bytes that came when no answer was due, in words.
         weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
@@ -221,7 +235,7 @@ class History:
     runs: list[Run] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     shares: bool = True
-    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    limits: dict[tuple[str, str | None], tuple[float, float]] = field(default_factory=dict)
     unasked: list[str] = field(default_factory=list)
     weighings: list[Weighing] = field(default_factory=list)
     processes: list[Presence] = field(default_factory=list)

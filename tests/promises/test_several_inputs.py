@@ -116,7 +116,7 @@ def test_a_text_that_a_request_under_a_key_has_twice_may_run_twice_and_no_more()
 
 def test_a_limit_counts_each_input_at_once_or_not_at_all() -> None:
     it = Scribe()
-    it.history.limits["acme"] = 1.0, 3.0
+    it.history.limits["acme", None] = 1.0, 3.0
     a, b = it.run("a", "b", at=(0.2, 0.4))
     asked(it, (0.0, 1.0), "a", "b", outputs=[a, b])
     asked(it, (1.0, 1.5), "c", "d", "e", **LIMITED)
@@ -125,7 +125,7 @@ def test_a_limit_counts_each_input_at_once_or_not_at_all() -> None:
 
 def test_what_is_let_in_beyond_a_limit_is_found_out() -> None:
     it = Scribe()
-    it.history.limits["acme"] = 1.0, 3.0
+    it.history.limits["acme", None] = 1.0, 3.0
     for number in range(3):
         a, b = it.run(f"a{number}", f"b{number}", at=(0.2, 0.4))
         asked(it, (0.0, 1.0), f"a{number}", f"b{number}", outputs=[a, b])
@@ -134,9 +134,33 @@ def test_what_is_let_in_beyond_a_limit_is_found_out() -> None:
 
 def test_what_is_refused_within_a_limit_is_found_out() -> None:
     it = Scribe()
-    it.history.limits["acme"] = 1.0, 3.0
+    it.history.limits["acme", None] = 1.0, 3.0
     asked(it, (0.0, 1.0), "a", "b", "c", **LIMITED)
     assert promises(it) == {"refused within its limit"}
+
+
+@pytest.mark.parametrize(("model", "in_all", "wrong"), [
+    ("second", 9.0, {"let in beyond its limit"}), ("", 9.0, set()), ("", 3.0, {"let in beyond its limit"}),
+])  # fmt: skip
+def test_a_limit_to_one_model_counts_that_one_and_a_limit_to_all_counts_each(
+    model: str, in_all: float, wrong: set[str]
+) -> None:
+    it = Scribe()
+    it.history.limits |= {("acme", None): (0.0, in_all), ("acme", "second"): (0.0, 3.0)}
+    for number in range(4):
+        [a] = it.run(f"a{number}", at=(0.2, 0.4))
+        it.history.runs[-1].model = model
+        it.ask((0.0, 1.0), f"a{number}", output=a, model=model)
+    assert promises(it) == wrong
+
+
+@pytest.mark.parametrize(("burst", "wrong"), [(2.0, set()), (3.0, {"refused within its limit"})])
+def test_a_refusal_is_within_no_limit_of_its_own(burst: float, wrong: set[str]) -> None:
+    it = Scribe()
+    it.history.limits |= {("acme", None): (0.0, 9.0), ("acme", "second"): (0.0, burst)}
+    asked(it, (1.0, 1.5), "c", "d", model="second", **LIMITED)
+    it.ask((0.0, 1.0), "b", model="second", timeout=1.0, status=504, code="DEADLINE_EXCEEDED")
+    assert promises(it) == wrong
 
 
 @pytest.mark.parametrize(

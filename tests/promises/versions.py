@@ -12,14 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from headway.core.versions import Versions, position_of
+from tests.promises.bareness import ALWAYS, KNOWN_SECONDS, bare_times
 from tests.promises.client import PATIENCE
 from tests.promises.faults import Fault
 from tests.promises.groups import Groups
 from tests.promises.operation import ASKS, History, Kind, Operation, Run, Telling, Violation, mark_of
-from tests.promises.spans import Span, common, touches, union
-
-KNOWN_SECONDS = 5.0
-"""Seconds after which all gateways that are not paused go by new weights, and know of workers that have come or recovered."""
+from tests.promises.spans import touches
 
 
 def versions(history: History) -> Iterator[Violation]:
@@ -42,15 +40,8 @@ class Rollout:
             (weighing.weights, weighing.began, _known(after, paused) if after < math.inf else math.inf)
             for weighing, after in zip(history.weighings, [*begun[1:], math.inf], strict=True)
         ]
-        self._up = {one.name: one.up for one in history.processes if not one.version}
-        hosts = [one for one in history.processes if one.version]
-        trouble = _trouble(history.faults)
-        self._bare: dict[str, list[Span]] = {}
-        for host in hosts:
-            away = [(-math.inf, host.up + KNOWN_SECONDS), *trouble[""], *trouble[host.name]]
-            away += [(host.gone, math.inf)] if host.gone is not None else []
-            bare = self._bare.get(host.version, [(-math.inf, math.inf)])
-            self._bare[host.version] = common(bare, union(away))
+        self._up = {one.name: one.up for one in history.processes if not one.version and not one.host}
+        self._bare = bare_times(history, lambda host: [(model, host.version) for model in host.models])
 
     def weights(self, since: float, until: float) -> list[Mapping[str, float]]:
         """Weights that a gateway may go by in this time."""
@@ -60,14 +51,14 @@ class Rollout:
         """Versions that may be drawn in this time."""
         return {version for weights in self.weights(since, until) for version, weight in weights.items() if weight}
 
-    def takes(self, version: str, since: float, until: float) -> bool:
-        """Whether requests that name a version are taken in all of this time."""
-        own = version in self._bare and not self.bare(version, since, until)
+    def takes(self, model: str, version: str, since: float, until: float) -> bool:
+        """Whether requests that name a version of a model are taken in all of this time."""
+        own = (model, version) in self._bare and not self.bare(model, version, since, until)
         return own and all(weights.get(version) != 0.0 for weights in self.weights(since, until))
 
-    def bare(self, version: str, since: float, until: float) -> bool:
-        """Whether a version may have had no healthy worker at any time of this."""
-        return touches(self._bare.get(version, [(-math.inf, math.inf)]), since, until)
+    def bare(self, model: str, version: str, since: float, until: float) -> bool:
+        """Whether a version of a model may have had no healthy worker at any time of this."""
+        return touches(self._bare.get((model, version), ALWAYS), since, until)
 
     def is_young(self, gateway: str, at: float) -> bool:
         """Whether a gateway may not have heard of all workers yet."""
@@ -84,7 +75,7 @@ class Rollout:
         if len(found) != 1 or not by_name or not (one.key or one.id):
             return ""
         wanted = [version for version, weight in found[0].items() if weight]
-        if any(self.bare(version, min(one.called, ran), max(until, ran)) for version in wanted):
+        if any(self.bare(one.model, version, min(one.called, ran), max(until, ran)) for version in wanted):
             return ""
         return Versions(dict.fromkeys(wanted, 1), wanted, found[0]).drawn(position_of(one.tenant, one.key or one.id))
 
@@ -96,17 +87,6 @@ def _known(began: float, paused: Sequence[Fault]) -> float:
         if fault.began <= known and (fault.ended is None or fault.ended >= began):
             known = max(known, math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS)
     return known
-
-
-def _trouble(faults: Sequence[Fault]) -> defaultdict[str, list[Span]]:
-    """Times in which a host may not be taken for healthy, by its name; those of all hosts are at ""."""
-    found = defaultdict[str, list[Span]](list)
-    for fault in faults:
-        role = fault.what.partition(" ")[0]
-        if role in ("redis", "connections", "worker", "gpu", "service"):
-            ended = math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS
-            found[fault.whom if role in ("worker", "gpu", "service") else ""].append((fault.began, ended))
-    return found
 
 
 class _Judge:
@@ -131,18 +111,16 @@ class _Judge:
         yield from self._tellings()
 
     def _told(self, one: Operation) -> Iterator[Violation]:
-        """An answer tells the version of each of its outputs; a list is of one version, or its answer tells each."""
-        ran = [run.version for output in one.answers if (run := self._runs.get(mark_of(output))) is not None]
-        if len(set(ran)) > 1 and tuple(one.versions) != tuple(ran):
-            yield Violation("a list is answered by several versions", f"{one}: tells {one.told or 'none'}, {ran} ran")
-        elif ran and one.told and set(one.told) != set(ran):
-            told = ", ".join(one.told)
-            yield Violation("an answer tells another version than ran it", f"{one}: tells {told}, {ran[0]} ran")
+        """An answer that tells a version tells those of all its outputs, and no other."""
+        ran = {run.version for output in one.answers if (run := self._runs.get(mark_of(output))) is not None}
+        if ran and one.told and set(one.told) != ran:
+            story = f"{one}: tells {one.version}, {', '.join(sorted(ran))} ran"
+            yield Violation("an answer tells another version than ran it", story)
 
     def _refused(self, one: Operation) -> Iterator[Violation]:
         if not one.wanted or one.returned is None or self._rollout.is_young(one.gateway, one.called):
             return
-        if not self._rollout.takes(one.wanted, one.called, one.returned):
+        if not self._rollout.takes(one.model, one.wanted, one.called, one.returned):
             return
         if one.status == 404 and one.kind is Kind.ASK:
             yield Violation("a version that is there is refused", str(one))
@@ -173,7 +151,9 @@ class _Judge:
             return True  # It may wait for any version.
         drawn = self._rollout.drawn(one.called, until)
         since = min(one.called, run.began)
-        return run.version in drawn or (helped and any(self._rollout.bare(each, since, run.began) for each in drawn))
+        return run.version in drawn or (
+            helped and any(self._rollout.bare(one.model, each, since, run.began) for each in drawn)
+        )
 
     def _named(self, one: Operation, run: Run, ran: float) -> Iterator[Violation]:
         """A key, an id and a list draw the same version wherever and whenever they come, as long as the weights stay."""
@@ -204,11 +184,12 @@ class _Judge:
                 uses[one.tenant, one.id].append(one)
         for name, [*asked] in uses.items():
             [first, *more] = asked
-            run = self._runs.get(mark_of(first.answers[0])) if first.answers and not more else None
-            for telling in told[name] if run is not None else ():
-                if run is not None and telling.version != run.version:
+            ran = {run.version for output in first.answers if (run := self._runs.get(mark_of(output))) is not None}
+            for telling in told[name] if ran and not more else ():
+                if telling.version is None or set(telling.version.split(",")) != ran:
                     what = "nothing" if telling.version is None else f"version {telling.version!r}"
-                    yield Violation(f"{telling.source} tells another version", f"{first}: {what}, {run.version} ran")
+                    story = f"{first}: {what}, {', '.join(sorted(ran))} ran"
+                    yield Violation(f"{telling.source} tells another version", story)
 
 
 def _until(one: Operation) -> float:

@@ -71,32 +71,29 @@ class WayIn:
     Attributes:
         name: name of the way, by which histories tell it.
         wire: what carries it: `http`, `call` (a gRPC call) or `stream` (a message of a gRPC stream).
-        write: texts to the request.
+        write: texts, a version and a model to the request, which names these if they are not empty and the way names any.
         outputs: body of an answer to its outputs.
         said: body of an error to its code, where the way tells one.
         most: most inputs of one request.
         tasks: whether a request may become a task.
         input_of: text to the input that the model gets.
         numbers: whether only texts with numbers for outputs are answered.
-        named: texts and a version to the request that names it; None where none can be named.
+        versions, models: whether a request can name a version, and a model.
         version: body of an answer to the version that it tells; empty where it tells none.
     """
 
     name: str
     wire: str
-    write: Callable[[Sequence[str]], Sent]
+    write: Callable[..., Sent]
     outputs: Callable[[Mapping[str, str], bytes], list[str]]
     said: Callable[[int, bytes], str]
     most: int = 1
     tasks: bool = False
     input_of: Callable[[str], str] = str
     numbers: bool = False
-    named: Callable[[Sequence[str], str], Sent] | None = None
+    versions: bool = False
+    models: bool = True
     version: Callable[[Mapping[str, str], bytes], str] = lambda fields, body: ""
-
-    def request(self, texts: Sequence[str], version: str) -> Sent:
-        """Write a request that names a version, or none if that is empty."""
-        return self.named(texts, version) if version and self.named is not None else self.write(texts)
 
     def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Told:
         """Read an answer, whose status is that of HTTP."""
@@ -173,12 +170,26 @@ def _post(path: str, members: Mapping[str, Any], *fields: str) -> Sent:
     return Sent(path, (JSON, *fields), json.dumps(members).encode())
 
 
-def _of_one(name: str, path: str, member: str, **more: str) -> WayIn:
+def _of_one(name: str, path: str, member: str, model_member: str = "model", **always: str) -> WayIn:
+    def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+        named = {"version": version, model_member: model}
+        return _post(path, {member: texts[0], **always, **{key: value for key, value in named.items() if value}})
+
     return WayIn(
-        name, "http", lambda texts: _post(path, {member: texts[0], **more}),
-        lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
-        named=lambda texts, version: _post(path, {member: texts[0], "version": version, **more}),
-    )  # fmt: skip
+        name, "http", write, lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True, versions=True
+    )
+
+
+def _write_several(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+    named = {"version": version, "model": model}
+    return _post("/v1/inference", {"inputs": list(texts), **{key: value for key, value in named.items() if value}})
+
+
+def _of_openai(path: str, member: str) -> Callable[..., Sent]:
+    def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+        return _post(path, {"model": model or MODEL, member: list(texts)})
+
+    return write
 
 
 def _version_of_metadata(fields: Mapping[str, str], body: bytes) -> str:
@@ -191,28 +202,29 @@ def _head_of(fields: Mapping[str, str], body: bytes) -> Any:
     return json.loads(body[: int(fields.get(LENGTH.lower(), len(body)))])
 
 
-def _infer_path(version: str) -> str:
-    return f"/v2/models/{MODEL}/versions/{version}/infer" if version else f"/v2/models/{MODEL}/infer"
+def _infer_path(version: str, model: str) -> str:
+    path = f"/v2/models/{model or MODEL}"
+    return f"{path}/versions/{version}/infer" if version else f"{path}/infer"
 
 
 def _tensor(texts: Sequence[str], **members: Any) -> dict[str, Any]:
     return {"name": "text", "datatype": "BYTES", "shape": [len(texts)], **members}
 
 
-def _write_binary(texts: Sequence[str], version: str = "") -> Sent:
+def _write_binary(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
     data = pack(text.encode() for text in texts)
     asked = {"inputs": [_tensor(texts, parameters={"binary_data_size": len(data)})]}
     head = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
-    return Sent(_infer_path(version), (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
+    return Sent(_infer_path(version, model), (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
 
 
-def _write_oip(texts: Sequence[str], version: str = "") -> Sent:
-    return _post(_infer_path(version), {"inputs": [_tensor(texts, data=list(texts))]})
+def _write_oip(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+    return _post(_infer_path(version, model), {"inputs": [_tensor(texts, data=list(texts))]})
 
 
-def _write_octets(texts: Sequence[str], version: str = "") -> Sent:
+def _write_octets(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
     named = f"&version={version}" if version else ""
-    return Sent(f"/v1/predict?model_id={MODEL}{named}", (OCTETS,), texts[0].encode())
+    return Sent(f"/v1/predict?model_id={model or MODEL}{named}", (OCTETS,), texts[0].encode())
 
 
 def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
@@ -220,9 +232,9 @@ def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
     return [one.decode() for one in unpack("OUTPUT", body[int(fields[LENGTH.lower()]) :], output["shape"][0])]
 
 
-def _write_chat(texts: Sequence[str]) -> Sent:
+def _write_chat(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
     role, _, content = texts[0].partition(" ")
-    return _post("/v1/chat/completions", {"model": MODEL, "messages": [{"role": role, "content": content}]})
+    return _post("/v1/chat/completions", {"model": model or MODEL, "messages": [{"role": role, "content": content}]})
 
 
 def native_of(model: str) -> WayIn:
@@ -231,25 +243,25 @@ def native_of(model: str) -> WayIn:
     def named(text: str) -> str:
         return f"{text}, {model}"
 
-    way = _of_one(f"native to {model}", "/v1/inference", "input", model=model)
-    return replace(way, write=lambda texts: way.write([named(text) for text in texts]), input_of=named)
+    def write(texts: Sequence[str]) -> Sent:
+        return NATIVE.write([named(text) for text in texts], model=model)
+
+    return replace(NATIVE, name=f"native to {model}", write=write, input_of=named)
 
 
 NATIVE = replace(_of_one("native", "/v1/inference", "input"), version=_version_of_metadata)
-API = replace(_of_one("api", "/api/inference", "input"), named=None)
-PREDICT = _of_one("predict", "/v1/predict", "input_data", model_id=MODEL)
+API = replace(_of_one("api", "/api/inference", "input"), versions=False, models=False)
+PREDICT = _of_one("predict", "/v1/predict", "input_data", "model_id", model_id=MODEL)
 OCTET_STREAM = WayIn(
     "octet-stream", "http", _write_octets, lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
-    named=_write_octets,
+    versions=True,
 )  # fmt: skip
 SEVERAL = WayIn(
-    "several inputs", "http", lambda texts: _post("/v1/inference", {"inputs": list(texts)}),
-    lambda fields, body: json.loads(body)["outputs"], _native_error, most=64,
-    named=lambda texts, version: _post("/v1/inference", {"inputs": list(texts), "version": version}),
-    version=_version_of_metadata,
+    "several inputs", "http", _write_several,
+    lambda fields, body: json.loads(body)["outputs"], _native_error, most=64, versions=True, version=_version_of_metadata,
 )  # fmt: skip
 COMPLETIONS = WayIn(
-    "completions", "http", lambda texts: _post("/v1/completions", {"model": MODEL, "prompt": list(texts)}),
+    "completions", "http", _of_openai("/v1/completions", "prompt"),
     lambda fields, body: [one["text"] for one in json.loads(body)["choices"]], _openai_error, most=64,
 )  # fmt: skip
 CHAT = WayIn(
@@ -257,32 +269,36 @@ CHAT = WayIn(
     _openai_error, input_of=chat_input,
 )  # fmt: skip
 EMBEDDINGS = WayIn(
-    "embeddings", "http", lambda texts: _post("/v1/embeddings", {"model": MODEL, "input": list(texts)}),
+    "embeddings", "http", _of_openai("/v1/embeddings", "input"),
     lambda fields, body: ["".join(chr(int(one)) for one in row["embedding"]) for row in json.loads(body)["data"]],
     _openai_error, most=64, numbers=True,
 )  # fmt: skip
 OIP_JSON = WayIn(
     "OIP, JSON", "http", _write_oip, lambda fields, body: json.loads(body)["outputs"][0]["data"], _oip_error, most=64,
-    named=_write_oip, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
+    versions=True, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
 )  # fmt: skip
 OIP_BINARY = WayIn(
     "OIP, binary", "http", _write_binary, _read_binary, _oip_error, most=64,
-    named=_write_binary, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
+    versions=True, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
 )  # fmt: skip
 
 
 # gRPC.
 
 
-def _write_predict(texts: Sequence[str]) -> Sent:
-    return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(_PREDICT(input_data=texts[0].encode()).SerializeToString()))
+def _write_predict(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+    asked = _PREDICT(model_id=model, input_data=texts[0].encode())
+    return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(asked.SerializeToString()))
 
 
 def _write_infer(method: str, raw: bool) -> Callable[..., Sent]:
-    def write(texts: Sequence[str], version: str = "") -> Sent:
+    def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         octets = [text.encode() for text in texts]
         asked = _INFER(
-            model_name=MODEL, model_version=version, id=texts[0], raw_input_contents=[pack(octets)] if raw else []
+            model_name=model or MODEL,
+            model_version=version,
+            id=texts[0],
+            raw_input_contents=[pack(octets)] if raw else [],
         )
         tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
         if not raw:
@@ -323,12 +339,12 @@ CALL = WayIn(
 INFER = WayIn(
     "gRPC ModelInfer", "call", _write_infer("ModelInfer", raw=True),
     lambda fields, body: _inferred(_INFERRED.FromString(body)), _no_error, most=64,
-    named=_write_infer("ModelInfer", raw=True), version=lambda fields, body: _INFERRED.FromString(body).model_version,
+    versions=True, version=lambda fields, body: _INFERRED.FromString(body).model_version,
 )  # fmt: skip
 STREAM = WayIn(
     "gRPC ModelStreamInfer", "stream", _write_infer("ModelStreamInfer", raw=False),
     lambda fields, body: read_streamed(body).told.outputs, _no_error, most=64,
-    named=_write_infer("ModelStreamInfer", raw=False),
+    versions=True,
 )  # fmt: skip
 
 WAYS_IN = (

@@ -2,8 +2,8 @@
 
 The output of an input is the input in capitals, `|`, and the run and the place in it: `HELLO|4e1a.18f.7.0`. The journal is
 the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
-(name, instant, inputs, version) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds,
-MODEL_VERSION the version that this one is.
+(name, instant, inputs, version, model, host) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds,
+MODEL_VERSION the version that this one is, and PROMISES_HOST the process that runs it.
 
 An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise;
 `vector` is answered with the code points of its output, as a JSON array.
@@ -23,17 +23,20 @@ SLOW = 0.4
 class Marked:
     """Answers in capitals, with a mark."""
 
+    model = ""
+    """Name of the model in the journal; empty for the one that is meant by those who name none."""
+
     def __init__(self) -> None:
         self._seconds = float(os.environ.get("PROMISES_MS", "10")) / 1000.0
         self._name = f"{os.getpid():x}.{time.monotonic_ns():x}"
         self._numbers = itertools.count()
-        self._version = os.environ.get("MODEL_VERSION", "")
+        self._what = os.environ.get("MODEL_VERSION", ""), self.model, os.environ.get("PROMISES_HOST", "")
         path = Path(os.environ.get("PROMISES_JOURNAL", "journal"))
         self._journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def __call__(self, inputs: list[str]) -> list[str | ValueError]:
         name = f"{self._name}.{next(self._numbers)}"
-        self._note(name, time.monotonic(), inputs, self._version)
+        self._note(name, time.monotonic(), inputs, *self._what)
         time.sleep(self._seconds + SLOW * any(text.startswith("slow") for text in inputs))
         if any(text.startswith("poison") for text in inputs):
             raise RuntimeError("a poisonous input")
@@ -45,6 +48,18 @@ class Marked:
 
     def _note(self, *line: object) -> None:
         os.write(self._journal, json.dumps(line).encode() + b"\n")
+
+
+class Second(Marked):
+    """Another model that does the same."""
+
+    model = "second"
+
+
+class Third(Marked):
+    """A third one."""
+
+    model = "third"
 
 
 def _output(text: str, mark: str) -> str:

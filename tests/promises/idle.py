@@ -1,0 +1,105 @@
+"""A healthy slot runs something when there is load: it does not count as capacity that is never used.
+
+A place is a slot, or a GPU that several models share. One that was healthy, and in no trouble, for a while is idle when nothing ran
+there although others of the same zone that run the same were busy meanwhile, or requests for just that were refused or late.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from tests.promises.evidence import Slot
+from tests.promises.operation import ASKS, History, Operation, Run, Violation
+
+WINDOW = 10.0
+"""Seconds in which a place must run something."""
+SETTLED = 5.0
+"""Seconds after which a place that has come, or whose trouble is over, is used."""
+GAP = 3.0
+"""Longest time between two looks at the registry that are taken for one after the other, in seconds."""
+BUSY = 0.3
+"""Share of the time that others are busy, on average, under load."""
+REFUSED = 5
+"""Refused or late requests that are load, too."""
+WANTING = ("SERVICE_OVERLOADED", "NO_WORKERS", "DEADLINE_EXCEEDED")
+"""Codes of requests for which capacity was wanting."""
+
+Looks = list[tuple[float, list[Slot]]]
+
+
+def idle(history: History) -> Iterator[Violation]:
+    """Healthy places that run nothing under load; nothing where nobody looked at the registry."""
+    yield from _Judge(history).judge()
+
+
+class _Judge:
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._asked = [one for one in history.operations if one.kind in ASKS and one.code in WANTING]
+        self._runs = defaultdict[int, list[Run]](list)
+        for run in history.runs:
+            self._runs[run.pid].append(run)
+        self._places = defaultdict[str, Looks](list)
+        for sighting in history.evidence.sightings:
+            at_place = defaultdict[str, list[Slot]](list)
+            for slot in sighting.healthy:
+                at_place[slot.place].append(slot)
+            for place, slots in at_place.items():
+                self._places[place].append((sighting.at, slots))
+
+    def judge(self) -> Iterator[Violation]:
+        for place, looks in self._places.items():
+            for since, slots in self._windows(looks):
+                until = since + WINDOW
+                if self._calm(slots[0].host, since, until) and not self._busy(slots, since, until):
+                    why = self._load(place, slots, since, until)
+                    if why:
+                        story = f"{place} of {slots[0].host}, {since:.3f}–{until:.3f}: {why}"
+                        yield Violation("a healthy slot that runs nothing under load", story)
+
+    def _windows(self, looks: Looks) -> Iterator[tuple[float, list[Slot]]]:
+        """Windows in which a place was healthy all the time, with its slots."""
+        since, last = looks[0][0] + SETTLED, looks[0][0]
+        seen: set[Slot] = set()
+        for at, slots in looks:
+            if at - last > GAP:
+                since, seen = at + SETTLED, set()
+            last = at
+            seen.update(slots)
+            if at - since >= WINDOW:
+                yield since, sorted(seen)
+                since, seen = at, set()
+
+    def _calm(self, host: str, since: float, until: float) -> bool:
+        """Whether nothing befell a host, or what all share, shortly before and in a window."""
+        return not any(
+            (fault.whom == host or fault.what.startswith(("redis", "connections")))
+            and fault.began <= until
+            and (fault.ended or until) + SETTLED >= since
+            for fault in self._history.faults
+        )
+
+    def _busy(self, slots: Sequence[Slot], since: float, until: float) -> float:
+        """Seconds of a window in which the slots of a place ran something."""
+        runs = [run for pid in {slot.pid for slot in slots} for run in self._runs[pid]]
+        spans = [(max(run.began, since), min(run.ended or until, until)) for run in runs]
+        return sum(max(0.0, end - begin) for begin, end in spans)
+
+    def _load(self, place: str, slots: Sequence[Slot], since: float, until: float) -> str:
+        """Load that a place could have had in a window, in words; empty for none."""
+        queues = {(slot.model, slot.version, slot.zone) for slot in slots}
+        shares = []
+        for other, looks in self._places.items():
+            there = {slot for at, found in looks if since <= at <= until for slot in found}
+            if other != place and queues & {(slot.model, slot.version, slot.zone) for slot in there}:
+                shares.append(self._busy(sorted(there), since, until) / WINDOW)
+        if shares and sum(shares) / len(shares) >= BUSY:
+            return f"{len(shares)} others were busy for {sum(shares) / len(shares):.0%} of the time"
+        wanting = [one for one in self._asked if since <= (one.returned or one.called) <= until and _fits(one, slots)]
+        return f"{len(wanting)} requests were refused or late, such as {wanting[0]}" if len(wanting) >= REFUSED else ""
+
+
+def _fits(one: Operation, slots: Sequence[Slot]) -> bool:
+    """Whether a request names what one of these slots runs, and had time to be run."""
+    return one.timeout >= 1.0 and any(one.model == slot.model and one.wanted == slot.version for slot in slots)

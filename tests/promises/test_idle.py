@@ -1,0 +1,61 @@
+"""The checker on slots that are healthy and run nothing: those with a reason, and those without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.promises.checker import check
+from tests.promises.evidence import Sighting, Slot
+from tests.promises.histories import LATE, Scribe
+from tests.promises.operation import Run
+
+BUSY, IDLE = Slot("a/gpu-0", "worker-1", 0xA, "", "3", "x"), Slot("b/gpu-0", "worker-2", 0xB, "", "3", "x")
+
+
+def promises(it: Scribe, *slots: Slot, until: float = 20.0) -> list[str]:
+    """Promises that are broken when these slots are healthy for 20 s, and what of pid 0xa is busy for half of the time."""
+    it.history.evidence.sightings = [Sighting(0.5 * step, slots) for step in range(int(until / 0.5))]
+    it.history.runs += [Run(f"a.{number}", ["x"], number, number + 0.5, "3") for number in range(20)]
+    return [violation.promise for violation in check(it.history)]
+
+
+NOTHING = ["a healthy slot that runs nothing under load"]
+
+
+def test_a_healthy_slot_that_runs_nothing_while_another_is_busy_is_found_out() -> None:
+    assert promises(Scribe(), BUSY, IDLE) == NOTHING
+
+
+@pytest.mark.parametrize("other", [{"model": "second"}, {"version": "4"}, {"zone": "y"}])
+def test_a_slot_of_another_model_version_or_zone_may_rest(other: dict[str, Any]) -> None:
+    assert not promises(Scribe(), BUSY, IDLE._replace(**other))
+
+
+def test_a_slot_of_another_zone_may_not_rest_while_what_it_runs_is_late() -> None:
+    it = Scribe()
+    for number in range(5):
+        it.ask((0.0, 12.0), f"late {number}", wanted="3", **LATE, timeout=12.0)
+    assert promises(it, BUSY, IDLE._replace(zone="y")) == NOTHING
+
+
+@pytest.mark.parametrize(("what", "whom", "excused"), [
+    ("gpu killed", "worker-2", True), ("redis paused", "redis", True), ("gpu killed", "worker-1", False),
+])  # fmt: skip
+def test_trouble_of_its_own_or_of_what_all_share_lets_a_slot_rest(what: str, whom: str, excused: bool) -> None:
+    it = Scribe()
+    it.fault(what, at=(8.0, 9.0), whom=whom)
+    assert promises(it, BUSY, IDLE) == ([] if excused else NOTHING)
+
+
+def test_a_model_of_a_gpu_may_rest_while_another_runs_there() -> None:
+    shared = [IDLE._replace(place="b", pid=pid, model=model) for pid, model in ((0xB, ""), (0xC, "second"))]
+    it = Scribe()
+    it.history.runs += [Run("c.0", ["x"], 7.0, 8.0, "3", "second")]
+    assert not promises(it, BUSY, *shared)
+    assert promises(Scribe(), BUSY, *shared) == NOTHING
+
+
+def test_a_slot_has_time_to_be_used() -> None:
+    assert not promises(Scribe(), BUSY, IDLE, until=12.0)

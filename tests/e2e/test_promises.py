@@ -21,9 +21,10 @@ from tests.e2e.troubles import Troubles
 from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.client import Door
-from tests.promises.crowd import WAYS, Crowd
+from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
 from tests.promises.operation import History
+from tests.promises.requests import WAYS
 from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer

@@ -11,6 +11,7 @@
     bareness.py     times in which there may be nobody for something
     evidence.py     plain data of that evidence, which `bench/promises/collecting.py` collects
     checker.py      judges a whole history
+    requests.py     how an operation is written as a request
     ways_in.py      how each way into the service writes a request and tells an answer
     calls.py        calls to the gRPC port, told as those of HTTP
     crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it

@@ -21,6 +21,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.core.failures import CULPRIT
@@ -41,17 +42,16 @@ from tests.promises.client import (
 from tests.promises.known import Known, use
 from tests.promises.look_up import look_up
 from tests.promises.operation import BAD, History, Kind, Operation
+from tests.promises.requests import WAYS, fields_of, request_of
 from tests.promises.texts import SEVERAL, Texts
 from tests.promises.ways_in import SEVERAL as LIST
-from tests.promises.ways_in import VECTOR, WAYS_IN, WayIn, place_of_message, text_of_numbers
+from tests.promises.ways_in import VECTOR, WayIn, place_of_message, text_of_numbers
 
 WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
     "foreign": 3, "knock": 1,
 }  # fmt: skip
 """Weights of the clients' operations, relative to each other."""
-WAYS = {way.name: way for way in WAYS_IN}
-"""Ways in by name."""
 RECENT = 60
 """Most ids and keys of each tenant that may be used again."""
 KEYED_POISON = 8.0
@@ -236,11 +236,12 @@ class Crowd:
             wanted=wanted,
             model=model,
         )
+        known = Known(chosen, words, key, wanted, model)
         if chosen and not id:
-            self._ids[tenant].append(Known(chosen, words, key, wanted, model))
+            self._ids[tenant].append(known)
         await self._perform(asked, some_departure(self._rng), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
         if kind is Kind.TASK and asked.status == 202 and not chosen:
-            self._ids[tenant].append(Known(asked.id, words, key, wanted, model))
+            self._ids[tenant].append(replace(known, name=asked.id))
         if self._versions and asked.output is not None and not chosen:
             await self._look_up(asked)
 
@@ -310,7 +311,7 @@ class Crowd:
         else:
             operation.lost = "torn"  # There was nobody to ask.
             return
-        request = self._request(operation, wait)
+        request = request_of(operation, self._tenants[operation.tenant], wait)
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._exchange(operation, departure, connection, request)
@@ -335,9 +336,8 @@ class Crowd:
             door.channel = channel(door.grpc)
         own = channel(door.grpc) if closes else door.channel
         sent = way.write(operation.words, operation.wanted, operation.model)
-        metadata = [
-            (name.lower(), value) for name, _, value in (one.partition(": ") for one in self._fields(operation))
-        ]
+        fields = (one.partition(": ") for one in fields_of(operation, self._tenants[operation.tenant]))
+        metadata = [(name.lower(), value) for name, _, value in fields]
         within = operation.timeout if operation.timeout < 1.0 and operation.number % 2 else PATIENCE
         operation.called = time.monotonic()
         operation.lost = ""
@@ -447,33 +447,6 @@ class Crowd:
         operation.turned_down = known and "idempotency-replayed" not in fields
         if operation.kind is Kind.ASK and operation.output is not None:
             self.latencies.append(time.monotonic() - operation.called)
-
-    def _request(self, operation: Operation, wait: float) -> bytes:
-        fields = self._fields(operation)
-        if operation.kind in (Kind.POLL, Kind.FORGET):
-            method = "GET" if operation.kind is Kind.POLL else "DELETE"
-            query = f"?wait={wait:.2f}" if wait else ""
-            line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
-        else:
-            path, own, body = WAYS[operation.way].write(operation.words, operation.wanted, operation.model)
-            line = f"POST {path} HTTP/1.1"
-            fields += own
-            fields.append(f"Content-Length: {len(body)}")
-            if operation.kind is Kind.TASK:
-                fields.append(f"Prefer: respond-async, wait={wait:.0f}" if wait else "Prefer: respond-async")
-        return "\r\n".join([line, "Host: promises", *fields, "", ""]).encode() + body
-
-    def _fields(self, operation: Operation) -> list[str]:
-        """Header fields of every way."""
-        fields = [f"Authorization: {credential}"] if (credential := self._tenants[operation.tenant]) else []
-        if operation.kind in (Kind.ASK, Kind.TASK):
-            fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
-            fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
-            fields += ["Cache-Control: no-cache"] if operation.fresh else []
-            by_deadline = WAYS[operation.way].wire != "http" and operation.number % 2
-            if operation.timeout < 1.0 and not by_deadline:
-                fields.append(f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}")
-        return fields
 
     def _put_back(self, door: Door, connection: Connection, operation: Operation) -> None:
         if operation.lost:

@@ -1,0 +1,39 @@
+"""Requests of operations over HTTP, and the header fields that those over gRPC have as metadata. Pure."""
+
+from __future__ import annotations
+
+from tests.promises.operation import ASKS, Kind, Operation
+from tests.promises.ways_in import WAYS_IN
+
+WAYS = {way.name: way for way in WAYS_IN}
+"""Ways in by name."""
+
+
+def request_of(operation: Operation, credential: str, wait: float) -> bytes:
+    """Request of an operation, which waits for so many seconds where it may; `credential` is the value of `Authorization`."""
+    fields = fields_of(operation, credential)
+    if operation.kind in (Kind.POLL, Kind.FORGET):
+        method = "GET" if operation.kind is Kind.POLL else "DELETE"
+        query = f"?wait={wait:.2f}" if wait else ""
+        line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
+    else:
+        path, own, body = WAYS[operation.way].write(operation.words, operation.wanted, operation.model)
+        line = f"POST {path} HTTP/1.1"
+        fields += own
+        fields.append(f"Content-Length: {len(body)}")
+        if operation.kind is Kind.TASK:
+            fields.append(f"Prefer: respond-async, wait={wait:.0f}" if wait else "Prefer: respond-async")
+    return "\r\n".join([line, "Host: promises", *fields, "", ""]).encode() + body
+
+
+def fields_of(operation: Operation, credential: str) -> list[str]:
+    """Header fields of an operation by any way."""
+    fields = [f"Authorization: {credential}"] if credential else []
+    if operation.kind in ASKS:
+        fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []
+        fields += [f"Idempotency-Key: {operation.key}"] if operation.key else []
+        fields += ["Cache-Control: no-cache"] if operation.fresh else []
+        by_deadline = WAYS[operation.way].wire != "http" and operation.number % 2
+        if operation.timeout < 1.0 and not by_deadline:
+            fields.append(f"X-Request-Timeout-Ms: {operation.timeout * 1000:.0f}")
+    return fields

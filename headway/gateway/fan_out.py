@@ -324,14 +324,21 @@ class _Part:
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """One reply for several, with the first output; or their failure. It is marked as another's outcome when all of them are."""
+    """One reply for several, with the first output; or their failure. It is marked as another's outcome when all of them are.
+
+    Its run tells all versions that answered, `3,4`: one may have left meanwhile, or have answered before, under a key.
+    """
     first = replies[0]
-    if first.failure is not None:
+    if first.failure is not None or len(replies) == 1:
         return first
-    alike = all(one.shared is first.shared for one in replies)
+    alike, ran = all(one.shared is first.shared for one in replies), first.ran
+    versions = dict.fromkeys(one.ran.version for one in replies if one.ran is not None)
+    if ran is not None and len(versions) > 1:
+        ran = msgspec.structs.replace(ran, version=",".join(filter(None, versions)))
     return msgspec.structs.replace(
         first,
         id=id,
+        ran=ran,
         shared=first.shared if alike else None,
         kept=all(one.kept for one in replies),
         unkept=any(one.unkept for one in replies),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headway.core import failures
 from headway.core.versions import Versions, Weights, position_of, versions_of
-from headway.gateway.several_inputs import PART, SeveralInputs
+from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, RequestOptions, WorkerInfo, WorkerStatus
 
 
@@ -60,19 +60,23 @@ class VersionChoice:
         A request that may be sent again to be answered once gets the same version each time. All inputs of one get the
         version that is drawn with the first, also if the weights change meanwhile.
         """
+        if several is None or several.version is None:
+            version = self._chosen(tenant, id, options, several is not None)
+            if several is None:
+                return version
+            several.version = version
+        return several.version
+
+    def _chosen(self, tenant: str, id: str, options: RequestOptions, again: bool) -> str:
+        """Version of a request, or of the first input of one with several. `again`: it gets the same when it is sent again."""
         versions = self._versions
         if versions is None:
             return ""
         if options.version:
             return options.version
-        if several is not None:
-            if several.version is None:
-                named = options.key.partition(PART)[0] or several.id
-                several.version = versions.only or versions.drawn(position_of(tenant, named))
-            return several.version
         if versions.only is not None:
             return versions.only
-        if options.key or options.chosen or options.task:
+        if again or options.key or options.chosen or options.task:
             return versions.drawn(position_of(tenant, options.key or id))
         return versions.drawn(self._rng())
 

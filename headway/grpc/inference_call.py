@@ -13,7 +13,7 @@ import msgspec
 
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
-from headway.gateway.fan_out import FanOut
+from headway.gateway.fan_out import FanOut, joined
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.http.inference.codecs import no_text
@@ -45,7 +45,7 @@ class InferenceCall(Call):
         way: see RequestOptions.
     """
 
-    __slots__ = ("_begun", "_read", "_replies", "_submission")
+    __slots__ = ("_begun", "_read", "_reply", "_submission")
 
     def __init__(
         self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
@@ -54,7 +54,7 @@ class InferenceCall(Call):
         self._read = read
         self._begun = self.begun
         self._submission: _Submission | None = None
-        self._replies: Sequence[Reply] = ()
+        self._reply: Reply | None = None
 
     @property
     def asked_id(self) -> str:
@@ -168,19 +168,19 @@ class InferenceCall(Call):
         if asked is None:
             raise RuntimeError("no request is submitted")
         try:
-            replies = self._replies = await asked.replies
+            replies = await asked.replies
         except asyncio.CancelledError:
             self.abandon()
             raise
         asked.leave = None
-        first = replies[0]
+        reply = self._reply = joined(replies[0].id, replies)
         self.tier = None
-        if first.output is None:
-            raise error_of(first.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
+        if reply.output is None:
+            raise error_of(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
         milliseconds = int((monotonic() - self._begun) * 1e6) / 1000
         outputs = [one.output for one in replies if one.output is not None]
         try:
-            version = (first.ran.version if first.ran is not None else "") or port.settings.model_version
+            version = (reply.ran.version if reply.ran is not None else "") or port.settings.model_version
             _, message = asked.exchange.write(self.shown, outputs, milliseconds, version)
             if isinstance(message, bytes) or asked.room is None or not asked.room.held:
                 message = whole(message)
@@ -191,7 +191,7 @@ class InferenceCall(Call):
         finally:
             if asked.room is not None:
                 asked.room.shrink(0)
-        return message, self.marks(replies)
+        return message, marks_of(reply)
 
     async def _made(self, large: LargeAnswer) -> bytes:
         """Message of a large answer, made in turns of the event loop."""
@@ -208,20 +208,6 @@ class InferenceCall(Call):
         if self.principal.limits:
             self.port.intake.limiter.charge(self.port.intake.counted(self.principal.limits))
 
-    def marks(self, replies: Sequence[Reply]) -> Metadata:
-        """Metadata on how the outcome came about, where it is another request's."""
-        first = replies[0]
-        if len(replies) == 1 and first.shared is None and not first.unkept:
-            return ()
-        found: list[tuple[str, str]] = []
-        if first.shared is not None and all(one.shared is first.shared for one in replies):
-            mark = MARKS.get((first.shared, all(one.kept for one in replies)))
-            if mark is not None:
-                found.append(mark)
-        if any(one.unkept for one in replies):
-            found.append(("x-headway-kept", "no"))
-        return tuple(found)
-
     def limits_left(self) -> Metadata:
         """Metadata by which the principal learns of its limits."""
         limits = self.principal.limits
@@ -229,8 +215,15 @@ class InferenceCall(Call):
 
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, how its outcome came about, and the principal's limits."""
-        marks = self.marks(self._replies) if self._replies else ()
+        marks = marks_of(self._reply) if self._reply is not None else ()
         await super().refuse(context, error, more + marks + self.limits_left())
+
+
+def marks_of(reply: Reply) -> Metadata:
+    """Metadata on how an outcome came about, where it is another request's."""
+    mark = None if reply.shared is None else MARKS.get((reply.shared, reply.kept))
+    found = () if mark is None else (mark,)
+    return (*found, ("x-headway-kept", "no")) if reply.unkept else found
 
 
 @dataclass(slots=True)

@@ -68,6 +68,17 @@ def test_an_input_is_answered_with_its_output_in_raw_contents(raw: bool) -> None
     served(main)
 
 
+def test_the_answer_to_several_inputs_tells_each_version_that_ran_one() -> None:
+    async def main(port: Port) -> None:
+        port.gateway.versions = {"a": "3", "b": "3", "c": "4"}
+        client = port.client()
+        for texts, version in (("ab", "3"), ("abc", "3,4")):
+            answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
+            assert answer.model_version == version
+
+    served(main)
+
+
 def test_parameters_reach_the_target_but_for_those_of_the_protocol() -> None:
     async def main(port: Port) -> None:
         asked = request("a")

@@ -46,6 +46,7 @@ from headway.http.server.listener import Listener
 from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.principals import make_principal
 from headway.model import (
+    BatchRun,
     DedupKind,
     Entry,
     Failure,
@@ -128,6 +129,7 @@ class EchoGateway:
         detached: ids of the requests whose clients wait no longer.
         refusals: ids and failures of the requests that the door refused for their callers' limits.
         waiting: what is not yet answered.
+        versions: versions that run the inputs; others come from no run.
     """
 
     def __init__(self, broker: MemoryBroker, settings: Settings, counters: Counters) -> None:
@@ -148,6 +150,7 @@ class EchoGateway:
         self.asked: list[Asked] = []
         self.abandoned: list[tuple[str, str]] = []
         self.waiting: list[Asked] = []
+        self.versions: dict[Value, str] = {}
         self._news = asyncio.Event()
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -195,7 +198,10 @@ class EchoGateway:
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
             output = None if self.failure else (echo(asked.input) if self.output is None else self.output)
-            reply = Reply(asked.id, asked.principal.tenant, output, self.failure, shared=self.shared, kept=self.kept)
+            version = self.versions.get(asked.input)
+            ran = None if version is None else BatchRun("gpu-0", 1, 0.1, INSTANT, version)
+            how = {"shared": self.shared, "kept": self.kept}
+            reply = Reply(asked.id, asked.principal.tenant, output, self.failure, ran, **how)  # type: ignore[arg-type]
             asked.sink.answer(reply)
 
     async def until(self, reached: Callable[[], bool]) -> None:

@@ -57,6 +57,15 @@ def learn(stand: Stand, takes: str, gives: str) -> None:
     stand.gateway.kinds.learn([worker])
 
 
+def test_the_answer_to_several_inputs_tells_each_version_that_ran_one() -> None:
+    async def main(stand: Stand) -> None:
+        stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
+        for texts, version in (("ab", "3"), ("abc", "3,4")):
+            assert (await stand.ask(infer(list(texts), shape=[len(texts)]))).json["model_version"] == version
+
+    served(main)
+
+
 @pytest.mark.parametrize(
     ("data", "shape"),
     [(["a é"], [1]), (["a é"], [1, 1]), ([["a é"]], [1, 1]), (["a é", "b"], [2]), ([["x"], [""]], [2, 1])],

@@ -13,7 +13,7 @@ from headway.gateway.broker_session import MOST_OFFERED
 from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
 from headway.gateway.large_entries import MOST_COPIED
 from headway.gateway.pending import Ending, FutureSink, PendingRequest
-from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
+from headway.model import BatchRun, DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
@@ -119,6 +119,19 @@ def test_replies_are_joined_and_marked_by_what_holds_for_all(
     found = [Reply(str(place), "t", "output", shared=one, kept=kept) for place, (one, kept) in enumerate(replies)]
     reply = joined("id", found)
     assert (reply.id, reply.shared, reply.kept) == ("id", *marks)
+
+
+def test_joined_replies_tell_all_versions_that_answered_and_one_by_one_the_only_one() -> None:
+    runs = {version: BatchRun("gpu-0", 1, 0.1, 5.0, version) for version in ("3", "4")}
+
+    def told(versions: str) -> str:
+        replies = [Reply(str(place), "t", "output", ran=runs[version]) for place, version in enumerate(versions)]
+        reply = joined("0", replies)
+        assert reply.ran is not None
+        return reply.ran.version
+
+    assert [told("3"), told("333"), told("343"), told("443")] == ["3", "3", "3,4", "4,3"]
+    assert runs["3"].version == "3", "the run of a batch is shared by its answers"
 
 
 def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.versions import read_weights
 from headway.fleet.reaper import reap_on
-from headway.gateway.fan_out import FanOut
+from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
+from headway.gateway.several_inputs import SeveralInputs
 from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -211,6 +212,38 @@ def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weigh
             replies = await ended
             assert [reply.output for reply in replies] == list("ABC")
             assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
+
+    run(main)
+
+
+def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
+            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+            inputs = [str(number) for number in range(40)]
+            FanOut(rollout.gateway, ANYBODY, new_id(), RequestOptions(4.0), "m", inputs, b"", ended.set_result).start()
+            await asyncio.sleep(0.15)
+            await rollout.pools["3"].drain()
+            await rollout.look()
+            reply = joined("id", await ended)
+            assert reply.ran is not None
+            assert reply.ran.version == "3,4"
+
+    run(main)
+
+
+def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock) as rollout:
+            several = SeveralInputs("id", list("ab"), b"")
+            versions = rollout.gateway.rules["m"].versions
+            first = versions.version("t", "id", RequestOptions(4.0), several)
+            rollout.backends["3"] = FakeBackend(0.1)
+            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+            await rollout.pools["3"].start()
+            await rollout.look()
+            assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
+            assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
 
     run(main)
 

@@ -29,6 +29,7 @@ NAMES = {
     "headway_queue_oldest_seconds": ("gauge", {"model", "tier"}),
     "headway_batch_size": ("histogram", {"model"}),
     "headway_batches": ("counter", {"model", "reason"}),
+    "headway_inputs": ("counter", {"model", "version", "outcome"}),
     "headway_batch_fill_ratio": ("histogram", {"model"}),
     "headway_gpu_batch_seconds": ("histogram", {"model", "worker"}),
     "headway_gpu_utilization": ("gauge", {"model", "worker"}),
@@ -90,6 +91,7 @@ def full_state() -> State:
     counters.batch_size["m"].observe(32)
     counters.batch_fill["m"].observe(1.0)
     counters.batches["m", "full"] = 3
+    counters.inputs["m", "8", "item"] = 19
     counters.gpu_seconds["m", "gpu-0"].observe(0.1)
     counters.refusals["overloaded", "free", "m"] = 5
     counters.input_policy["overrides", "refused"] = 6
@@ -182,6 +184,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("queue_depth", {"model": "m", "tier": "free"}, 11),
         ("queue_oldest_seconds", {"model": "m", "tier": "free"}, 0.5),
         ("batches", {"model": "m", "reason": "full"}, 3),
+        ("inputs", {"model": "m", "version": "8", "outcome": "item"}, 19),
         ("gpu_utilization", {"model": "m", "worker": "gpu-0"}, 0.5),
         ("workers", {"model": "m", "status": "healthy"}, 1),
         ("workers", {"model": "m", "status": "offline"}, 1),
@@ -295,6 +298,7 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         rules=["words"],
         ledger_backlog=0,
         slots={("m", "gpu-0"): 0.0},
+        versions=[("m", "8")],
         leader=False,
         secure=["public"],
     )

@@ -132,6 +132,8 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
         "cause": letter.cause,
         "attempts": letter.attempts,
         "worker": letter.worker,
+        "model_version": letter.version or None,
+        "batch_id": letter.batch_id or None,
         "died_at": instant(letter.died_at),
     }
 

@@ -26,6 +26,11 @@ from headway.http.readiness import ANSWER_WITHIN, soon
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
+_REST = (
+    "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
+)  # fmt: skip
+"""Members of an answer that are null where they are not known."""
+
 
 def routes(process: ProcessView) -> list[Route]:
     """Route of the status of a request."""
@@ -76,8 +81,7 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
 
 
 def _answer(id: str, known: dict[str, Any]) -> Response:
-    rest = ("tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version")
-    return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(rest), **known})
+    return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(_REST), **known})
 
 
 def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
@@ -94,7 +98,8 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
         "completed_at": None if known.since is None else instant(completed_at),
         "batch_size": None if ran is None else ran.size,
         "worker": None if ran is None else ran.worker,
-        "model_version": None if ran is None else ran.version or None,
+        "model_version": text((ran.version if ran is not None else "") or known.version) or None,
+        "batch_id": None if ran is None else ran.batch_id,
     }
 
 
@@ -113,4 +118,6 @@ def _of_record(record: LedgerRecord) -> dict[str, Any]:
         "batch_size": record.batch_size or None,
         "worker": record.worker or None,
         "model_version": record.version or None,
+        "batch_id": record.batch_id or None,
+        "part_of": ID_PREFIX + record.part_of if record.part_of else None,
     }

@@ -57,6 +57,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
     loading_seconds: float
     retry_seconds: float
     zone: str
+    failed: float
 
 
 class MemberLine(msgspec.Struct, frozen=True):
@@ -201,6 +202,7 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             loading_seconds=round(worker.loading, 1),
             retry_seconds=round(worker.retry_in, 1),
             zone=worker.zone,
+            failed=round(worker.failed, 4),
         )
         for worker in workers
     ]

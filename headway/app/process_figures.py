@@ -68,6 +68,7 @@ class FigureSource:
             rules=() if self.gate is None else self.gate.names,
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,
             slots=None if pool is None else _shares(pool),
+            versions=() if pool is None else sorted({(one.slot.model, one.slot.runs.version) for one in pool.batchers}),
             leader=None if controller is None else controller.leads_now,
             exports_fleet=alone or (controller is not None and controller.leads_now),
             secure=self.ports.keys() if settings.tls_cert else (),

@@ -21,6 +21,8 @@ SORTS: dict[str, tuple[str, bool]] = {
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
+FAILED = 0.02
+"""Share of a worker's last inputs whose runs failed from which the table of workers has a column for it."""
 """Columns by which workers can be sorted: the member of an answer, and whether the largest comes first."""
 STALE = 10.0
 """Seconds after which a published capacity is no longer taken for the present one."""
@@ -217,11 +219,15 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)
     zones = any(worker.get("zone") for worker in workers)
+    failed = any(worker.get("failed", 0.0) >= FAILED for worker in workers)  # One of an earlier version does not tell.
+    versions = failed or len({worker.get("version") for worker in workers}) > 1
     head = (
         "WORKER",
         *(("ZONE",) if zones else ()),
         "MODEL",
+        *(("VERSION",) if versions else ()),
         "STATUS",
+        *(("FAILED",) if failed else ()),
         "BUSY",
         "IN FLIGHT",
         "RESTARTS",
@@ -233,7 +239,9 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
             worker["worker_id"],
             *((worker.get("zone") or "-",) if zones else ()),
             worker["model"],
+            *((worker.get("version") or "-",) if versions else ()),
             worker["status"],
+            *((f"{worker.get('failed', 0.0):.0%}",) if failed else ()),
             f"{worker['utilisation']:.0%}",
             str(worker["in_flight"]),
             str(worker["restarts"]),
@@ -242,4 +250,4 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
         )
         for worker in workers
     ]
-    return table(*narrowed(head, rows, width, ("LAST HEARTBEAT", "PID", "MODEL", "RESTARTS", "IN FLIGHT")))
+    return table(*narrowed(head, rows, width, ("LAST HEARTBEAT", "PID", "MODEL", "RESTARTS", "IN FLIGHT", "VERSION")))

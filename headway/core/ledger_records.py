@@ -50,8 +50,9 @@ def record_of(
         latency_ms=seconds * 1000.0,
         batch_size=0 if ran is None else ran.size,
         worker="" if ran is None else ran.worker,
-        version="" if of_answer is None else of_answer.version,
+        version=(of_answer.version if of_answer is not None else "") or _name(entry.version),
         error="" if failure is None else SHOWN.get(failure.code, failure.code),
+        batch_id="" if ran is None else ran.batch_id,
         input=input,
         output=output,
     )

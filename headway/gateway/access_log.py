@@ -61,6 +61,8 @@ class AccessLog:
             batch_ms=None if ran is None else round(ran.seconds * 1000, 1),
             batch_size=None if ran is None else ran.size,
             worker=None if ran is None else ran.worker,
+            batch_id=None if ran is None else ran.batch_id,
+            version=excerpt((ran.version if ran is not None else "") or entry.version) or None,
             attempts=reply.attempts,
             shared=None if reply.shared is None else "kept" if reply.kept else "joined",
             task=request.task,

@@ -11,6 +11,8 @@ from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatu
 REMEMBERED = 10_000
 """Most answered requests that are known; their inputs and outputs are not kept."""
 
+_Answered = tuple[str, Principal, tuple[str, int, str], float, float, Failure | None, BatchRun | None]
+"""Id, principal, (model, tier, version of the queue), instant and seconds of a request, why it failed, and its run."""
 _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
@@ -23,9 +25,7 @@ class RecentRequests:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: deque[tuple[str, Principal, str, int, float, float, Failure | None, BatchRun | None]] = deque(
-            maxlen=REMEMBERED
-        )
+        self._last: deque[_Answered] = deque(maxlen=REMEMBERED)
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Remember requests that were answered."""
@@ -34,17 +34,16 @@ class RecentRequests:
         for request in requests:
             entry, reply = request.entry, request.reply
             seconds = now - request.since
-            self._last.append(
-                (entry.id, request.principal, entry.model, entry.tier, now, seconds, reply.failure, reply.ran)
-            )
+            asked = entry.model, entry.tier, entry.version
+            self._last.append((entry.id, request.principal, asked, now, seconds, reply.failure, reply.ran))
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """Status of the last request of this id, of this tenant if one is named."""
-        for answered, principal, model, tier, at, seconds, failure, ran in reversed(self._last):
+        for answered, principal, (model, tier, version), at, seconds, failure, ran in reversed(self._last):
             if answered == id and tenant in (None, principal.tenant):
                 state = EntryState.COMPLETED if failure is None else EntryState.FAILED
-                since = self._clock() - at
-                return RequestStatus(state, seconds, failure, principal.tenant, principal.user, model, tier, since, ran)
+                whose = principal.tenant, principal.user
+                return RequestStatus(state, seconds, failure, *whose, model, tier, self._clock() - at, ran, version)
         return None
 
 
@@ -52,4 +51,5 @@ def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> Re
     """Status of a request that is held at instant `now`, in a state if that can be told."""
     entry = pending.entry
     user, seconds = pending.principal.user, now - pending.since
-    return RequestStatus(state or EntryState.QUEUED, seconds, None, entry.tenant, user, entry.model, entry.tier)
+    asked = entry.tenant, user, entry.model, entry.tier
+    return RequestStatus(state or EntryState.QUEUED, seconds, None, *asked, version=entry.version)

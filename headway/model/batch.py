@@ -13,6 +13,11 @@ from headway.model.value import Value
 from headway.model.versions import queue_name
 
 
+def batch_id(worker: str, claimed_at: float) -> str:
+    """Id of a batch: a worker runs one at a time, so it and the broker instant of the claim name it, also in the server."""
+    return f"{worker}@{claimed_at:.6f}"
+
+
 class Slot(msgspec.Struct, frozen=True, gc=False):
     """A place where one batch at a time can run: one GPU process, or one call to a remote API.
 
@@ -66,6 +71,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     attempt: int = 1
 
     @property
+    def batch_id(self) -> str:
+        """Id of the batch; see `batch_id`."""
+        return batch_id(self.slot.worker, self.granted_at)
+
+    @property
     def fill(self) -> float:
         """Share of the largest batch that this one fills, by number or by weight, whichever is more."""
         slot, fill = self.slot, len(self.entries) / self.slot.max_batch
@@ -106,6 +116,11 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     claimed_at: float
     version: str = ""
+
+    @property
+    def batch_id(self) -> str:
+        """Id of the batch; see `batch_id`."""
+        return batch_id(self.worker, self.claimed_at)
 
 
 class ItemResult(msgspec.Struct, frozen=True, gc=False):

@@ -157,6 +157,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         attempts: number of times it was claimed.
         worker: id of the worker on which it failed last.
         died_at: Unix time in seconds.
+        version: version of the model that the worker ran; empty where it told none.
+        batch_id: id of the batch in which it failed last; see `headway.model.batch_id`.
     """
 
     entry: Entry
@@ -165,6 +167,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     worker: str
     died_at: float
+    version: str = ""
+    batch_id: str = ""
 
     def without_input(self) -> DeadLetter:
         """The letter as it is listed, with an empty input and no parameters."""

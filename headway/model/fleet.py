@@ -107,6 +107,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         loading: seconds for which its process has been starting; 0 while none starts.
         retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for.
         zone: zone that it is in, set by the broker; empty where none is set.
+        failed: share of its last inputs whose runs failed, 0 to 1.
     """
 
     worker_id: str
@@ -133,6 +134,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     loading: float = 0.0
     retry_in: float = 0.0
     zone: str = ""
+    failed: float = 0.0
 
     @property
     def backend(self) -> tuple[int, int]:

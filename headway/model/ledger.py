@@ -18,9 +18,11 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         latency_ms: milliseconds from the decoded request to its answer.
         batch_size: entries in its last batch; 0 when it never ran.
         worker: id of the worker that ran it last; empty when it never ran.
-        version: version of the model that the answer came from; empty when it came from no run.
+        version: version of the model that ran it last or, where none did, that it waited for; empty for any.
         error: code of the failure; empty for none.
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
+        batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
+        part_of: id of the request with several inputs of which this is a further one; empty for a request.
         input, output: stored only where the ledger is told to keep them.
     """
 
@@ -38,5 +40,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     version: str = ""
     error: str = ""
     requests: int = 1
+    batch_id: str = ""
+    part_of: str = ""
     input: str | None = None
     output: str | None = None

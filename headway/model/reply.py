@@ -64,6 +64,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         tier: index of the tier that it was queued in.
         since: seconds since it had its outcome; None while it has none.
         ran: run of the batch that the outcome came from; None when it came from none.
+        version: version whose queue it waited in; empty: that for any.
     """
 
     state: EntryState
@@ -75,3 +76,4 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     tier: int
     since: float | None = None
     ran: BatchRun | None = None
+    version: str = ""

@@ -22,6 +22,8 @@ SIZES = (
     128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+OK, ITEM = "ok", "item"
+"""Outcomes of the run of one input, where it is not the whole batch's: an output, or a failure of its own."""
 
 
 class Histogram:
@@ -116,6 +118,8 @@ class Counters:
         """Entries that were queued again, by cause."""
         self.zone_help: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Batches that slots of this process took from the queue of another zone, by (model, that zone)."""
+        self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
         """GPU seconds whose outputs nobody got, by cause: `departed` clients, or the cause of a failed batch."""
         self.overhead_seconds = _seconds()

@@ -70,6 +70,10 @@ SQLITE: Steps = (
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
     ("ALTER TABLE headway_requests ADD COLUMN version TEXT NOT NULL DEFAULT ''",),
     ("ALTER TABLE headway_keys ADD COLUMN model_limits TEXT NOT NULL DEFAULT '[]'",),
+    (
+        "ALTER TABLE headway_requests ADD COLUMN batch_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE headway_requests ADD COLUMN part_of TEXT NOT NULL DEFAULT ''",
+    ),
 )
 """Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON, and so
 is `model_limits`, of [model, rate, burst]."""
@@ -125,6 +129,10 @@ POSTGRES: Steps = (
     ("ALTER TABLE headway_requests ADD COLUMN requests integer NOT NULL DEFAULT 1",),
     ("ALTER TABLE headway_requests ADD COLUMN version text NOT NULL DEFAULT ''",),
     ("ALTER TABLE headway_keys ADD COLUMN model_limits text NOT NULL DEFAULT '[]'",),
+    (
+        "ALTER TABLE headway_requests ADD COLUMN batch_id text NOT NULL DEFAULT ''",
+        "ALTER TABLE headway_requests ADD COLUMN part_of text NOT NULL DEFAULT ''",
+    ),
 )
 """Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
 """

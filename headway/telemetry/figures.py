@@ -28,6 +28,7 @@ class ProcessFigures:
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
         slots: busy share of each of its slots, by model and worker; None: it has no batchers.
+        versions: models that it runs, each with its version.
         leader: whether its controller leads; None: it has none.
         exports_fleet: whether it is the one that exports the figures of the fleet.
         secure: names of its ports that speak TLS.
@@ -45,6 +46,7 @@ class ProcessFigures:
     rules: Collection[str] = ()
     ledger_backlog: int | None = None
     slots: Mapping[tuple[str, str], float] | None = None
+    versions: Sequence[tuple[str, str]] = ()
     leader: bool | None = None
     exports_fleet: bool = True
     secure: Collection[str] = ()

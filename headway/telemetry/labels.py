@@ -14,6 +14,7 @@ from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY,
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
 from headway.core.scaling.scaler import DIRECTIONS
 from headway.model import Cause, DedupKind
+from headway.runtime.counters import ITEM, OK
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import ProcessFigures
 
@@ -91,6 +92,11 @@ def runs(own: ProcessFigures) -> Iterator[tuple[str]]:
 def departures(own: ProcessFigures) -> Iterator[tuple[str, str]]:
     """Model that is run here, and reason of a departure."""
     return ((model, reason) for (model,) in runs(own) for reason in DEPARTURES)
+
+
+def inputs(own: ProcessFigures) -> Iterator[tuple[str, str, str]]:
+    """Model and version that run here, and how a run of an input goes."""
+    return ((*run, outcome) for run in own.versions for outcome in (OK, ITEM, *CAUSES))
 
 
 def slots(own: ProcessFigures) -> Iterator[tuple[str, str]]:

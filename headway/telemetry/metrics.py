@@ -186,6 +186,10 @@ def _of_batches(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
         "batches", "Batches that left, by reason.", ("model", "reason"),
         _zeroed(counters.batches, labels.departures(own), 0),
     )  # fmt: skip
+    yield _counter(
+        "inputs", "Inputs that ran, by the version of the model and how that went.", ("model", "version", "outcome"),
+        _zeroed(counters.inputs, labels.inputs(own), 0),
+    )  # fmt: skip
     yield from _histogram(
         "batch_fill_ratio", "Batch size over the largest batch.", ("model",),
         _zeroed(_keyed(counters.batch_fill), labels.runs(own), zeros.batch_fill[""]),

@@ -24,8 +24,8 @@ from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanFo
 
 Member = tuple[int, Entry, CarriedTrace]
 """Sampled entry of a batch: its place, itself, and what it carries."""
-Facts = tuple[str, str, int, int, str, float]
-"""Facts of a batch that its spans tell: model, worker, size, attempt, departure, fill."""
+Facts = tuple[str, str, int, int, str, float, str]
+"""Facts of a batch that its spans tell: model, worker, size, attempt, departure, fill, version of the model."""
 
 
 class BatchTraces:
@@ -54,9 +54,10 @@ class BatchTraces:
             return await run_batch()
         recorder = self._recorder
         polled, ran = self._forms(*_facts(lease))
+        batch = ("headway.batch_id", lease.batch_id)
         poll, begun = recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
-        self._tell_poll(run, poll, polled, members, asked_at)
+        self._tell_poll(run, poll, polled, members, asked_at, batch)
         token, named = RUN.set(run), TRACE_ID.set(poll.trace_id.hex())
         items: Sequence[ItemResult] = ()
         error, kind = "cut short", "cancelled"
@@ -72,15 +73,21 @@ class BatchTraces:
         finally:
             RUN.reset(token)
             TRACE_ID.reset(named)
-            self._tell_run(run, poll, ran, members, items, error, kind)
+            self._tell_run(run, poll, ran, members, items, error, kind, batch)
         return items
 
     def _tell_poll(
-        self, run: RunTrace, poll: TraceContext, form: SpanForm, members: Sequence[Member], asked_at: float
+        self,
+        run: RunTrace,
+        poll: TraceContext,
+        form: SpanForm,
+        members: Sequence[Member],
+        asked_at: float,
+        batch: tuple[str, str],
     ) -> None:
         links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
         times = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
-        self._recorder.add(Span(form, poll, b"", *times, (), links))
+        self._recorder.add(Span(form, poll, b"", *times, (batch,), links))
 
     def _tell_run(
         self,
@@ -91,11 +98,12 @@ class BatchTraces:
         items: Sequence[ItemResult],
         error: str,
         kind: str,
+        batch: tuple[str, str],
     ) -> None:
         """Record the run: once in the trace of the batch, and once in that of each sampled member."""
         recorder = self._recorder
         begun, ended = run.unix(run.begun), run.unix(recorder.clock())
-        failed = (("error.type", kind),) if error else ()
+        failed: Attributes = (batch, ("error.type", kind)) if error else (batch,)
         recorder.add(Span(form, run.context, poll.span_id, begun, ended, failed, (), error or None))
         links = (SpanLink(poll),)
         for place, entry, carried in members:
@@ -123,7 +131,8 @@ def _sampled(entries: Sequence[Entry]) -> Sequence[Member]:
 
 def _facts(lease: Lease) -> Facts:
     slot = lease.slot
-    return slot.model, slot.worker, len(lease.entries), lease.attempt, lease.reason, round(lease.fill, 4)
+    fill = round(lease.fill, 4)
+    return slot.model, slot.worker, len(lease.entries), lease.attempt, lease.reason, fill, slot.runs.version
 
 
 def _forms(model: str, *facts: int | float | str) -> tuple[SpanForm, SpanForm]:
@@ -133,7 +142,7 @@ def _forms(model: str, *facts: int | float | str) -> tuple[SpanForm, SpanForm]:
 
 
 def _attributes(name: str, kind: str, model: str, *facts: int | float | str) -> Attributes:
-    worker, size, attempt, departure, fill = facts
+    worker, size, attempt, departure, fill, version = facts
     return (
         ("messaging.system", "headway"),
         ("messaging.destination.name", model),
@@ -141,6 +150,7 @@ def _attributes(name: str, kind: str, model: str, *facts: int | float | str) -> 
         ("messaging.operation.type", kind),
         ("messaging.batch.message_count", size),
         ("headway.worker", worker),
+        ("headway.model_version", version),
         ("headway.attempt", attempt),
         ("headway.departure", departure),
         ("headway.batch.fill", fill),

@@ -55,7 +55,7 @@ from headway.model import (
 from headway.model.board import GIVEN_BACK
 from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ITEM, OK, Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
@@ -354,6 +354,9 @@ class Batcher:
         self._breaker.success(self._clock())
         self._pauses.well()
         self._note_run(lease, seconds)
+        elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
+        failed = sum(item.output is None for item in items) - elsewhere
+        self._note_outcomes(len(items) - elsewhere, failed, ITEM)
         if settled is not None and settled.departed:
             self._counters.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
         if self._status is not WorkerStatus.HEALTHY:
@@ -367,6 +370,7 @@ class Batcher:
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
             self._note_run(lease, seconds)
+            self._note_outcomes(len(lease.entries), len(lease.entries), failure.cause.value)
             self._counters.wasted_seconds[failure.cause.value] += seconds
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
         if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
@@ -407,6 +411,14 @@ class Batcher:
         counters.batch_size[model].observe(size)
         counters.batch_fill[model].observe(lease.fill)
         counters.gpu_seconds[model, self.slot.worker].observe(seconds)
+
+    def _note_outcomes(self, count: int, failed: int, why: str) -> None:
+        """Note how the runs of so many inputs went. `why`: outcome of those that failed."""
+        inputs, model, version = self._counters.inputs, self.slot.model, self.slot.runs.version
+        self.figures.answered(count, failed)
+        inputs[model, version, OK] += count - failed
+        if failed:
+            inputs[model, version, why] += failed
 
     async def _started_backend(self, *, fresh: bool) -> Backend:
         backend, starting = self._make_backend(), self.starting

@@ -52,6 +52,7 @@ class FailureLog:
         known = [self._told.get((entry.tenant, entry.id)) for entry in lease.entries]
         again = all(before is not None and before[0] is story[0] and before[1] >= alone for before in known)
         fields: dict[str, object] = {"cause": failure.cause.value, "error": failure.message, "size": len(lease.entries)}
+        fields |= {"version": lease.slot.runs.version, "batch_id": lease.batch_id}
         if alone:
             fields["request_id"] = f"req_{lease.entries[0].id}"
         fields |= trace_field(next((entry.trace for entry in lease.entries if entry.trace), b""))

@@ -16,6 +16,8 @@ log = structlog.get_logger(__name__)
 
 MOST_EXAMPLE = 500
 """Most characters of a target's example that heartbeats tell."""
+FAILED_INPUTS = 200.0
+"""Number of inputs, the last ones, of which the share that failed is told; older ones count less and less."""
 BUSY_WEIGHT = 0.16
 """Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
 
@@ -38,12 +40,14 @@ class SlotFigures:
         pace: pace of the slot in full batches.
         utilisation: share of the last seconds in which it ran batches, 0 to 1.
         scarce: whether memory was scarce when it was last read.
+        failed: share of the last inputs whose runs failed, 0 to 1.
     """
 
     def __init__(self, slot: Slot, memory: Callable[[], float]) -> None:
         self.pace = SlotPace(slot.max_batch)
         self.utilisation = 0.0
         self.scarce = False
+        self.failed = 0.0
         self._entries = self._sizes = 0.0
         self._slot = slot
         self._memory = memory
@@ -60,6 +64,11 @@ class SlotFigures:
         self.pace.observe(lease.size, seconds)
         self._entries = self._entries * DECAY + len(lease.entries)
         self._sizes = self._sizes * DECAY + lease.size
+
+    def answered(self, count: int, failed: int) -> None:
+        """Note how the runs of so many inputs went."""
+        if count:
+            self.failed += (failed / count - self.failed) * min(count / FAILED_INPUTS, 1.0)
 
     @property
     def items_per_second(self) -> float:
@@ -130,4 +139,5 @@ class SlotFigures:
             runs=self._slot.runs,
             version=self._slot.version,
             loading=loading,
+            failed=self.failed,
         )

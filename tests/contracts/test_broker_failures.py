@@ -6,7 +6,18 @@ import pytest
 
 from headway import errors
 from headway.core.retry import SEARCHED
-from headway.model import BatchFailure, Cause, EntryState, ItemResult, Lease, NoWork
+from headway.model import (
+    BatchFailure,
+    Cause,
+    EntryState,
+    ItemResult,
+    Lease,
+    ModelReport,
+    NoWork,
+    Slot,
+    WorkerInfo,
+    WorkerStatus,
+)  # fmt: skip
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -379,3 +390,35 @@ async def test_who_is_late_when_its_batch_is_killed_hears_that_the_model_is_too_
     failure = (await drained(harness))["a"].failure
     assert failure is not None
     assert (failure.code, failure.reason) == (errors.DEADLINE_EXCEEDED, "gpu")
+
+
+@pytest.mark.parametrize("how", ["raised", "item", "lost"])
+@story
+async def test_a_failed_run_tells_its_version_and_its_batch(harness: Harness, how: str) -> None:
+    broker, slot = harness.broker, Slot("host/gpu-0", "m", MAX_BATCH, runs=ModelReport("b:7"), version="b:7")
+    await broker.heartbeat(
+        WorkerInfo(worker_id=slot.worker, model="m", status=WorkerStatus.HEALTHY, runs=slot.runs, version="b:7")
+    )
+    await broker.enqueue([ask(id="a", version="b:7", queue_timeout=60.0, timeout=60.0)])
+    leases, reply = list[Lease](), None
+    while reply is None:
+        claimed = await broker.claim(slot, AT_ONCE)
+        if isinstance(claimed, Lease):
+            leases.append(claimed)
+            if how == "raised":
+                await broker.release(claimed, BatchFailure(Cause.RAISED, "no good", slot.worker))
+            elif how == "item":
+                await broker.complete(claimed, [ItemResult(None, "no good")])
+        await harness.advance(harness.lease_seconds + 0.5 if how == "lost" else 0.5)
+        await broker.reap()
+        reply = (await drained(harness)).get("a")
+    last = leases[-1]
+    assert len({lease.batch_id for lease in leases}) == len(leases)
+    assert last.batch_id == f"host/gpu-0@{last.granted_at:.6f}"
+    assert reply.failure is not None
+    assert reply.ran is not None
+    assert (reply.ran.version, reply.ran.batch_id) == ("b:7", last.batch_id)
+    [letter] = await harness.dead.find("a")
+    assert (letter.worker, letter.version, letter.batch_id) == (slot.worker, "b:7", last.batch_id)
+    [listed] = await harness.dead.list()
+    assert (listed.version, listed.batch_id) == ("b:7", last.batch_id)

@@ -47,6 +47,7 @@ def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **chang
         batch_size=32,
         worker="gpu-0",
         version="7",
+        batch_id="gpu-0@1790000000.123456",
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -77,6 +78,7 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
             version="",
             error="SHED",
             requests=70_000,
+            part_of=new_id(),
             input="\n",
             output="🦆" * 9,
         )
@@ -216,7 +218,7 @@ def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database
         for statement in statements:
             database.query(statement)
         database.query(f"INSERT INTO headway_schema VALUES ({number})")
-    kept = record(version="")
+    kept = record(version="", batch_id="")
     id = f"x'{uuid.UUID(kept.id).hex}'" if sqlite else f"'{kept.id}'"
     created, completed = (str(at) if sqlite else f"to_timestamp({at})" for at in (kept.created_at, kept.completed_at))
     database.query(f"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -33,6 +34,7 @@ def test_of_an_answered_request_who_asked_when_and_where_it_ran() -> None:
         worker="gpu-1",
         version="7",
         error="",
+        batch_id="gpu-1@5.000000",
         input=None,
         output=None,
     )
@@ -50,7 +52,15 @@ def test_the_code_is_the_one_that_the_client_read() -> None:
 
 def test_who_had_anothers_answer_ran_nowhere_and_has_the_version_that_gave_it() -> None:
     found = record(Reply("id-1", "acme", "WHAT", ran=RAN, shared=DedupKind.SAME))
-    assert (found.batch_size, found.worker, found.version) == (0, "", "7")
+    assert (found.batch_size, found.worker, found.version, found.batch_id) == (0, "", "7", "")
+
+
+def test_of_a_failed_run_its_version_and_of_none_the_one_that_it_waited_for() -> None:
+    ran = record(Reply("id-1", "acme", None, Failure(errors.REJECTED_BY_MODEL, "no"), RAN))
+    assert (ran.status, ran.version, ran.batch_id) == ("failed", "7", "gpu-1@5.000000")
+    entry = msgspec.structs.replace(ENTRY, version="8")
+    late = record(Reply("id-1", "acme", None, Failure(errors.DEADLINE_EXCEEDED, "late")), entry=entry)
+    assert (late.version, late.batch_id) == ("8", "")
 
 
 class TestContent:

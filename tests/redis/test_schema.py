@@ -176,7 +176,7 @@ async def test_replies_of_the_next_release_are_read(harness: Stand, monkeypatch:
 async def test_a_cause_of_a_later_release_counts_as_a_failure_of_the_model(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "pack_failure", lambda found: wire.encode(wire.WireFailure("molten", "it melted", "w")))
+    monkeypatch.setattr(wire, "pack_failure", lambda *found: wire.encode(wire.WireFailure("molten", "it melted", "w")))
     await harness.broker.enqueue([ask(id="a")])
     while any(one.depth for one in await harness.broker.depths()):
         claimed = await harness.broker.claim(slot(), AT_ONCE)

@@ -22,7 +22,7 @@ from tests.virtual_time import run
 
 ID = "0189f7a4-1111-7222-8333-444455556666"
 ENTRY = Entry("7", "m", "a secret input", 1, "acme", "alice", 4.0, 2.0)
-REPLY = Reply("7", "acme", "a secret output", ran=BatchRun("gpu-0", 12, 0.1, 0.0), queued=0.05, attempts=1)
+REPLY = Reply("7", "acme", "a secret output", ran=BatchRun("gpu-0", 12, 0.1, 0.0, "7"), queued=0.05, attempts=1)
 
 
 def logged(
@@ -45,7 +45,7 @@ def test_a_line_says_how_a_request_ended_and_what_took_how_long() -> None:
     assert line == {
         "event": "request", "log_level": "info", "request_id": "req_7", "status": 200, "error": "",
         "latency_ms": 160.0, "queue_ms": 50.0, "batch_ms": 100.0, "batch_size": 12, "worker": "gpu-0", "attempts": 1,
-        "shared": None, "task": False, "inputs": 1, "model": "m", "tier": "paid", "tenant": "acme", "user": "alice",
+        "batch_id": "gpu-0@0.000000", "version": "7", "shared": None, "task": False, "inputs": 1, "model": "m", "tier": "paid", "tenant": "acme", "user": "alice",
     }  # fmt: skip
     assert "secret" not in str(line)
 

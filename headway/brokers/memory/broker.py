@@ -210,7 +210,7 @@ class MemoryBroker:
             if item.output is None:
                 failure = failures.item_failure(item)
                 if not item.elsewhere:
-                    letters.append(letter_of(member, item.error or "", "item", lease.slot.worker))
+                    letters.append(letter_of(member, item.error or "", "item", ran))
             replies.append(reply_to(member, departure.left_at, item.output, failure, ran))
         self._deliver(wanted, replies, now)
         for letter in letters:
@@ -437,7 +437,7 @@ class MemoryBroker:
         self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
-            await self._dead.add(letter_of(member, failure.message, failure.cause.value, failure.worker))
+            await self._dead.add(letter_of(member, failure.message, failure.cause.value, ran))
 
     def _send_late(self, queue: ModelQueue, late: list[QueuedEntry], now: float) -> None:
         replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]

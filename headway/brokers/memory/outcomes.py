@@ -35,10 +35,17 @@ def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
     return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
 
 
-def letter_of(member: QueuedEntry, error: str, cause: str, worker: str) -> DeadLetter:
-    """The dead letter of an entry that failed for the last time on `worker`."""
+def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> DeadLetter:
+    """The dead letter of an entry that failed for the last time in a run."""
     return DeadLetter(
-        entry=member.entry, error=error, cause=cause, attempts=member.attempts, worker=worker, died_at=time.time()
+        entry=member.entry,
+        error=error,
+        cause=cause,
+        attempts=member.attempts,
+        worker=ran.worker,
+        died_at=time.time(),
+        version=ran.version,
+        batch_id=ran.batch_id,
     )
 
 

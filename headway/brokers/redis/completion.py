@@ -107,7 +107,8 @@ def pack(
         if item.output is None:
             failure = failures.item_failure(item)
         if failure is not None and not item.elsewhere:
-            bad.append((position, wire.encode(wire.WireFailure("item", item.error or "", worker))))
+            told = wire.WireFailure("item", item.error or "", worker, "", version, lease.batch_id)
+            bad.append((position, wire.encode(told)))
         reply = wire.WireReply(
             position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version
         )

@@ -47,7 +47,8 @@ class RedisDeadLetters:
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
-        failure = wire.encode(wire.WireFailure(letter.cause, letter.error, letter.worker))
+        told = wire.WireFailure(letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id)
+        failure = wire.encode(told)
         entry = letter.entry
         names = (in_zone(entry.queue, self._zone), entry.queue, entry.model)
         name = next((name for name in names if name in self._models), next(iter(self._models)))

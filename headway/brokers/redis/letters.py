@@ -30,5 +30,5 @@ def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
     failure = read_failure(packed[start : start + length])
     return DeadLetter(
         entry=entry_of(read_payload(packed[start + length :]), apart), error=failure.message, cause=failure.cause, attempts=int(attempts),
-        worker=failure.worker, died_at=died_at,
+        worker=failure.worker, died_at=died_at, version=failure.version, batch_id=failure.batch_id,
     )  # fmt: skip

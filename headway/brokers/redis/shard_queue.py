@@ -263,12 +263,15 @@ class Queue:
             arguments += (position, failure)
         return arguments
 
-    async def release(self, fence: int, failure: BatchFailure | None, rng: tuple[float, float]) -> int | None:
-        """End a lease without outputs.
+    async def release(
+        self, fence: int, lease: Lease, failure: BatchFailure | None, rng: tuple[float, float]
+    ) -> int | None:
+        """End a lease, whose number here is `fence`, without outputs.
 
         Returns the number of entries that run again, None when the lease was no longer valid.
         """
-        rest = () if failure is None else (wire.pack_failure(failure), *rng)
+        version, batch = lease.slot.runs.version, lease.batch_id
+        rest = () if failure is None else (wire.pack_failure(failure, version, batch), *rng)
         answer = await self._call("release", fence, *rest)
         return int(answer[0]) if answer else None
 

@@ -95,12 +95,14 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch; `cause` is the value of a `Cause`."""
+    """Failure of a batch; `cause` is the value of a `Cause`, `version` that of the model that the worker ran, `batch_id` the batch's."""
 
     cause: str
     message: str
     worker: str
     shown: str = ""
+    version: str = ""
+    batch_id: str = ""
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
@@ -195,9 +197,10 @@ def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
     return failures.scarcity(wait) if why == RefusalCode.SCARCE else failures.refusal(wait, why == RefusalCode.SHED)
 
 
-def pack_failure(failure: BatchFailure) -> bytes:
-    """Pack the failure of a batch."""
-    return encode(WireFailure(failure.cause.value, failure.message, failure.worker, failure.shown))
+def pack_failure(failure: BatchFailure, version: str = "", batch_id: str = "") -> bytes:
+    """Pack the failure of a batch. `version`: version of the model that the worker ran."""
+    cause, message, worker, shown = failure.cause.value, failure.message, failure.worker, failure.shown
+    return encode(WireFailure(cause, message, worker, shown, version, batch_id))
 
 
 def read_failure(packed: bytes) -> WireFailure:
@@ -338,8 +341,9 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
             for tenant, _, id in [key.rpartition("\0")]
         ]
     kind, slots = fields[b"k"], int(float(fields[b"s"]))
-    batch = None if kind in (b"late", b"lost") else batch_failure(read_failure(fields[b"f"]))
-    ran = None if batch is None else BatchRun(batch.worker, size, ended_at - left_at, left_at)
+    told = None if kind in (b"late", b"lost") else read_failure(fields[b"f"])
+    batch = None if told is None else batch_failure(told)
+    ran = None if told is None else BatchRun(told.worker, size, ended_at - left_at, left_at, told.version)
     replies = []
     for one in _unanswered.decode(fields[b"d"]):
         tenant, _, id = one.key.rpartition("\0")

@@ -34,6 +34,8 @@ _TYPES = {
     "version": "text",
     "error": "text",
     "requests": "integer",
+    "batch_id": "text",
+    "part_of": "text",
     "input": "text",
     "output": "text",
 }

@@ -58,7 +58,8 @@ export function tables(recent, snapshot, tiers, promise) {
     (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Not known.");
   rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
     [one.worker_id, "name"], inZone(one.version ? `${one.model} (${one.version})` : one.model, one),
-    el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : ""), [share(one.utilisation), "n"], [one.restarts, "n"],
+    el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : "",
+      one.failed >= 0.02 ? el("span", { class: "bad" }, ` ${share(one.failed)} of its inputs fail`) : ""), [share(one.utilisation), "n"], [one.restarts, "n"],
   ), (one) => one.worker_id, "No worker is there.");
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
     [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, inZone(one.host, one), one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],

@@ -250,8 +250,9 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     if lease then
       local worker = string.match(lease.slot, '%z(.*)$')
       local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
-      again = again + fail(s, lease, cmsgpack.pack({LEASE_LOST, message, worker, ''}),
-        {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
+      local version = string.gsub(string.match(p, '}@([^+:]*)') or '', '%%', ':')
+      local lost = {LEASE_LOST, message, worker, '', version, string.format('%s@%.6f', worker, lease.left_at)}
+      again = again + fail(s, lease, cmsgpack.pack(lost), {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
     end
   end
   expire_followers(s)

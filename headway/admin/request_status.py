@@ -28,6 +28,7 @@ from headway.ports import Ledger
 
 _REST = (
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
+    "failed_part",
 )  # fmt: skip
 """Members of an answer that are null where they are not known."""
 
@@ -100,6 +101,7 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
         "worker": None if ran is None else ran.worker,
         "model_version": text((ran.version if ran is not None else "") or known.version) or None,
         "batch_id": None if ran is None else ran.batch_id,
+        "failed_part": ID_PREFIX + known.failed_part if known.failed_part else None,
     }
 
 

@@ -157,6 +157,11 @@ def too_large(bytes: int) -> Failure:
     return Failure(errors.PAYLOAD_TOO_LARGE, message, None, "kept")
 
 
+def left() -> Failure:
+    """Failure of a request whose client left; nobody reads it but in the ledger."""
+    return Failure(errors.CANCELLED, "the client left")
+
+
 def cancelled() -> Failure:
     """Failure of an entry that was cancelled at another gateway than the one that holds it."""
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)

@@ -138,6 +138,7 @@ class FanOut:
         self.room = room or gateway.quotas.answer_room(principal.tenant)
         self._bytes = 0
         """Bytes of the outputs that have come."""
+        self._failed_part = ""
 
     def start(self) -> None:
         """Submit the parts. The outcome comes on a later turn of the event loop."""
@@ -171,6 +172,7 @@ class FanOut:
         self._let_go()
         self._replies = []
         self.room.shrink(0)
+        self._note(self._failed(failures.left()))
 
     def _let_go(self) -> None:
         """Let go of the parts that have no reply."""
@@ -190,6 +192,7 @@ class FanOut:
             return
         self._replies[position] = reply
         if reply.failure is not None or reply.output is None:
+            self._failed_part = reply.id if position else ""
             self._end([self._failed(self._shown(position, reply.failure), reply)])
             return
         self._bytes += values.room(reply.output)
@@ -297,9 +300,15 @@ class FanOut:
             return Reply(self._id, self._principal.tenant, None, failure)
         return msgspec.structs.replace(reply, id=self._id, output=None, failure=failure)
 
+    def _note(self, reply: Reply, failed_part: str = "") -> None:
+        """Note the outcome of the request for those who tell of it by its id."""
+        self._several.whole.end(reply, asyncio.get_running_loop().time() - self._begun, failed_part)
+
     def _end(self, replies: Sequence[Reply]) -> None:
         ended, self._ended = self._ended, None
         if ended is not None:
+            failed = replies[0].failure is not None
+            self._note(joined(self._id, replies), self._failed_part if failed else "")
             self._let_go()
             self._replies = []
             if replies[0].failure is not None:

@@ -457,7 +457,7 @@ class Gateway:
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
         self.limiter.left(entry, self._clock() - pending.since)
-        pending.reply = Reply(entry.id, entry.tenant, None, Failure(errors.CANCELLED, "the client left"))
+        pending.reply = Reply(entry.id, entry.tenant, None, failures.left())
         self._finish([pending], Ending.LEFT)
         if told is not None:
             self._tell(sink, told)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 import structlog
+from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core.ledger_records import record_of, size_of
@@ -95,6 +96,8 @@ class LedgerWriter:
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
         """Number of notes that are not records yet."""
+        self._unended: list[tuple[float, float, PendingRequest]] = []
+        """Notes of first ones of several inputs, whose records are their requests' and wait for the outcome of those."""
         self._refusals = RefusalCounts()
         self._records: deque[LedgerRecord] = deque()
         """Records that are not written yet, those under way in front."""
@@ -116,7 +119,7 @@ class LedgerWriter:
     @property
     def waiting(self) -> int:
         """Requests whose records are not written yet."""
-        return self._noted + len(self._records)
+        return self._noted + len(self._unended) + len(self._records)
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Note requests that have ended; never waits."""
@@ -151,6 +154,9 @@ class LedgerWriter:
         try:
             async with asyncio.timeout(FLUSH_WITHIN):
                 await self._collect()
+                for at, ended, request in self._unended:
+                    self._keep(self._record(at, ended, request))
+                self._unended.clear()
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
@@ -189,18 +195,16 @@ class LedgerWriter:
 
     async def _collect(self) -> None:
         """Make records of all notes."""
-        turn = 0
+        turn, unended = 0, self._unended
+        self._unended = []
+        for note in unended:
+            self._take(*note, self._clock())
         while self._notes:
             at, ended, notes = self._notes.popleft()
             self._noted -= len(notes)
             now = self._clock()
             for request in notes:
-                seconds = ended - request.since
-                record = record_of(
-                    request.principal, request.entry, seconds, request.reply, at, self._tiers, self._content
-                )
-                if not self._refusals.count(record, now):
-                    self._keep(record)
+                self._take(at, ended, request, now)
             turn += len(notes)
             if turn >= BITE:
                 turn = 0
@@ -210,6 +214,29 @@ class LedgerWriter:
             self._keep(record)
         if self._records:
             self._there_are_records.set()
+
+    def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
+        """Make the record of a request that ended at instant `ended`, Unix time `at`, or have it wait for its outcome."""
+        if request.several is not None and (whole := request.whole) is not None and not whole.ended:
+            self._unended.append((at, ended, request))
+            return
+        record = self._record(at, ended, request)
+        if not self._refusals.count(record, now):
+            self._keep(record)
+
+    def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
+        """Record of a request. The first of several inputs has their request's, which tells what the client got."""
+        seconds, reply, several, part_of = ended - request.since, request.reply, request.several, ""
+        if several is not None and several.count > 1:
+            whole = several.whole
+            if request.whole is None:
+                part_of = several.id
+            elif whole.ended:
+                at, seconds = at - seconds + whole.seconds, whole.seconds
+                output = reply.output if whole.failure is None else None
+                reply = replace(reply, output=output, failure=whole.failure, ran=whole.ran, shared=whole.shared)
+        record = record_of(request.principal, request.entry, seconds, reply, at, self._tiers, self._content)
+        return replace(record, part_of=part_of) if part_of else record
 
     def _keep(self, record: LedgerRecord) -> None:
         if self._content:

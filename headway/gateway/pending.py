@@ -11,7 +11,7 @@ import msgspec
 
 from headway import errors
 from headway.core.dedup import is_task
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.several_inputs import SeveralInputs, WholeOutcome
 from headway.model import Entry, Principal, Reply
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ class PendingRequest(msgspec.Struct, eq=False):
     unadmitted: bool = False
     reply: Reply = _UNANSWERED
     several: SeveralInputs | None = None
+
+    @property
+    def whole(self) -> WholeOutcome | None:
+        """Outcome of the request with several inputs whose id this one has, as it is the first of them; else None."""
+        several = self.several
+        return several.whole if several is not None and several.count > 1 and self.entry.id == several.id else None
 
     @property
     def ended(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.core import dedup, values
-from headway.model import Value
+from headway.model import BatchRun, DedupKind, Failure, Reply, Value
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import Judgement
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
 
 PART = "\x01"
 """Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
+
+
+@dataclass(slots=True)
+class WholeOutcome:
+    """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
+
+    Attributes:
+        seconds: seconds from the request to its outcome; negative while it has none.
+        failure: why it failed; None when it did not.
+        ran: run of the batch that the failure, or the first output, came from; None when it came from none.
+        shared: kind of the dedup key by which all of it came from another request.
+        failed_part: id of the input for which it failed, if that is another than the first.
+    """
+
+    seconds: float = -1.0
+    failure: Failure | None = None
+    ran: BatchRun | None = None
+    shared: DedupKind | None = None
+    failed_part: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request has its outcome."""
+        return self.seconds >= 0.0
+
+    def end(self, reply: Reply, seconds: float, failed_part: str = "") -> None:
+        """Note the outcome, unless there is one."""
+        if not self.ended:
+            self.seconds, self.failed_part = max(seconds, 0.0), failed_part
+            self.failure, self.ran, self.shared = reply.failure, reply.ran, reply.shared
 
 
 class SeveralInputs:
@@ -32,13 +63,14 @@ class SeveralInputs:
         entered: whether the first of them has been made an entry.
         version: version of the model that was drawn for all of them; None as long as none was.
         trace: trace of the request; None unless it is sampled.
+        whole: outcome of the request.
 
     A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
     cost as much as one that is 128 times larger.
     """
 
     __slots__ = (
-        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace", "version",
+        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace", "version", "whole",
     )  # fmt: skip
 
     def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
@@ -49,6 +81,7 @@ class SeveralInputs:
         self.entered = False
         self.trace: RequestTrace | None = None
         self.version: str | None = None
+        self.whole = WholeOutcome()
         self._missing = len(inputs)
         self._asked: tuple[Value, bytes] | None = None
 

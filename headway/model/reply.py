@@ -65,6 +65,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         since: seconds since it had its outcome; None while it has none.
         ran: run of the batch that the outcome came from; None when it came from none.
         version: version whose queue it waited in; empty: that for any.
+        failed_part: id of the further one of its several inputs for which it failed; empty for none.
     """
 
     state: EntryState
@@ -77,3 +78,4 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     since: float | None = None
     ran: BatchRun | None = None
     version: str = ""
+    failed_part: str = ""

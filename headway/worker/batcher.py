@@ -55,12 +55,13 @@ from headway.model import (
 from headway.model.board import GIVEN_BACK
 from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
-from headway.runtime.counters import ITEM, OK, Counters
+from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
 from headway.worker.lease_keeper import LeaseKeeper
+from headway.worker.run_counts import RunCounts
 from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start
 
@@ -148,6 +149,7 @@ class Batcher:
         self._keeper = LeaseKeeper(broker)
         self._running_since: float | None = None
         self.figures = SlotFigures(slot, memory)
+        self._counts = RunCounts(slot, counters, self.figures)
 
     @property
     def signature(self) -> Signature | None:
@@ -353,10 +355,7 @@ class Batcher:
         self.figures.succeeded(lease, self._clock() - since if self._availability.outages == outages else seconds)
         self._breaker.success(self._clock())
         self._pauses.well()
-        self._note_run(lease, seconds)
-        elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
-        failed = sum(item.output is None for item in items) - elsewhere
-        self._note_outcomes(len(items) - elsewhere, failed, ITEM)
+        self._counts.came_back(lease, items, seconds)
         if settled is not None and settled.departed:
             self._counters.wasted_seconds["departed"] += seconds * settled.departed / len(lease.entries)
         if self._status is not WorkerStatus.HEALTHY:
@@ -369,9 +368,7 @@ class Batcher:
         self._counters.departures.arrived(self.slot.worker, seconds, failure.cause.value)
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
-            self._note_run(lease, seconds)
-            self._note_outcomes(len(lease.entries), len(lease.entries), failure.cause.value)
-            self._counters.wasted_seconds[failure.cause.value] += seconds
+            self._counts.failed(lease, failure.cause.value, seconds)
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
         if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock(), certain=not ran)
@@ -403,22 +400,6 @@ class Batcher:
         """Note that the broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
         if self._availability.over():
             await self._heartbeat()
-
-    def _note_run(self, lease: Lease, seconds: float) -> None:
-        counters, model, size = self._counters, self.slot.model, len(lease.entries)
-        self.figures.ran(seconds)
-        counters.batches[model, lease.reason] += 1
-        counters.batch_size[model].observe(size)
-        counters.batch_fill[model].observe(lease.fill)
-        counters.gpu_seconds[model, self.slot.worker].observe(seconds)
-
-    def _note_outcomes(self, count: int, failed: int, why: str) -> None:
-        """Note how the runs of so many inputs went. `why`: outcome of those that failed."""
-        inputs, model, version = self._counters.inputs, self.slot.model, self.slot.runs.version
-        self.figures.answered(count, failed)
-        inputs[model, version, OK] += count - failed
-        if failed:
-            inputs[model, version, why] += failed
 
     async def _started_backend(self, *, fresh: bool) -> Backend:
         backend, starting = self._make_backend(), self.starting

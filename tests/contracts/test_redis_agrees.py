@@ -155,12 +155,12 @@ class Pair:
             cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
             failure = BatchFailure(cause, "it failed", here.worker)
             after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest), failures.shown(failure))
-            again = await self.there.release(there.lease.fence // 256, there.lease, failure, throws)
+            again = await self.there.release(there.lease.fence // 256, there.lease, failure, *throws)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late])
         else:
             self.queue.hand_back(here, self.now())
-            assert await self.there.release(there.lease.fence // 256, there.lease, None, (0.0, 0.0)) == 0
+            assert await self.there.release(there.lease.fence // 256, there.lease, None) == 0
 
     async def withdraw(self) -> None:
         if self.known:

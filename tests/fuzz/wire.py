@@ -12,9 +12,7 @@ from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.letters import pack_letter, read_letter
 from headway.errors import STATUS
 from headway.model import (
-    BatchFailure,
     Capacity,
-    Cause,
     DedupKey,
     DedupKind,
     Entry,
@@ -31,7 +29,7 @@ _ENTRY = Entry(
     dedup_keys=(DedupKey(DedupKind.KEY, "k", b"digest", 600.0, True),),
 )  # fmt: skip
 _PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
-_FAILURE = wire.pack_failure(BatchFailure(Cause.RAISED, "ValueError: x", "gpu-0"))
+_FAILURE = wire.encode(wire.WireFailure("raised", "ValueError: x", "gpu-0", "", "7", "gpu-0@1.000000"))
 
 ENTRIES = (
     entry_wire.pack_entry(_ENTRY),

@@ -97,6 +97,9 @@ def test_what_memory_does_not_know_is_in_the_ledger() -> None:
             "completed_at": "2026-09-21T14:13:20.250+00:00",
             "batch_size": None,
             "worker": None,
+            "batch_id": None,
+            "part_of": None,
+            "failed_part": None,
         }
         known = await port.get(f"/internal/requests/{id}?tenant=acme")
         assert (known.json["tenant"], known.json["error"], known.json["batch_size"]) == ("acme", None, 8)

@@ -263,15 +263,12 @@ class Queue:
             arguments += (position, failure)
         return arguments
 
-    async def release(
-        self, fence: int, lease: Lease, failure: BatchFailure | None, rng: tuple[float, float]
-    ) -> int | None:
+    async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, *rng: float) -> int | None:
         """End a lease, whose number here is `fence`, without outputs.
 
         Returns the number of entries that run again, None when the lease was no longer valid.
         """
-        version, batch = lease.slot.runs.version, lease.batch_id
-        rest = () if failure is None else (wire.pack_failure(failure, version, batch), *rng)
+        rest = () if failure is None else (wire.pack_failure(failure, lease), *rng)
         answer = await self._call("release", fence, *rest)
         return int(answer[0]) if answer else None
 

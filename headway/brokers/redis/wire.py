@@ -27,6 +27,7 @@ from headway.model import (
     Cause,
     DedupKind,
     Failure,
+    Lease,
     Octets,
     ProcessInfo,
     Reply,
@@ -197,10 +198,10 @@ def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
     return failures.scarcity(wait) if why == RefusalCode.SCARCE else failures.refusal(wait, why == RefusalCode.SHED)
 
 
-def pack_failure(failure: BatchFailure, version: str = "", batch_id: str = "") -> bytes:
-    """Pack the failure of a batch. `version`: version of the model that the worker ran."""
+def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
+    """Pack the failure of a batch."""
     cause, message, worker, shown = failure.cause.value, failure.message, failure.worker, failure.shown
-    return encode(WireFailure(cause, message, worker, shown, version, batch_id))
+    return encode(WireFailure(cause, message, worker, shown, lease.slot.runs.version, lease.batch_id))
 
 
 def read_failure(packed: bytes) -> WireFailure:

@@ -53,6 +53,15 @@ POD: Object = {
 """What each workload may be given."""
 UNSPREAD = {"topologySpread": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}
 
+INGRESS: Object = {
+    "enabled": True,
+    "className": "nginx",
+    "hosts": ["ask.example.com"],
+    "tlsSecret": "edge",
+    "annotations": {"own": "1"},
+    "grpc": {"hosts": ["grpc.example.com"], "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}},
+}
+
 SWITCHES: dict[str, Values] = {
     "defaults": {},
     "models": {"models": MODELS, "settings": {"max_batch_size": 100, "shed_depths": "100,500", "cache": True}},
@@ -78,7 +87,7 @@ SWITCHES: dict[str, Values] = {
         "monitoring": {"serviceMonitor": {"enabled": True}, "tlsConfig": {"serverName": "other"}},
     },
     "redis elsewhere": {"redis": {"enabled": False}, "broker": {"existingSecret": "url"}, "admin": {"existingSecret": "token"}},
-    "redis forgets": {"redis": {"persistence": {"enabled": False}}},
+    "redis remembers": {"redis": {"persistence": {"enabled": True}}},
     "no network policy": {"networkPolicy": {"enabled": False}},
     "narrow network policy": {
         "networkPolicy": {"monitoring": [], "clients": [{"podSelector": {"matchLabels": {"app": "ingress"}}}]},
@@ -92,6 +101,19 @@ SWITCHES: dict[str, Values] = {
         part: {"serviceAccount": {"name": f"own-{part}"}} for part in ("gateway", "worker", "controller", "redis")
     } | {"models": MODELS, "scaling": {"by": "controller"}, "worker": {**BOUNDED, "serviceAccount": {"name": "own-worker"}}},
     "grpc": {"gateway": {"grpc": {"enabled": True}, "service": {"type": "LoadBalancer", "annotations": {"own": "1"}}}},
+    "ingress": {"gateway": {"grpc": {"enabled": True}, "ingress": INGRESS}},
+    "routes": {
+        "gateway": {
+            "grpc": {"enabled": True},
+            "routes": {
+                "enabled": True, "parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["ask.example.com"],
+                "grpcHostnames": ["grpc.example.com"], "annotations": {"own": "1"},
+            },
+        },
+    },
+    "two fleets": {"monitoring": {"fleet": "eu"}, "models": MODELS, "worker": BOUNDED, "scaling": {
+        "by": "keda", "keda": {"serverAddress": "http://prometheus:9090"},
+    }},
     "on the cpu": {"models": MODELS, "worker": {"gpuResource": ""}, "zoneFromPodLabel": True},
 }  # fmt: skip
 """Values for each switch of the chart, by what they turn on."""

@@ -10,7 +10,7 @@ import pytest
 import redis
 import yaml
 
-from tests.charts.rendering import CHART, NAME, Object, of_kind, render, rendered, workloads
+from tests.charts.rendering import CHART, NAME, NAMESPACE, Object, of_kind, render, rendered, workloads
 from tests.servers.redis import RedisServer, client
 
 DEPLOY = CHART.parents[1]
@@ -58,6 +58,47 @@ def test_prometheus_scrapes_each_process_under_the_job_that_alerts_know() -> Non
     assert admin["metadata"]["labels"].items() >= services["spec"]["selector"]["matchLabels"].items()
 
 
+def test_one_prometheus_tells_two_fleets_apart() -> None:
+    [pods] = of_kind(render("pods are watched"), "PodMonitor").values()
+    told = {"targetLabel": "fleet", "replacement": f"{NAMESPACE}/{NAME}"}
+    assert told in pods["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    queries = {
+        switch: [
+            one["spec"]["triggers"][0]["metadata"]["query"] for one in of_kind(render(switch), "ScaledObject").values()
+        ]
+        for switch in ("keda scales", "two fleets")
+    }
+    assert queries == {
+        "keda scales": [f'max(headway_desired_workers{{model="{model}"}})' for model in ("greeter", "org/Large-2")],
+        "two fleets": [
+            f'max(headway_desired_workers{{model="{model}",fleet="eu"}})' for model in ("greeter", "org/Large-2")
+        ],
+    }
+
+
+def test_clients_outside_the_cluster_come_in_by_an_ingress_or_by_routes() -> None:
+    assert not {"Ingress", "HTTPRoute", "GRPCRoute"} & {one["kind"] for one in render("grpc")}
+    ingresses = of_kind(render("ingress"), "Ingress")
+    asked = {
+        name: [
+            (rule["host"], rule["http"]["paths"][0]["backend"]["service"]["port"]["name"])
+            for rule in one["spec"]["rules"]
+        ]
+        for name, one in ingresses.items()
+    }
+    assert asked == {
+        f"{NAME}-gateway": [("ask.example.com", "http")],
+        f"{NAME}-gateway-grpc": [("grpc.example.com", "grpc")],
+    }
+    assert ingresses[f"{NAME}-gateway"]["spec"]["tls"] == [{"secretName": "edge", "hosts": ["ask.example.com"]}]
+    routes = render("routes")
+    for kind, port, host in (("HTTPRoute", 8000, "ask.example.com"), ("GRPCRoute", 8081, "grpc.example.com")):
+        [route] = of_kind(routes, kind).values()
+        assert route["spec"]["parentRefs"] == [{"name": "public", "namespace": "edge"}]
+        assert route["spec"]["hostnames"] == [host]
+        assert route["spec"]["rules"] == [{"backendRefs": [{"name": f"{NAME}-gateway", "port": port}]}]
+
+
 def test_prometheus_checks_the_certificate_of_a_process() -> None:
     [pods] = of_kind(render("tls"), "PodMonitor").values()
     [endpoint] = pods["spec"]["podMetricsEndpoints"]
@@ -101,13 +142,17 @@ def test_secrets_are_made_unless_they_are_named() -> None:
 
 
 def test_redis_keeps_what_it_is_told_on_a_disk_of_its_own() -> None:
-    kept = workloads(render("models"))[f"{NAME}-redis"]["spec"]
+    kept = workloads(render("redis remembers"))[f"{NAME}-redis"]["spec"]
     [claim] = kept["volumeClaimTemplates"]
     assert claim["metadata"]["name"] == "data" and claim["spec"]["resources"]["requests"] == {"storage": "8Gi"}
-    forgetful = workloads(render("redis forgets"))[f"{NAME}-redis"]["spec"]
+    assert "appendonly yes" in of_kind(render("redis remembers"), "ConfigMap")[f"{NAME}-redis"]["data"]["redis.conf"]
+
+
+def test_redis_writes_nobody_s_inputs_to_a_disk_unless_it_is_told_to() -> None:
+    forgetful = workloads(render("models"))[f"{NAME}-redis"]["spec"]
     assert "volumeClaimTemplates" not in forgetful
     assert {"name": "data", "emptyDir": {}} in forgetful["template"]["spec"]["volumes"]
-    assert "appendonly no" in of_kind(render("redis forgets"), "ConfigMap")[f"{NAME}-redis"]["data"]["redis.conf"]
+    assert "appendonly no" in of_kind(render("models"), "ConfigMap")[f"{NAME}-redis"]["data"]["redis.conf"]
 
 
 class ChartRedis(RedisServer):
@@ -138,7 +183,7 @@ def test_a_real_redis_takes_the_charts_settings_and_lets_headway_in_alone(tmp_pa
     objects = rendered(json.dumps({"settings": {"broker_prefix": "fleet"}}))
     with chart_redis(tmp_path / "redis", objects) as server:
         assert server.command("CONFIG", "GET", "maxmemory-policy") == {b"maxmemory-policy": b"noeviction"}
-        assert server.command("CONFIG", "GET", "appendonly") == {b"appendonly": b"yes"}
+        assert server.command("CONFIG", "GET", "appendonly") == {b"appendonly": b"no"}
         server.command("SET", "fleet:queue", "1")
         with pytest.raises(redis.exceptions.NoPermissionError):
             server.command("SET", "other:queue", "1")

@@ -11,13 +11,14 @@ import pytest
 import yaml
 
 from headway.config.models import MODEL_FIELDS, SHORT
-from headway.config.settings import FIELDS
+from headway.config.settings import FIELDS, Settings
+from headway.errors import SettingError
 from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
 from tests.clients.environments import run_client
 
 VERSIONS = ("1.30.0", "1.37.0")
 """Oldest Kubernetes that the chart is for, and the newest whose schemas there are."""
-OPERATORS = ("keda.sh", "monitoring.coreos.com")
+OPERATORS = ("gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 OPEN = {
     "global", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
@@ -46,7 +47,14 @@ def test_all_objects_keep_the_schemas_of_kubernetes_strictly(tmp_path: Path) -> 
 
 def test_all_custom_resources_keep_the_definitions_of_their_operators(tmp_path: Path) -> None:
     found = [one for switch in SWITCHES for one in render(switch) if not ours(one)]
-    assert {one["kind"] for one in found} == {"PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+    assert {one["kind"] for one in found} == {
+        "GRPCRoute",
+        "HTTPRoute",
+        "PodMonitor",
+        "PrometheusRule",
+        "ScaledObject",
+        "ServiceMonitor",
+    }
     odd = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "odd"}}
     file = tmp_path / "objects.json"
     file.write_text(
@@ -71,6 +79,38 @@ def test_the_schema_knows_the_settings_of_headway() -> None:
     model = SCHEMA["definitions"]["model"]["properties"]["settings"]["properties"]
     assert [*process] == sorted(FIELDS)
     assert [*model] == sorted({*MODEL_FIELDS, *SHORT, "arguments"})
+
+
+BOUNDS = {
+    ("gateway", "lameDuckSeconds"): ("lame_duck_ms", 1000),
+    ("gateway", "drainSeconds"): ("drain_timeout_ms", 1000),
+    ("controller", "drainSeconds"): ("drain_timeout_ms", 1000),
+    ("worker", "drainSeconds"): ("drain_timeout_ms", 1000),
+    ("worker", "slots"): ("workers", 1),
+    ("worker", "scaling", "min"): ("min_workers", 1),
+    ("worker", "scaling", "max"): ("max_workers", 1),
+}
+"""Values that become settings, and how many of its units each is."""
+
+
+def accepted(setting: str, value: float) -> bool:
+    given: dict[str, Any] = {setting: value}
+    try:
+        Settings(**given)
+    except SettingError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("place", BOUNDS, ids=".".join)
+def test_a_value_that_becomes_a_setting_is_bounded_as_that_is(place: tuple[str, ...]) -> None:
+    setting, units = BOUNDS[place]
+    schema = SCHEMA
+    for name in place:
+        schema = resolved(schema["properties"][name])
+    for bound, beyond in ((schema["minimum"], -1), (schema["maximum"], 1)):
+        assert accepted(setting, bound * units), (setting, bound)
+        assert beyond < 0 < bound <= 1 or not accepted(setting, (bound + beyond) * units), (setting, bound + beyond)
 
 
 def unknown(values: Any, schema: Any, place: str) -> list[str]:
@@ -151,6 +191,9 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
             },
             "models.a.worker.scaling.min: is 3, and scaling.max only 2",
         ),
+        ({"worker": {"scaling": {"min": 0}}}, "/worker/scaling/min"),
+        ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.hosts: name the hosts"),
+        ({"gateway": {"routes": {"enabled": True}}}, "gateway.routes.parentRefs: name the Gateway"),
         ({"scaling": {"by": "controller"}}, "scaling.by: the controller has nothing to scale"),
         ({"scaling": {"by": "keda"}}, "scaling.keda.serverAddress: name the Prometheus"),
         ({"redis": {"enabled": False}}, "broker.existingSecret: name a Secret"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from tests.charts.rendering import (
     NAME,
     NAMESPACE,
     POD,
+    RELEASE,
     SWITCHES,
     Object,
     environment,
@@ -28,6 +32,7 @@ from tests.charts.rendering import (
     rendered,
     workloads,
 )
+from tests.clients.environments import run_tool
 
 GATEWAY, CONTROLLER, REDIS = f"{NAME}-gateway", f"{NAME}-controller", f"{NAME}-redis"
 WORKERS = {key: f"{NAME}-worker-{key}" for key in MODELS}
@@ -135,7 +140,7 @@ def test_services_budgets_and_policies_find_the_pods_that_they_mean(switch: str)
         for spread in one["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
             assert matches(spread["labelSelector"], given)
             assert [pod for pod, theirs in all_labels.items() if matches(spread["labelSelector"], theirs)] == [name]
-        assert given["app.kubernetes.io/version"] and given["app.kubernetes.io/part-of"] == "headway"
+        assert given["app.kubernetes.io/part-of"] == "headway"
 
 
 def test_pods_are_spread_over_zones_unless_told_otherwise() -> None:
@@ -303,3 +308,33 @@ def test_the_values_that_the_page_shows_are_good_ones() -> None:
         values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
         for part in name.split("."):
             values = values[part]
+
+
+def test_no_pod_is_replaced_for_another_version_of_the_chart(tmp_path: Path) -> None:
+    newer = tmp_path / "headway"
+    shutil.copytree(CHART, newer)
+    chart = (newer / "Chart.yaml").read_text()
+    (newer / "Chart.yaml").write_text(re.sub(r"^version: .*$", "version: 9.9.9", chart, flags=re.MULTILINE))
+    values = {"models": MODELS}
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    told = run_tool(
+        "helm",
+        "helm",
+        "template",
+        RELEASE,
+        str(newer),
+        "--values",
+        str(tmp_path / "values.json"),
+        "--kube-version",
+        "1.35.0",
+        "--namespace",
+        NAMESPACE,
+    )
+    bumped = [one for one in yaml.safe_load_all(told.stdout) if one]
+    assert {one["metadata"]["labels"]["helm.sh/chart"] for one in workloads(bumped).values()} == {"headway-9.9.9"}
+    assert dict(pods_of_workloads(bumped)) == dict(pods_of_workloads(rendered(json.dumps(values))))
+
+
+def pods_of_workloads(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    for name, one in workloads(objects).items():
+        yield name, one["spec"]["template"]

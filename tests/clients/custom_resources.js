@@ -1,4 +1,4 @@
-// Custom resources of KEDA and Prometheus' operator, strictly: by the types that were made of their definitions, which know no
+// Custom resources of the Gateway API, KEDA and Prometheus' operator, strictly: by the types that were made of their definitions, which know no
 // other member, and by their validators, which know the forms of texts.
 //
 //     custom_resources.js OBJECTS
@@ -12,6 +12,7 @@ const url = require("node:url");
 const typescript = require("typescript");
 
 const PACKAGES = {
+  "gateway.networking.k8s.io/v1": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",
   "keda.sh/v1alpha1": "@kubernetes-models/keda/keda.sh/v1alpha1",
   "monitoring.coreos.com/v1": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
 };

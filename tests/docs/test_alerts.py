@@ -37,6 +37,9 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
 def test_the_runbook_has_an_entry_for_every_alert_and_no_other() -> None:
     entries = dict(re.findall(r"^## (\w+)\n\n\*(?:page|ticket).*?\*: `(.+)`$", RUNBOOK, re.MULTILINE))
     assert entries == EXPRESSIONS
+    durations = re.findall(r"^      - alert: (\w+)\n        expr: .+\n(?:        for: (\w+)\n)?", ALERTS, re.MULTILINE)
+    told = re.findall(r"^## (\w+)\n\n\*(?:page|ticket)(?:, after (\w+))?.*\*: `", RUNBOOK, re.MULTILINE)
+    assert told == durations
     for entry in RUNBOOK.split("\n## ")[1:]:
         assert re.findall(r"^- \*\*(.+):\*\* \S", entry, re.MULTILINE) == ["Means", "Look at", "Do"], entry[:40]
 

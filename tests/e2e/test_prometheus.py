@@ -41,7 +41,7 @@ TRUTH = {
 def panels() -> Iterator[tuple[str, str]]:
     """Title and expression of every target of every panel, for all models and tiers."""
     board = json.loads((DEPLOY / "grafana" / "headway.json").read_text(encoding="utf-8"))
-    chosen = {"$__rate_interval": "30s", "$model": ".*", "$tier": ".*"}
+    chosen = {"$__rate_interval": "30s", "$model": ".*", "$tier": ".*", "$fleet": ".*"}
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"]
@@ -99,7 +99,7 @@ def test_the_dashboard_is_one_for_any_grafana() -> None:
     board = json.loads((DEPLOY / "grafana" / "headway.json").read_text(encoding="utf-8"))
     assert board["uid"] == "headway"
     variables = {one["name"]: one["type"] for one in board["templating"]["list"]}
-    assert variables == {"datasource": "datasource", "model": "query", "tier": "query"}
+    assert variables == {"datasource": "datasource", "fleet": "query", "model": "query", "tier": "query"}
     sources = set(re.findall(r'"uid": "([^"]+)"', json.dumps(board["panels"])))
     assert sources == {"${datasource}"}
     rates = [expression for _, expression in panels() if "rate(" in expression]

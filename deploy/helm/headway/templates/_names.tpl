@@ -27,13 +27,25 @@ headway/model: {{ . }}
 
 {{- define "headway.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{ include "headway.selector" . }}
+{{ include "headway.podLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+{{- end -}}
+
+{{/* Labels of pods. Nothing of them changes with the chart's version, as that would restart Redis and load every model anew. */}}
+{{- define "headway.podLabels" -}}
+{{ include "headway.selector" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: headway
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Label `fleet` of all series, by which one Prometheus tells several fleets apart; empty where nothing gives it to them. */}}
+{{- define "headway.fleet" -}}
+{{- $m := .Values.monitoring -}}
+{{- $own := printf "%s/%s" .Release.Namespace (include "headway.fullname" .) -}}
+{{- $m.fleet | default (ternary $own "" (or $m.podMonitor.enabled $m.serviceMonitor.enabled)) -}}
 {{- end -}}
 
 {{/* Image of a workload: (dict "root" $ "own" IMAGE). */}}

@@ -9,7 +9,7 @@ Gateways have public ports, all others the admin port alone.
 {{- $names := dict "root" $root "component" .component "model" .model -}}
 metadata:
   labels:
-    {{- include "headway.labels" $names | nindent 4 }}
+    {{- include "headway.podLabels" $names | nindent 4 }}
     {{- with $v.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -37,6 +37,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_text = msgspec.json.Decoder(str).decode
 
 
@@ -65,9 +66,24 @@ def read(text: bytes) -> Value:
     if _SUSPECT.search(text) is not None:
         _check_escapes(text)
     _check_numbers(text)
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text, MAX_DEPTH) > MAX_DEPTH:
         raise NoValue(f"is nested deeper than {MAX_DEPTH} levels")
     return text
+
+
+def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
+    """Members of a JSON object, of which none is built.
+
+    Raises:
+        NoValue: a number out of range, more extreme numbers than are looked at, or more levels than `deepest` are in it.
+        msgspec.MsgspecError: it is no valid JSON, or no object.
+    """
+    members = _read_members(text)
+    if _check_numbers(text) > MOST_EXTREME:
+        raise NoValue(f"holds more than {MOST_EXTREME} numbers that may be out of range")
+    if text.count(b"[") + text.count(b"{") > deepest and _depth(text, deepest) > deepest:
+        raise NoValue(f"is nested deeper than {deepest} levels")
+    return members
 
 
 def build(value: Value) -> object:
@@ -159,23 +175,25 @@ def _check_escapes(text: bytes) -> None:
         raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
 
 
-def _check_numbers(text: bytes) -> None:
-    """Refuse a number that is out of range, among the first MOST_EXTREME that may be."""
+def _check_numbers(text: bytes) -> int:
+    """Refuse a number that is out of range, among the first MOST_EXTREME that may be; returns how many may be, at most one more."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
-        return
+        return 0
     if b'"' in text:
         text = _STRING.sub(b'""', text)
-    for found in islice(_EXTREME.finditer(text), MOST_EXTREME):
+    count = 0
+    for count, found in enumerate(islice(_EXTREME.finditer(text), MOST_EXTREME + 1), 1):
         number = found[0]
-        if len(number) > MOST_DIGITS if number.isdigit() else math.isinf(float(number)):
+        if count <= MOST_EXTREME and (len(number) > MOST_DIGITS if number.isdigit() else math.isinf(float(number))):
             raise NoValue("holds a number out of range")
+    return count
 
 
-def _depth(text: bytes) -> int:
-    """Levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels."""
+def _depth(text: bytes, most: int) -> int:
+    """Levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels beyond `most`."""
     levels = _levels(text)
-    return levels if levels <= MAX_DEPTH or b'"' not in text else _levels(_STRING.sub(b"", text))
+    return levels if levels <= most or b'"' not in text else _levels(_STRING.sub(b"", text))
 
 
 def _levels(text: bytes) -> int:

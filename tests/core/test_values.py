@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core import values
+from headway.core import parameters, values
 from headway.core.dedup import digest
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -139,3 +139,37 @@ def test_a_number_that_only_looks_out_of_range_is_taken(text: bytes) -> None:
 def test_a_value_that_was_let_in_has_a_digest_whatever_its_numbers() -> None:
     texts = b"[1e999]", b"[1E999]", b"[" + b"9" * 4301 + b"]"
     assert len({digest("m", "1", text, b"") for text in texts}) == len(texts)
+
+
+@given(
+    st.dictionaries(TEXT, TREES, max_size=5).map(lambda tree: json.dumps(tree).encode())
+    | st.text(alphabet='[]{}",:\\ud80c0e1.-+nulltrue \0', max_size=60).map(lambda text: b"{" + text.encode() + b"}")
+)
+def test_members_are_read_of_what_a_worker_can_build_and_of_nothing_else(text: bytes) -> None:
+    try:
+        members = values.read_members(text, 8)
+    except (values.NoValue, msgspec.MsgspecError) as exc:
+        if "deeper" in str(exc):
+            return
+        with pytest.raises(msgspec.MsgspecError):
+            parameters.decode(text)
+        return
+    assert {name: msgspec.json.decode(raw) for name, raw in members.items()} == parameters.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (rb'{"a":[1e999]}', "out of range"),
+        (b'{"a":[' + b"1e308," * 1001 + b"1]}", "more than 1000 numbers"),
+        (b'{"a":' + b"[" * 8 + b"]" * 8 + b"}", "deeper than 8 levels"),
+    ],
+)
+def test_members_that_no_worker_could_build_say_why(text: bytes, said: str) -> None:
+    with pytest.raises(values.NoValue, match=said):
+        values.read_members(text, 8)
+
+
+def test_members_may_hold_what_an_input_may_not_and_brackets_in_texts() -> None:
+    text = rb'{"a":"\u0000","b":"[[[[[[[[[[[["}'
+    assert list(values.read_members(text, 2)) == ["a", "b"]

@@ -14,7 +14,6 @@ import msgspec
 
 from headway.config import Settings
 from headway.core import values
-from headway.core.parameters import decode as decode_parameters
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.model import Octets, Value
@@ -222,42 +221,27 @@ def _each_text(tree: object, check: Check) -> object:
 def checked_parameters(raw: msgspec.Raw, most: int) -> bytes:
     """Text of `parameters`, empty for none, if a worker can read it and it has at most `most` members. Raises BadRequest."""
     text = bytes(raw)
-    return text if parameter_tree(text, most) else b""
+    return text if parameter_members(text, most) else b""
 
 
-def parameter_tree(text: bytes, most: int) -> dict[str, Any]:
-    """Parameters of a request, of which there may be `most`; none where they are null.
+def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
+    """Parameters of a request, of which there may be `most`; none where they are null. None of them is built.
 
     Raises:
-        BadRequest: they are no object, too many, or nested too deeply.
-        msgspec.MsgspecError: a number in them is out of range.
+        BadRequest: they are no object, too many, nested too deeply, or not what a worker can read.
+        msgspec.MsgspecError: they are no valid JSON.
     """
-    tree = None if text == b"null" else decode_parameters(text)
-    if tree is None:
+    if text == b"null":
         return {}
-    if not isinstance(tree, dict):
+    if text[:1] != b"{":
         raise BadRequest("Expected `object | null` - at `$.parameters`")
-    if len(tree) > most:
-        raise BadRequest(f"`$.parameters` has {len(tree)} members; at most {most} are taken (max_parameters)")
-    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _deeper(tree, MAX_DEPTH):
-        raise BadRequest(f"`$.parameters` is nested deeper than {MAX_DEPTH} levels")
-    return tree
-
-
-def _deeper(tree: object, levels: int) -> bool:
-    """True when `tree` has more than `levels` levels."""
-    layer = [tree]
-    for _ in range(levels):
-        below: list[object] = []
-        for node in layer:
-            if isinstance(node, dict):
-                below.extend(node.values())
-            elif isinstance(node, list):
-                below.extend(node)
-        layer = [node for node in below if isinstance(node, dict | list)]
-        if not layer:
-            return False
-    return True
+    try:
+        members = values.read_members(text, MAX_DEPTH)
+    except values.NoValue as exc:
+        raise BadRequest(f"`$.parameters` {exc}") from None
+    if len(members) > most:
+        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken (max_parameters)")
+    return members
 
 
 def why_not(exc: Exception, body: bytes) -> str:

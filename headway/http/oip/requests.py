@@ -15,7 +15,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.inference.bodies import ABSENT, parameter_tree, why_not
+from headway.http.inference.bodies import ABSENT, parameter_members, why_not
 from headway.oip.elements import Element
 from headway.oip.parameters import BINARY_OUTPUT, NONE, PRIORITY, TIMEOUT, Wishes, for_target, read_wishes
 from headway.oip.tensors import (
@@ -103,7 +103,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 _decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
-_decode_raws = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_figure = msgspec.json.Decoder(int | float | bool).decode
 
 
 @cache
@@ -243,14 +243,23 @@ def _parameters(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, bytes]
 
 
 def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    tree = parameter_tree(text, most)
-    if not tree:
+    members = parameter_members(text, most)
+    if not members:
         return NONE, b""
-    if PRIORITY not in tree and TIMEOUT not in tree and BINARY_OUTPUT not in tree:
+    asked = {name: _figure(members[name]) for name in (PRIORITY, TIMEOUT, BINARY_OUTPUT) if name in members}
+    if not asked:
         return NONE, text
-    wishes = read_wishes(tree, tiers)
-    rest = for_target(_decode_raws(text))
+    wishes = read_wishes(asked, tiers)
+    rest = for_target(members)
     return wishes, msgspec.json.encode(rest) if rest else b""
+
+
+def _figure(raw: msgspec.Raw) -> object:
+    """Number or boolean of a JSON text; None for anything else, of which nothing is built."""
+    try:
+        return _decode_figure(raw)
+    except msgspec.MsgspecError:
+        return None
 
 
 _split_often = lru_cache(maxsize=256)(_split)

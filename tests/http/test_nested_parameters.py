@@ -1,0 +1,58 @@
+"""No door builds what is nested in a body: a text of 400 kB may stand for 200,000 objects, and everybody would wait for them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from headway.config import Settings
+from headway.http.inference import codecs
+from headway.http.oip import requests
+from headway.http.openai.members import parameters_reader, read_members
+from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
+from headway.oip.tensors import Malformed
+
+TREES = {
+    "lists": b"[" + b",".join([b"[" * 20 + b"]" * 20] * 10_000) + b"]",
+    "objects": b"[" + b",".join([b"{}"] * 100_000) + b"]",
+}
+READERS: dict[str, Callable[[bytes], object]] = {
+    "native": lambda tree: codecs.inference(Settings()).read(b'{"input":"x","parameters":{"x":' + tree + b"}}"),
+    "values": lambda tree: codecs.inference(Settings()).read_value(b'{"input":[],"parameters":{"x":' + tree + b"}}"),
+    "OpenAI": lambda tree: parameters_reader(Settings())(read_members(b'{"tools":' + tree + b',"logit_bias":{}}')),
+    "OIP": lambda tree: requests._parameters(msgspec.Raw(b'{"x":' + tree + b',"timeout":0}'), 64, 3),
+}
+
+
+def peak(act: Callable[[], object]) -> int:
+    """Most bytes that a call takes at once."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("door", READERS)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_of_parameters_nothing_is_built(door: str, tree: bytes) -> None:
+    assert peak(lambda: json.loads(tree)) > 8 * len(tree), "what is not to be built"
+    assert peak(lambda: READERS[door](tree)) < 5 * len(tree)
+
+
+@pytest.mark.parametrize("name", [PRIORITY, TIMEOUT, BINARY_OUTPUT])
+def test_of_a_parameter_of_the_protocol_nothing_is_built(name: str) -> None:
+    raw = msgspec.Raw(b'{"' + name.encode() + b'":' + TREES["lists"] + b"}")
+
+    def read() -> None:
+        with pytest.raises(Malformed, match=r"out of range|no boolean"):
+            requests._parameters(raw, 64, 3)
+
+    assert peak(read) < 5 * len(bytes(raw))

@@ -42,9 +42,8 @@ class RegistryWatch:
     def _slot(self, told: dict[str, Any]) -> Slot | None:
         """Slot of a line of the registry; None if it is not healthy, or its host is gone."""
         name = told["worker_id"]
-        prefix = name.partition("/")[0] if "/" in name else ""
-        pid = int(prefix.rpartition("-")[2] or 0) if prefix else 0
-        host = next((one for one in self._made.hosts if one.pid == pid or not prefix), None)
+        pid = name.partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
+        host = next((one for one in self._made.hosts if str(one.pid) == pid or self._made.services), None)
         if told["status"] != "healthy" or host is None:
             return None
         place = f"{host.name}/{told['gpu']}" if told.get("gpu") else name

@@ -35,6 +35,15 @@ def test_what_all_share_explains_what_any_process_tells() -> None:
     assert found("ledger paused", "ledger", line) == UNEXPLAINED
 
 
+def test_what_befalls_a_worker_explains_what_gateways_tell_of_its_version_but_not_what_they_tell_of_the_broker() -> (
+    None
+):
+    bare = Line("gateway-3", 11.0, "warning", "versions of a model have a weight and no worker", "versions='3'")
+    assert not found("worker killed", "worker-1", bare)
+    cut_off = Line("gateway-3", 11.0, "warning", "the broker is out of reach", "")
+    assert found("worker killed", "worker-1", cut_off) == UNEXPLAINED
+
+
 def test_poisonous_inputs_explain_the_batches_that_they_make_fail_and_no_other() -> None:
     poisoned = Line("worker-2", 40.0, "warning", "batch failed", "error='RuntimeError: a poisonous input' size=3")
     broken = Line("worker-2", 40.0, "warning", "batch failed", "error='RuntimeError: cuda' size=3")

@@ -31,11 +31,13 @@ class Rule:
         event: beginning of the event.
         about: pattern that must be found in the rest of the line.
         roles: roles of such faults; empty: the load itself explains it, without any fault.
+        of_others: whether faults of other processes explain it, too.
     """
 
     event: str
     about: str = ""
     roles: tuple[str, ...] = ()
+    of_others: bool = False
 
 
 RULES = (
@@ -46,6 +48,8 @@ RULES = (
     Rule("worker output dropped", "", HOST),
     Rule("worker dies again and again", "", HOST),
     Rule("probe failed", "", HOST),
+    Rule("versions of a model have a weight and no worker", "", ("worker", "gpu"), of_others=True),
+    Rule("no worker is in the zone of this gateway", "", ("worker", "gpu"), of_others=True),
     Rule("the broker is out of reach", "", ("redis", "connections", "gateway", "worker", "controller")),
     Rule("the broker does not answer", "", ("redis", "connections")),
     Rule("requests are refused until the broker is back", "", ("redis", "connections", "gateway")),
@@ -78,6 +82,6 @@ def _explains(rule: Rule, line: Line, faults: list[Fault]) -> bool:
     return any(
         fault.what.partition(" ")[0] in rule.roles
         and fault.began - BEFORE <= line.at <= (fault.ended or line.at) + AFTER
-        and (fault.whom == line.process or fault.what.startswith(SHARED))
+        and (rule.of_others or fault.whom == line.process or fault.what.startswith(SHARED))
         for fault in faults
     )

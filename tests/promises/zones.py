@@ -68,7 +68,7 @@ def _helped(
 def _excused(
     one: Operation, run: Run, gateway: Presence, bare: dict[tuple[str, str, str], list[tuple[float, float]]], history: History
 ) -> bool:  # fmt: skip
-    """Whether a zone may have had nobody, as its gateway knew, for what it was asked."""
+    """Whether a zone may have had nobody, as its gateway knew, for what it was asked; so it is with what only shared GPUs run."""
     versions = {version for _, model, version in bare if model == one.model}
     spans = [bare.get((gateway.zone, one.model, version), ALWAYS) for version in versions]
     young = one.called < gateway.up + KNOWN_SECONDS
@@ -79,4 +79,4 @@ def _excused(
         and (fault.ended or run.began) + KNOWN_SECONDS >= one.called
         for fault in history.faults
     )
-    return young or stood or any(touches(span, one.called, run.began) for span in spans)
+    return young or stood or not versions or any(touches(span, one.called, run.began) for span in spans)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -38,7 +40,9 @@ def collect(made: Fleet, evidence: Evidence) -> None:
 def _letters(door: Server) -> Iterator[Letter]:
     for listed in door.ask(f"/internal/dlq?limit={MOST}")["letters"]:
         tenant = urllib.parse.quote(listed["tenant"])
-        input = door.ask(f"/internal/dlq/{listed['id']}?tenant={tenant}")["input"]
+        input = None
+        with contextlib.suppress(urllib.error.HTTPError):
+            input = door.ask(f"/internal/dlq/{listed['id']}?tenant={tenant}")["input"]
         yield Letter(listed["tenant"], listed["id"].removeprefix("req_"), input, listed["cause"], listed["attempts"])
 
 

@@ -27,11 +27,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter."""
+    """One dead letter; the input of one that is listed and cannot be shown is None."""
 
     tenant: str
     id: str
-    input: str
+    input: str | None
     cause: str = ""
     attempts: int = 1
 

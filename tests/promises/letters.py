@@ -22,9 +22,12 @@ def letters(history: History) -> Iterator[Violation]:
     """What is wrong with the dead letters; nothing where they were not read."""
     found = history.evidence.letters
     if found is not None:
+        unread = [letter for letter in found if letter.input is None]
+        for letter in unread:
+            yield Violation("a dead letter that is listed and cannot be shown", str(letter))
         yield from _of_good_inputs(history, found)
         yield from _too_many(history, found)
-        if len(found) < MOST:
+        if len(found) < MOST and not unread:
             yield from _missing(history, found)
         counted = history.evidence.letters_counted
         if counted is not None and counted != len(found):
@@ -37,7 +40,7 @@ def _of_good_inputs(history: History, found: Sequence[Letter]) -> Iterator[Viola
     """An input that neither fails nor was in a batch that a fault may have ended."""
     reruns = any(fault.cost.reruns for fault in history.faults)
     for letter in found:
-        if not letter.input.startswith(BAD) and not (reruns and letter.attempts > 1):
+        if letter.input is not None and not letter.input.startswith(BAD) and not (reruns and letter.attempts > 1):
             yield Violation("a dead letter of a good input", str(letter))
 
 
@@ -45,7 +48,7 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
     """More letters than requests, and more than one of an id."""
     asked = Counter((one.tenant, text) for one in _asked(history) for text in one.texts)
     used = Counter((one.tenant, one.id) for one in _asked(history) if one.id)
-    for tenant, text in Counter((one.tenant, one.input) for one in found) - asked:
+    for tenant, text in Counter((one.tenant, one.input) for one in found if one.input is not None) - asked:
         what = "more dead letters than requests" if asked[tenant, text] else "a dead letter of nobody"
         yield Violation(what, f"{tenant} {text[:200]!r}")
     for (tenant, id), times in Counter((one.tenant, one.id) for one in found).items():

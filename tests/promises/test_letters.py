@@ -51,6 +51,11 @@ def test_letters_of_nobody_of_good_inputs_and_doubled_ones_are_found_out(it: Scr
     assert wrong(it, Letter("acme", "one", "poison c", attempts=2), without="z") == twice
 
 
+def test_a_letter_that_is_listed_and_cannot_be_shown_is_found_out(it: Scribe) -> None:
+    unread = Letter("acme", "part", None)
+    assert wrong(it, unread, without="part") == {"a dead letter that is listed and cannot be shown"}
+
+
 def test_a_count_of_other_letters_than_there_are_is_found_out(it: Scribe) -> None:
     it.history.evidence.letters_counted = 3
     assert wrong(it) == {"the metrics count other dead letters than there are"}

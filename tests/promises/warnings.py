@@ -59,6 +59,7 @@ RULES = (
     Rule("the last records do not get into the ledger", "", ("ledger",)),
     Rule("the ledger does not answer", "", ("ledger",)),
     Rule("the store", "", ("ledger",)),
+    Rule("cannot be read again", "does not answer within"),  # A busy machine keeps the thread that reads from its turn.
 )
 """Lines that something explains; the first that fits a line counts."""
 

@@ -36,7 +36,9 @@ from headway.gateway.broker_session import (
 )
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.direct_mode import DirectMode
+from headway.gateway.endings import finish, tell
 from headway.gateway.fallback import Fallback
+from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.model_rules import RuleTable
@@ -113,6 +115,7 @@ class Gateway:
         self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
         self._submissions = itertools.count(1)
         self._deadlines = TimingWheel(clock, self._overdue)
+        self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
         self._recent = RecentRequests(clock)
         counts = OutcomeCounts(counters, self._tiers, self.kinds)
         self.tenant_counts = TenantCounts(self._tiers, self.kinds)
@@ -297,11 +300,13 @@ class Gateway:
         while self._pending:
             self._emptied.clear()
             await self._emptied.wait()
+        self._late.end_all()
 
     def refuse_all(self, failure: Failure) -> None:
         """Answer every pending request with `failure`; for a shutdown that may not wait."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
+        self._late.end_all()
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
         """Status of request `id`; of several tenants' the newest; None when it is neither pending nor recent."""
@@ -409,11 +414,12 @@ class Gateway:
         for reply in replies:
             pending = self._pending.get((reply.tenant, reply.id))
             if pending is None or (entry := pending.entry).nonce != reply.nonce:
-                strays += not self._subscriptions.take(session, reply)
+                strays += not (self._late.take(reply, ended) or self._subscriptions.take(session, reply))
                 continue
             if (pending.session is not session or pending.deadline < overdue) and not self._fits(
                 pending, reply, overdue
             ):
+                self._late.take(reply, ended)
                 continue
             failure = reply.failure
             if failure is not None and failure.reason == failures.CANCELLED:
@@ -460,28 +466,13 @@ class Gateway:
         pending.reply = Reply(entry.id, entry.tenant, None, failures.left())
         self._finish([pending], Ending.LEFT)
         if told is not None:
-            self._tell(sink, told)
+            tell(sink, told)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
         """End requests that have left the table, each once: observers hear of them, and sinks get the answers."""
-        now = self._clock()
-        for observer in self._observers:
-            try:
-                observer.finished(ended, ending, now)
-            except Exception:
-                log.exception("an observer of requests has failed", requests=len(ended))
-        for pending in ended:
-            sink = pending.sink
-            pending.sink = NOBODY
-            self._tell(sink, pending.reply)
+        finish(self._observers, ended, ending, self._clock())
         if not self._pending:
             self._emptied.set()
-
-    def _tell(self, sink: ReplySink, reply: Reply) -> None:
-        try:
-            sink.answer(reply)
-        except Exception:
-            log.exception("an answer could not be written", request_id=reply.id)
 
     def _withdraw(self, pending: PendingRequest) -> None:
         if pending.session is not None:
@@ -495,6 +486,14 @@ class Gateway:
 
     def _expire(self, pending: PendingRequest) -> None:
         message = f"the total deadline of {pending.entry.timeout * 1000:.0f} ms passed"
-        self._answer(pending, Failure(errors.DEADLINE_EXCEEDED, message, None, "total"), Ending.TIMED_OUT)
-        if pending.unadmitted or not pending.task:  # Of a task that was admitted the broker tells who asks later.
+        failure = Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
+        told_later = pending.task and not pending.unadmitted  # By the broker, to whoever asks.
+        if told_later and pending.sink is NOBODY:
+            del self._pending[pending.entry.tenant, pending.entry.id]
+            self._late.hold(pending, failure)
+            if not self._pending:
+                self._emptied.set()
+            return
+        self._answer(pending, failure, Ending.TIMED_OUT)
+        if not told_later:
             self._withdraw(pending)

@@ -27,7 +27,7 @@ FITTING = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (413, 429),
     grpc.StatusCode.INTERNAL: (500, 502),
     grpc.StatusCode.UNAVAILABLE: (503,),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (504,),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (408, 504),
 }
 """Statuses of calls, and the HTTP statuses of the errors that they stand for."""
 NOBODY = "failed to connect to all addresses"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from headway.errors import SHOWN
 from tests.promises.operation import ASKS, History, Kind, Violation
 
-UNCOUNTED = ("NOT_FOUND", "PAYLOAD_TOO_LARGE", "BAD_REQUEST")
+UNCOUNTED = ("NOT_FOUND", "PAYLOAD_TOO_LARGE", "BAD_REQUEST", "REQUEST_TIMEOUT")
 """Codes of refusals that some ways in give before there is a request; they are counted as refusals alone."""
 
 

@@ -120,8 +120,8 @@ class Id:
         status, open_ = asked.status, asked.ends is None
         if open_ or (400 <= status < 500 and status not in (404, 409, 422)):
             yield state, DONE  # It was refused, or never arrived.
-        if status == 404 and asked.wanted:
-            yield state, DONE  # Its version is not there.
+        if status == 404 and (asked.wanted or asked.model):
+            yield state, DONE  # Its version, or its model, is not there.
         if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT" and asked.key:
             yield state, DONE  # The key's history tells whether that is right.
         if status == 409 and asked.number in self._doubtful:

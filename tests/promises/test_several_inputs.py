@@ -185,6 +185,7 @@ def test_apis_that_tell_no_code_tell_a_limit_from_too_much_load_by_the_message(m
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED", 429),
         (grpc.StatusCode.UNAVAILABLE, "SERVICE_OVERLOADED", 503),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", 504),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT", 408),
         (grpc.StatusCode.UNAVAILABLE, "REJECTED_BY_MODEL", 500),
         (grpc.StatusCode.UNAVAILABLE, "", 0),
     ],

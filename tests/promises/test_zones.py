@@ -78,3 +78,11 @@ def test_an_answer_of_another_model_is_found_out(model: str) -> None:
     it.history.runs.append(Run("run0", ("x",), 1.0, 2.0, model="second"))
     it.ask((0.0, 3.0), "x", output="X|run0.0", model=model)
     assert promises(it) == ({"answer of another model"} if not model else set())
+
+
+@pytest.mark.parametrize("model", ["", "second"])
+def test_a_task_for_a_model_that_is_not_there_is_none(model: str) -> None:
+    it = Scribe()
+    it.task((0.0, 1.0), "x", "id", model=model, status=404, code="NOT_FOUND")
+    it.poll((2.0, 3.0), "id", status=404, code="NOT_FOUND")
+    assert promises(it) == (set() if model else {"a task that lives is unknown (404)"})

@@ -8,6 +8,7 @@ tolerance τ = T · burst, a request conforms when the TAT after it, less τ, is
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -52,6 +53,10 @@ def wait(limit: Limit, owed: float) -> float:
     return late if late > ROUNDING else 0.0
 
 
+LOOKS = 2
+"""Debts that are looked at each time, of those that are forgotten in turn: more than one, or their number only grows."""
+
+
 class Over(msgspec.Struct, frozen=True, gc=False):
     """Verdict on a request that does not conform: the limit, and the seconds until the request would conform."""
 
@@ -80,6 +85,21 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
             worst, longest = limit, late
         charged.append(tat + 60.0 / limit.rate)
     return charged if worst is None else Over(worst, longest)
+
+
+class Debts(OrderedDict[str, float]):
+    """Theoretical arrival times by id of the limit, of which paid ones are forgotten a few at a time.
+
+    Each time that a debt is added or read a few are looked at, in turn: so the work is the same however many there are,
+    about as many are kept as are owed to twice over, and none that is owed is ever dropped.
+    """
+
+    def forget_paid(self, now: float) -> None:
+        """Look at the next debts, and forget those that are paid by instant `now`."""
+        for _ in range(min(LOOKS, len(self))):
+            id, tat = self.popitem(last=False)
+            if tat > now:
+                self[id] = tat
 
 
 class Book:

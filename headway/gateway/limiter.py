@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 from headway import errors
 from headway.core import failures, ratelimit
-from headway.core.ratelimit import Over
+from headway.core.ratelimit import Debts, Over
 from headway.core.throttle import Throttle
 from headway.model import Entry, Failure, Limit
 from headway.ports import QueueCondition
 
 REMEMBERED = 10_000
-"""Most sets of limits whose parts are kept ready, and most limits with a debt for what was answered here."""
+"""Most sets of limits whose parts are kept ready."""
 
 POLLS = 30
 """Least polls of tasks for each request that a principal may send: one a second, for as long as a task may take."""
@@ -55,9 +55,8 @@ class Limiter:
         self._clock = clock
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
-        self.debts: dict[str, float] = {}
-        self._settled = clock()
-        self._polls: dict[str, float] = {}
+        self.debts = Debts()
+        self._polls = Debts()
         self._polls_each = max(POLLS, math.ceil(task_seconds))
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -90,11 +89,8 @@ class Limiter:
             counting: requests as which these limits count it; it is charged as one.
         """
         now, debts = self._clock(), self.debts
-        if len(debts) >= REMEMBERED:
-            paid = [id for id, tat in debts.items() if tat <= now] or list(debts)
-            for id in paid:
-                del debts[id]
         for limit in limits:
+            debts.forget_paid(now)
             debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit) / counting
 
     def refund(self, limits: tuple[Limit, ...]) -> None:
@@ -111,17 +107,18 @@ class Limiter:
         The limit of a tier does not bound polls: a principal that polls much would keep the others of its tier from
         polling.
         """
-        if len(self._polls) >= REMEMBERED:
-            self._polls.clear()
+        now, polls = self._clock(), self._polls
         own = [
             Limit(limit.id, limit.name, limit.rate * self._polls_each, limit.burst * self._polls_each + POLLS_AT_ONCE)
             for limit in limits
             if limit.name != "tier"
         ]
-        charged = ratelimit.charge(own, self._polls, self._clock())
+        charged = ratelimit.charge(own, polls, now)
         if isinstance(charged, Over):
             return failures.over_polls(charged)
-        self._polls.update(zip((limit.id for limit in own), charged, strict=True))
+        for limit, tat in zip(own, charged, strict=True):
+            polls.forget_paid(now)
+            polls[limit.id] = tat
         return None
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
@@ -142,15 +139,9 @@ class Limiter:
         return None
 
     def _debt(self, limit: Limit) -> float:
-        """Seconds owed to a limit for what was answered here.
-
-        Paid debts are forgotten once in a while, as requests cost more while there are any.
-        """
+        """Seconds owed to a limit for what was answered here. Requests cost more while there are debts."""
         now = self._clock()
-        if now >= self._settled + 1.0:
-            self._settled = now
-            for id in [id for id, tat in self.debts.items() if tat <= now]:
-                del self.debts[id]
+        self.debts.forget_paid(now)
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
     def refused(self, entry: Entry) -> None:

@@ -7,9 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from headway.gateway.limiter import REMEMBERED, Limiter
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.core.queue_limits import QueueLimits
+from headway.core.ratelimit import LOOKS, Debts
+from headway.gateway.limiter import Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, Principal, RequestOptions
+from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -17,6 +22,7 @@ from tests.virtual_time import run
 
 LIMIT = Limit("user-1", "user", 60.0, 5.0)
 """One a second, five at once."""
+MANY = 20_000
 LIMITED = Principal("somebody", "acme", 1, (LIMIT,))
 PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
@@ -65,17 +71,60 @@ def test_models_of_others_and_ids_in_flight_count() -> None:
     run(main)
 
 
+def nothing_owed() -> MemoryBroker:
+    limits = QueueLimits(3, 8, 0.1, 100)
+    return MemoryBroker({"m": limits}, DeadLetterBox(), Counters(), lambda: 0.0, lambda: 0.5)
+
+
 def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
     now = [0.0]
     limiter = Limiter(1, lambda: now[0])
-    for number in range(REMEMBERED):
+    for number in range(MANY):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
     now[0] = 2.0
-    limiter.charge((LIMIT,))
-    assert list(limiter.debts) == [LIMIT.id]
-    for number in range(REMEMBERED + 1):
+    for _ in range(MANY):
+        limiter.excess((LIMIT,), nothing_owed())
+    assert not limiter.debts
+
+
+@pytest.mark.parametrize("what", ["a wrong request", "a poll"])
+def test_nothing_that_is_owed_is_forgiven_however_many_owe(what: str) -> None:
+    limiter = Limiter(1, lambda: 0.0)
+    queue = nothing_owed()
+
+    def ask(limit: Limit) -> bool:
+        if what == "a poll":
+            return limiter.poll((limit,)) is None
+        allowed = limiter.excess((limit,), queue) is None
+        if allowed:
+            limiter.charge((limit,))
+        return allowed
+
+    def others(number: int) -> Limit:
+        return Limit(f"user-{number}", "user", 60.0, 5.0)
+
+    while ask(LIMIT):
+        pass
+    for number in range(MANY):
+        ask(others(number))
+    assert not ask(LIMIT)
+
+
+def test_a_wrong_request_costs_as_many_looks_however_many_owe(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    popitem = Debts.popitem
+
+    def counted(debts: Debts, last: bool = True) -> tuple[str, float]:
+        nonlocal looks
+        looks += 1
+        return popitem(debts, last)
+
+    monkeypatch.setattr(Debts, "popitem", counted)
+    limiter = Limiter(1, lambda: 0.0)
+    for number in range(MANY):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
-    assert len(limiter.debts) <= REMEMBERED
+    assert looks <= LOOKS * MANY
+    assert len(limiter.debts) == MANY
 
 
 def test_a_refund_takes_one_charge_back() -> None:

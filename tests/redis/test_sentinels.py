@@ -134,3 +134,39 @@ def test_when_none_is_named_the_reasons_are_told() -> None:
 def test_what_is_no_sentinel_says_so() -> None:
     with pytest.raises(ResponseError, match="unknown command"):
         named(Sentinel(ResponseError("unknown command 'SENTINEL'")))
+
+
+def test_those_who_ask_at_once_share_two_votes_and_hear_of_what_came_before_they_asked() -> None:
+    """A vote that had begun before may not know yet."""
+
+    async def main() -> None:
+        asks, before, after = Sentinels([], {}, leave), Counted(A), Counted(B, config_epoch=1)
+        asks.sentinels = list[Any]([before])
+        first = [asyncio.ensure_future(asks.discover_master("headway")) for _ in range(10)]
+        await before.asked.wait()
+        asks.sentinels = list[Any]([after])
+        late = [asyncio.ensure_future(asks.discover_master("headway")) for _ in range(10)]
+        await asyncio.sleep(0)
+        before.go.set()
+        after.go.set()
+        assert await asyncio.gather(*first, *late) == [A] + [B] * 19
+        assert (before.times, after.times) == (1, 1)
+
+    async def leave(address: Address) -> None:
+        pass
+
+    asyncio.run(main())
+
+
+class Counted(Sentinel):
+    """Answers when it is told to, and counts how often it was asked."""
+
+    def __init__(self, names: Address, config_epoch: int = 0) -> None:
+        super().__init__(names, config_epoch=config_epoch)
+        self.times, self.asked, self.go = 0, asyncio.Event(), asyncio.Event()
+
+    async def sentinel_masters(self) -> dict[str, dict[str, Any]]:
+        self.times += 1
+        self.asked.set()
+        await self.go.wait()
+        return await super().sentinel_masters()

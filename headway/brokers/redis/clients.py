@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -129,13 +129,13 @@ def _driver() -> DriverInfo:
     return DriverInfo()
 
 
-def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
+def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
     """Make clients for a URL, each with connections of its own. Those of Sentinels follow one primary together.
 
     Arguments:
         url: URL of the broker.
         timeout: longest time in seconds for a call, and for connecting; infinite for none.
-        count: number of clients.
+        bounds: most connections of each client to one server; None for no bound.
 
     Raises:
         SettingError: a file that the URL names cannot be used.
@@ -157,22 +157,26 @@ def connect(url: str, timeout: float, count: int) -> Sequence[Client]:
     if kind == "sentinel":
         # Sentinels that are gone must leave time to ask the others.
         share = _finite(timeout / (len(hosts) + 1))
-        bounds = {"socket_timeout": share, "socket_connect_timeout": share}
-        asking = {**common, **bounds, **_sentinel_login(given), "ssl": bool(secure)}
-        return _followers(parts, hosts, asking, {**common, **_login(parts), "ssl": bool(secure)}, count)
+        within = {"socket_timeout": share, "socket_connect_timeout": share}
+        asking = {**common, **within, **_sentinel_login(given), "ssl": bool(secure)}
+        return _followers(parts, hosts, asking, {**common, **_login(parts), "ssl": bool(secure)}, bounds)
     options = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
 
-    def make(host: str, port: int) -> Server:
+    def make(most: int | None, host: str, port: int) -> Server:
         connection = SSLConnection if secure else Connection
-        return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **options)))
+        return Server(Redis.from_pool(ConnectionPool(connection, host=host, port=port, **options)), most)
 
     if kind == "cluster":
-        return [Cluster(hosts, make, timeout) for _ in range(count)]
-    return [Single(make(*hosts[0])) for _ in range(count)]
+        return [Cluster(hosts, partial(make, most), timeout) for most in bounds]
+    return [Single(make(most, *hosts[0])) for most in bounds]
 
 
 def _followers(
-    parts: SplitResult, hosts: Sequence[Address], asking: dict[str, Any], calling: dict[str, Any], count: int
+    parts: SplitResult,
+    hosts: Sequence[Address],
+    asking: dict[str, Any],
+    calling: dict[str, Any],
+    bounds: Sequence[int | None],
 ) -> Sequence[Client]:
     """Clients of the primary that Sentinels name: when one of them learns of another, all of them go there."""
     service, _, database = parts.path.strip("/").partition("/")
@@ -184,9 +188,9 @@ def _followers(
 
     sentinels = Sentinels(hosts, asking, leave)
     failovers = Failovers(sentinels, service)
-    for _ in range(count):
+    for most in bounds:
         primary: Redis = sentinels.master_for(service, **calling, db=int(database or 0))
-        servers.append(Server(primary))
+        servers.append(Server(primary, most))
     return [Single(server, sentinels, failovers) for server in servers]
 
 

@@ -1,8 +1,8 @@
 """Connection to Redis or Valkey: calls of the library of functions, blocking reads, and their errors.
 
 Every call has a deadline and is tried once: a command that timed out may have been done, and only the caller knows
-whether it can be repeated. Calls, claims and blocking reads have connections of their own, so that neither waits for
-the other.
+whether it can be repeated. Calls, claims, large values and blocking reads have connections of their own, so that neither
+waits for the other: a few for each server, as it does one step after the other.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from redis.exceptions import (
 )
 
 from headway.brokers.redis import function_library
+from headway.brokers.redis.blocking import BlockingReads
 from headway.brokers.redis.clients import Client, check_files, connect
 from headway.brokers.redis.server import Deposed
 from headway.config import shown_url
@@ -34,6 +35,8 @@ from headway.runtime.counters import Counters
 
 log = structlog.get_logger(__name__)
 
+BOUNDS = 8, 8, None, 8
+"""Most connections to one server for calls, for claims, for blocking reads and for large values."""
 BLOCK = 2.0
 """Longest blocking read in seconds, after which a connection is known to live, or not."""
 OLDEST = (7, 0)
@@ -60,6 +63,7 @@ CLOSED = "the handler is closed"
 """Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class RedisConnection:
@@ -101,7 +105,9 @@ class RedisConnection:
         self._clock = clock
         self._block = math.inf if clock is not None else BLOCK
         self._source = function_library.source()
-        self._calls, self._claims, self._reads, self._values = connect(url, timeout, count=4)
+        self._calls, self._claims, self._reads, self._values = connect(url, timeout, BOUNDS)
+        self._pops: dict[str, BlockingReads[None, bytes]] = {}
+        self._streams: dict[str, BlockingReads[bytes, list[Any]]] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
@@ -226,17 +232,35 @@ class RedisConnection:
 
     async def pop(self, key: str) -> bytes | None:
         """Wait for the first element of a list; None when there was none for a while. Raises BrokerUnavailable."""
-        wait = 0 if math.isinf(self._block) else self._block
-        found = await self._ask(lambda: self._reads.call(key, "BLPOP", key, wait), self._block)
-        return None if found is None else found[1]
+        return await self._together(self._pops, self._pop, key).wait(key, None)
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Wait for entries of a stream after an id; empty when none came for a while. Raises BrokerUnavailable."""
-        wait = 0 if math.isinf(self._block) else int(self._block * 1000)
-        found = await self._ask(
-            lambda: self._reads.call(key, "XREAD", "BLOCK", wait, "STREAMS", key, after), self._block
-        )
-        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found[0][1]] if found else []
+        found = await self._together(self._streams, self._read_streams, key).wait(key, after)
+        return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in found or ()]
+
+    def _together(
+        self,
+        reads: dict[str, BlockingReads[P, T]],
+        read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]],
+        key: str,
+    ) -> BlockingReads[P, T]:
+        """Reads that a key's goes together with: all, or in a cluster those of keys with the same tag."""
+        tag = key[: key.index("}")] if self.clustered else ""
+        if (found := reads.get(tag)) is None:
+            found = reads[tag] = BlockingReads(read, lambda: self._block)
+        return found
+
+    async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:
+        seconds = 0 if math.isinf(wait) else wait
+        found = await self._ask(lambda: self._reads.call(next(iter(keys)), "BLPOP", *keys, seconds), wait)
+        return {} if found is None else {found[0].decode(): found[1]}
+
+    async def _read_streams(self, keys: Mapping[str, bytes], wait: float) -> Mapping[str, list[Any]]:
+        block = 0 if math.isinf(wait) else math.ceil(wait * 1000)
+        command = "XREAD", "BLOCK", block, "STREAMS", *keys, *keys.values()
+        found = await self._ask(lambda: self._reads.call(next(iter(keys)), *command), wait)
+        return {key.decode(): entries for key, entries in found or ()}
 
     async def entries(self, key: str, start: bytes, count: int, last: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """First entries of a stream from an id on up to the `last`, at most `count`. Raises BrokerUnavailable."""

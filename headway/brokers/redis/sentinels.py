@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -43,6 +43,9 @@ class Sentinels(Sentinel):
         self._config_epoch = 0
         self._primary: Address | None = None
         """Primary that was named last."""
+        self._voting: asyncio.Task[Vote] | None = None
+        self._next: asyncio.Task[Vote] | None = None
+        """Vote that begins when the present one has ended."""
 
     def avoid(self, address: Address) -> None:
         """Believe in another primary than this one, if any Sentinel does."""
@@ -59,6 +62,14 @@ class Sentinels(Sentinel):
             await one.connection_pool.disconnect(inuse_connections=False)
             one.connection_pool._available_connections.clear()
 
+    async def aclose(self) -> None:
+        """Close all connections to the Sentinels."""
+        votes = [one for one in (self._voting, self._next) if one is not None]
+        for one in votes:
+            one.cancel()
+        await asyncio.gather(*votes, return_exceptions=True)
+        await super().aclose()
+
     async def discover_master(self, service_name: str) -> Address:
         """Address of the primary since the highest configuration epoch that a Sentinel tells.
 
@@ -71,7 +82,7 @@ class Sentinels(Sentinel):
         """
         while True:
             known = self._config_epoch
-            config_epoch, address = await self._vote(service_name)
+            config_epoch, address = await self._shared_vote(service_name)
             if (
                 config_epoch >= self._config_epoch or known == self._config_epoch
             ):  # Else it has become known what these did not yet know.
@@ -81,6 +92,22 @@ class Sentinels(Sentinel):
             log.info("the broker's primary is another one", was=_shown(before), now=_shown(address))
             await self._leave(before)
         return address
+
+    async def _shared_vote(self, service: str) -> Vote:
+        """Vote that begins from now on. Those who ask during one share the next, so that Sentinels are asked once for all."""
+        running = self._voting
+        if running is None or running.done():
+            self._voting = asked = _begun(self._vote(service))
+        elif self._next is None:
+            self._next = asked = _begun(self._vote_after(running, service))
+        else:
+            asked = self._next
+        return await asyncio.shield(asked)
+
+    async def _vote_after(self, running: asyncio.Task[Vote], service: str) -> Vote:
+        await asyncio.wait({running})
+        self._voting, self._next = self._next, None
+        return await self._vote(service)
 
     async def _vote(self, service: str) -> Vote:
         votes: Counter[Vote] = Counter()
@@ -114,6 +141,13 @@ class Sentinels(Sentinel):
             if address != self._refused and config_epoch >= self._config_epoch
         )
         return 2 * max(believed, default=0) > len(self.sentinels)
+
+
+def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
+    """Vote as a task, whose error is nobody's when all who asked have gone."""
+    task = asyncio.get_running_loop().create_task(vote)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:

@@ -12,6 +12,9 @@ from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, R
 
 from headway.brokers.redis.sentinels import Address
 
+KEPT = 2
+"""Most idle connections that are kept where there may be any number: one for each kind of blocking read."""
+
 
 class Deposed(RedisError):
     """Error of a server that takes no writes: no primary, deposed, without its replicas, or still loading.
@@ -31,10 +34,14 @@ class Server:
 
     Arguments:
         redis: client of redis-py, whose kind of connections is used.
+        most: most connections for calls; None: as many as there are calls at once, as for those that block, of which a few
+            are kept.
     """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, most: int | None = None) -> None:
         self._redis = redis
+        self._places = None if most is None else asyncio.Semaphore(most)
+        self._kept = KEPT if most is None else most
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
         self._outdated: set[Any] = set()
@@ -51,12 +58,18 @@ class Server:
         Where the command or its answer is `large`, its bytes are copied less often; the answer is no list then.
 
         It is `ask` without the work of redis-py around each command, which takes more time than the command. Each call
-        has a connection to itself while it lasts. A connection that breaks is closed, and with it all idle ones: they
-        most likely broke too.
+        has a connection to itself while it lasts, and waits for one where as many as may be are busy. A connection that
+        breaks is closed, and with it all idle ones: they most likely broke too.
 
         Raises:
             Deposed: the server is not the one to ask; see `leave`.
         """
+        if self._places is None:
+            return await self._call(command, large)
+        async with self._places:
+            return await self._call(command, large)
+
+    async def _call(self, command: tuple[Any, ...], large: bool) -> Any:
         connection = self._idle.pop() if self._idle else self._new()
         self._busy.add(connection)
         try:
@@ -85,8 +98,10 @@ class Server:
             self._busy.discard(connection)
         if self._outdated:
             await self._free(connection)
-        else:
+        elif len(self._idle) < self._kept:
             self._idle.append(connection)
+        else:
+            await connection.disconnect(nowait=True)
         if self._closed:
             await self._disconnect()
         return answer

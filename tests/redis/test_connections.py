@@ -1,0 +1,206 @@
+"""Connections of one process to a server: a few, however many queues there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from headway.brokers.redis.blocking import FEW, BlockingReads
+from headway.brokers.redis.connection import BOUNDS
+from headway.errors import BrokerUnavailable
+from headway.model import ItemResult, Lease
+from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
+from tests.e2e.client import PATIENCE
+from tests.redis.stand import brokers, real
+from tests.servers.redis import RunningServer, SharedServers
+from tests.virtual_time import run
+
+MODELS = [f"m{number}" for number in range(30)]
+BRIEF = 0.3
+"""Seconds of a blocking read here, after which all that is waited for goes into one."""
+Clock = Callable[[], float]
+
+
+@real
+async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection(servers: SharedServers) -> None:
+    server = servers.of("redis")
+    async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
+        broker._connection._block = BRIEF
+        reading = asyncio.ensure_future(broker.replies("g", 0))
+        entries = [ask(model=model, gateway="g") for model in MODELS]
+        assert await broker.enqueue(entries) == [None] * len(MODELS)
+        await blocked(server, 1)
+        seen = Counter[str]()
+        cursor = 0
+        for model in MODELS:
+            lease = await broker.claim(slot("gpu-0", model=model), AT_ONCE)
+            assert isinstance(lease, Lease)
+            await broker.complete(lease, [ItemResult(output(one.input)) for one in lease.entries])
+        async with asyncio.timeout(PATIENCE):
+            while len(seen) < len(MODELS):
+                replies, cursor = await reading
+                seen.update(reply.id for reply in replies)
+                reading = asyncio.ensure_future(broker.replies("g", cursor))
+        reading.cancel()
+        assert seen == Counter(entry.id for entry in entries)
+
+
+@real
+async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: SharedServers) -> None:
+    server = servers.of("redis")
+    async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
+        broker._connection._block = BRIEF
+        slots = [slot(f"gpu of {model}", model=model) for model in MODELS]
+        for one in slots:
+            assert not isinstance(await broker.claim(one, AT_ONCE), Lease)
+        woken = [asyncio.ensure_future(broker.wait_for_work(one, None)) for one in slots]
+        await blocked(server, 1)
+        await broker.enqueue([ask(model=model) for model in MODELS])
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*woken)
+
+
+@real
+async def test_calls_of_all_queues_at_once_share_a_few_connections(servers: SharedServers) -> None:
+    server = servers.of("redis")
+    async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
+        await asyncio.gather(*(broker.depths() for _ in range(5)))
+        slots = [slot(f"gpu of {model}", model=model) for model in MODELS]
+        await asyncio.gather(*(broker.claim(one, AT_ONCE) for one in slots))
+        calls, claims, _, _ = BOUNDS
+        reads = beside = 2  # Its wake-ups and replies; what is asked by redis-py, and this test.
+        assert server.command("INFO", "clients")["connected_clients"] <= calls + claims + reads + beside
+
+
+async def blocked(server: RunningServer, count: int) -> None:
+    """Wait until the server has so many clients that wait for something."""
+    for _ in range(int(PATIENCE / 0.02)):
+        if (found := server.command("INFO", "clients")["blocked_clients"]) == count:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{found} clients are blocked")
+
+
+class Server:
+    """Keys that hold something at times, and the reads that there were: the keys of each, and how long they waited."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, str] = {}
+        self.reads: list[tuple[set[str], float]] = []
+        self.changed = asyncio.Event()
+        self.broken = False
+
+    async def read(self, keys: Mapping[str, str], wait: float) -> Mapping[str, str]:
+        self.reads.append((set(keys), wait))
+        try:
+            async with asyncio.timeout(wait):
+                while not (found := [key for key in keys if key in self.there]):
+                    await self.changed.wait()
+                    if self.broken:
+                        raise BrokerUnavailable("cut")
+        except TimeoutError:
+            return {}
+        return {key: self.there.pop(key) for key in found}
+
+    def put(self, key: str, value: str) -> None:
+        self.there[key] = value
+        self.changed.set()
+        self.changed.clear()
+
+
+def test_keys_that_come_later_are_read_at_once_and_soon_together_with_the_others() -> None:
+    async def main(clock: Clock) -> None:
+        server = Server()
+        reads = BlockingReads(server.read, lambda: 2.0)
+        got: list[tuple[str, str | None]] = []
+
+        async def keep(key: str) -> None:
+            while True:
+                got.append((key, await reads.wait(key, "0")))
+
+        tasks = [asyncio.ensure_future(keep(key)) for key in "ab"]
+        await asyncio.sleep(0.5)
+        tasks.append(asyncio.ensure_future(keep("c")))
+        await asyncio.sleep(0.1)
+        assert [keys for keys, _ in server.reads] == [{"a", "b"}, {"c"}]
+        assert [wait for _, wait in server.reads] == pytest.approx([2.0, 1.5])
+        server.put("c", "1")
+        await asyncio.sleep(0.1)
+        assert got == [("c", "1")]
+        await asyncio.sleep(1.5)
+        assert server.reads[-1] == ({"a", "b", "c"}, 2.0)
+        assert sorted(got[1:]) == [("a", None), ("b", None), ("c", None)]
+        server.put("b", "2")
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.1)
+        assert got[-1] == ("b", "2")
+        assert server.reads[-1][0] == {"a", "b", "c"}
+        assert len(reads._reading) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.0)
+        assert not reads._reading
+
+    run(main)
+
+
+def test_keys_that_come_one_after_the_other_make_a_few_reads() -> None:
+    async def main(clock: Clock) -> None:
+        server = Server()
+        reads = BlockingReads(server.read, lambda: 2.0)
+        waiting = []
+        for number in range(50):
+            waiting.append(asyncio.ensure_future(reads.wait(f"key {number}", "0")))
+            await asyncio.sleep(0.001)
+        assert len(server.reads) <= FEW + 3
+        await asyncio.sleep(0.05)
+        for number in range(50):
+            server.put(f"key {number}", "1")
+        assert await asyncio.gather(*waiting) == ["1"] * 50
+
+    run(main)
+
+
+def test_a_read_that_fails_tells_all_who_wait() -> None:
+    async def main(clock: Clock) -> None:
+        server = Server()
+        reads = BlockingReads(server.read, lambda: 2.0)
+        waiting = [asyncio.ensure_future(reads.wait(key, "0")) for key in "ab"]
+        await asyncio.sleep(0.1)
+        server.broken = True
+        server.put("x", "nothing")
+        for one in waiting:
+            with pytest.raises(BrokerUnavailable):
+                await one
+        server.broken = False
+        again = asyncio.ensure_future(reads.wait("a", "0"))
+        await asyncio.sleep(0.1)
+        server.put("a", "1")
+        assert await again == "1"
+
+    run(main)
+
+
+def test_a_place_that_is_waited_for_anew_gets_nothing_of_the_former_read() -> None:
+    async def main(clock: Clock) -> None:
+        server = Server()
+        reads = BlockingReads(server.read, lambda: 2.0)
+        other = asyncio.ensure_future(reads.wait("b", "0"))
+        first = asyncio.ensure_future(reads.wait("a", "0"))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(reads.wait("a", "5"))
+        await asyncio.sleep(0.1)
+        server.there["a"] = "of the first read"
+        server.put("b", "1")
+        assert await other == "1"
+        assert not second.done()
+        server.put("a", "2")
+        assert await second == "2"
+
+    run(main)

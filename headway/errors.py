@@ -48,7 +48,7 @@ class Code:
         hopeless: whether the same request will fail again.
         refusal: whether such a request was not taken in; many of one caller share a record in the ledger.
         native: whether the native routes, which answer on the fast path, can end with it.
-        shown: the code that clients read in its place, where two codes are one to them, told apart by the status.
+        shown: the code that clients read in its place, where two codes are one to them, told apart by status or title.
     """
 
     status: int
@@ -168,6 +168,16 @@ SHED = _code(
     "SHED",
     Code(
         429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True
+    ),
+)
+SCARCE = _code(
+    "SCARCE",
+    Code(
+        429,
+        "Refused while the memory of the queue is nearly full",
+        "The memory for what waits is nearly full; requests of all tiers are refused.",
+        refusal=True,
+        shown=SHED,
     ),
 )
 NOT_IMPLEMENTED = _code(

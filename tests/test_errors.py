@@ -41,6 +41,6 @@ def test_an_error_code_is_complete(name: str) -> None:
     assert code.shown in ("", *CODES)
 
 
-def test_two_codes_that_are_one_to_clients_differ_in_their_status() -> None:
-    shown = [(code.shown or name, code.status) for name, code in CODES.items()]
+def test_two_codes_that_are_one_to_clients_differ_in_status_or_title() -> None:
+    shown = [(code.shown or name, code.status, code.title) for name, code in CODES.items()]
     assert len(set(shown)) == len(shown)

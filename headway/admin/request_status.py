@@ -21,7 +21,7 @@ from starlette.routing import Route
 from headway import errors
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
-from headway.errors import BrokerUnavailable, NotFound, SettingError, StoreUnavailable
+from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
 from headway.http.readiness import ANSWER_WITHIN, soon
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
@@ -90,7 +90,9 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
     return {
         "status": known.state.value,
         "latency_ms": round(known.seconds * 1000, 3),
-        "error": None if failure is None else {"error": failure.code, "message": text(failure.message)},
+        "error": None
+        if failure is None
+        else {"error": SHOWN.get(failure.code, failure.code), "message": text(failure.message)},
         "tenant": known.tenant,
         "user": known.user,
         "tier": tier_name(known.tier, tiers),

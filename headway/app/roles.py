@@ -33,6 +33,17 @@ _OF_CLIENTS = (
     "fallback_version",
     "fallback_concurrency",
     "access_log",
+    "chat_template",
+    "control_chars",
+    "input_policy",
+    "keys_retention_days",
+    "max_bodies_mb",
+    "max_caller_connections",
+    "max_input_chars",
+    "max_parameters",
+    "tier_rates",
+    "user_rate",
+    "user_burst",
 )
 _OF_SLOTS = (
     "target_arguments",

@@ -36,7 +36,7 @@ def refusal(wait: float, tier_only: bool) -> Failure:
 
 def scarcity(wait: float) -> Failure:
     """Refusal because the broker's memory is nearly full."""
-    return Failure(errors.SHED, "shed: the broker's memory is nearly full", wait, "memory")
+    return Failure(errors.SCARCE, "shed: the broker's memory is nearly full", wait, "memory")
 
 
 def over_capacity(wait: float) -> Failure:

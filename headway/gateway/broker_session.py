@@ -494,7 +494,7 @@ def _too_late(failure: Failure) -> Failure:
 
     No client is shed for a load that was not there when its request came.
     """
-    if failure.code != errors.SHED:
+    if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was out of reach, and can no longer answer in time"
     return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import msgspec
 
@@ -189,6 +190,8 @@ class _Planner:
         bound = self._least()
         gpus = self._search(bound)
         while not self._meets(gpus, rate, SEEDS):
+            if gpus >= goal.max_gpus:
+                self._give_up(gpus, rate, SEEDS)
             gpus += 1
         found = self._outlook(gpus, rate, SEEDS)
         requests, variation = self._requests, self._variation
@@ -232,7 +235,7 @@ class _Planner:
         step = 1
         while not self._meets(gpus, rate, 1):
             if gpus >= most:
-                self._give_up(gpus, rate)
+                self._give_up(gpus, rate, 1)
             below, gpus, step = gpus, min(gpus + step, most), step * 2
         while gpus - below > 1:
             middle = (below + gpus) // 2
@@ -251,8 +254,8 @@ class _Planner:
         deviation = scenario.jitter * (scenario.alpha + beta * most / 2)
         return fewest_slots(BatchCost(alpha, beta, most, deviation), scenario.rate, target) or 0
 
-    def _give_up(self, gpus: int, rate: float) -> None:
-        goal, outlook = self._goal, self._outlook(gpus, rate, 1)
+    def _give_up(self, gpus: int, rate: float, seeds: int) -> NoReturn:
+        goal, outlook = self._goal, self._outlook(gpus, rate, seeds)
         setting, target = ("--p95", goal.p95) if goal.p95 is not None else ("--p99", goal.p99)
         shown = f"{(target or 0.0) * 1000:g} ms"
         reason = f"{gpus} GPUs give p95 {outlook.p95_ms:.1f} and p99 {outlook.p99_ms:.1f} ms, and no more are allowed"

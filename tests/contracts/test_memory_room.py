@@ -47,7 +47,7 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Room
     for _ in range(50):
         await admit(harness, large("greedy", tier=2, limits=(limit,)))
     verdict = await refused(harness, large("greedy", tier=0, limits=(limit,)))
-    assert (verdict.code, verdict.reason, verdict.retry_after) == (errors.SHED, "memory", 1.0)
+    assert (verdict.code, verdict.reason, verdict.retry_after) == (errors.SCARCE, "memory", 1.0)
     assert not harness.broker.memory_pressure
     for number in range(9):
         await admit(harness, large("other" if number % 2 else f"tenant {number}", tier=2))

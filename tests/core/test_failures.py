@@ -25,7 +25,7 @@ def test_a_refusal_says_whether_the_tier_or_the_whole_is_full() -> None:
 
 
 def test_who_is_shed_hears_what_is_short_and_when_to_come_back() -> None:
-    assert failures.scarcity(3.0) == Failure(errors.SHED, "shed: the broker's memory is nearly full", 3.0, "memory")
+    assert failures.scarcity(3.0) == Failure(errors.SCARCE, "shed: the broker's memory is nearly full", 3.0, "memory")
     assert failures.over_capacity(4.0) == Failure(
         errors.SHED, "shed: this tier is held to what the fleet can carry", 4.0, "capacity"
     )

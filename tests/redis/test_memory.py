@@ -67,7 +67,7 @@ async def offered(harness: Stand, *entries: Entry) -> Sequence[Failure | None]:
 def for_memory(failure: Failure | None) -> bool:
     assert failure is not None
     assert failure.retry_after is not None
-    return (failure.code, failure.reason) == (errors.SHED, "memory") and failure.retry_after > 0.0
+    return (failure.code, failure.reason) == (errors.SCARCE, "memory") and failure.retry_after > 0.0
 
 
 @pytest.mark.parametrize("share", [0.9, 2.0])

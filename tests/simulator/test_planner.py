@@ -56,6 +56,16 @@ def test_a_plan_tells_how_many_gpus_would_leave_room(share: float, gpus: int) ->
     assert MODEL.rate <= share * found.capacity / found.gpus * gpus
 
 
+def test_no_plan_takes_more_gpus_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run alone would do with as many, and several show that they do not."""
+    met_by = planner._Planner._meets
+    monkeypatch.setattr(
+        planner._Planner, "_meets", lambda self, gpus, rate, seeds: seeds == 1 and met_by(self, gpus, rate, seeds)
+    )
+    with pytest.raises(SettingError, match=r"^--p95 = '200 ms': 3 GPUs give p95 .* and no more are allowed"):
+        make_plan(Goal(scenario=MODEL, p95=0.2, max_gpus=3))
+
+
 def test_both_targets_must_be_met() -> None:
     found = make_plan(Goal(scenario=MODEL, p95=0.2, p99=0.062))
     assert found.gpus > 2

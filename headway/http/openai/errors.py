@@ -26,6 +26,7 @@ _CODES = {
     errors.NOT_FOUND: MODEL_NOT_FOUND,
     errors.RATE_LIMITED: "rate_limit_exceeded",
     errors.SHED: "rate_limit_exceeded",
+    errors.SCARCE: "rate_limit_exceeded",
     errors.SERVICE_OVERLOADED: "server_is_overloaded",
     errors.NO_WORKERS: "server_is_overloaded",
     errors.DRAINING: "server_is_overloaded",

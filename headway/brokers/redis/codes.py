@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from headway.core.queue_limits import QueueLimits
+from headway.core.retention import KeptLimits
+
 
 class RefusalCode(enum.IntEnum):
     """Reasons of the functions for refusing an entry."""
@@ -116,3 +119,35 @@ class QueueSettings(NamedTuple):
     kept: str
     served: int
     limits: str
+
+    @classmethod
+    def packed(
+        cls,
+        in_use: int,
+        served: bool,
+        kept: KeptLimits,
+        room: int,
+        limits: QueueLimits,
+        lease_seconds: float,
+        counts_key: str,
+    ) -> str:
+        """Settings of one of `in_use` shards, as the functions take them."""
+        last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
+        settings = cls(
+            tiers=limits.tiers,
+            max_batch=limits.max_batch,
+            share=limits.reserved_share,
+            max_queue=limits.max_queue,
+            max_weight=limits.max_weight,
+            unit=limits.unit,
+            round_weight=limits.round_weight,
+            least_cost=limits.least_cost,
+            lease_seconds=lease_seconds,
+            shed_last=last,
+            shed_rest=rest,
+            room=room,
+            kept=f"{kept.total},{kept.tenant},{kept.largest}",
+            served=int(served),
+            limits=counts_key,
+        )
+        return " ".join(map(str, settings))

@@ -38,11 +38,13 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway8"
+LAYOUT = "headway9"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
 """Seconds for which a rule, and the load it was made of, are good. Older ones are made anew."""
+OUTPUT_SECONDS = 240
+"""Seconds after which an output that is stored apart ends when nobody reads it: longer than the stream that names it."""
 COMING_SECONDS = 0.1
 """Seconds that a woken slot has to claim, before another one is woken."""
 WATCH_GRACE = 0.03
@@ -76,6 +78,7 @@ _NUMBERS: dict[str, float] = {
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
     "STREAM_SECONDS": 120,
+    "OUTPUT_SECONDS": OUTPUT_SECONDS,
     "RENEW_SECONDS": 20,  # How much of that may be over before it begins anew.
     "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,

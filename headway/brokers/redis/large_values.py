@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.entry_wire import Apart, WireEntry
+from headway.brokers.redis.function_library import OUTPUT_SECONDS
 from headway.brokers.redis.wire import encode
 from headway.core.values import octets
 from headway.model import Entry, Octets, Value
@@ -28,8 +29,6 @@ from headway.runtime.fair_slots import FairSlots
 
 GRACE_SECONDS = 60
 """Seconds for which an input outlasts its entry's deadline."""
-OUTPUT_SECONDS = 240
-"""Seconds after which an output ends that was not read: longer than the stream that names it."""
 PREFIX = 4
 """Bytes ahead of parameters that are stored with an input, which tell their length."""
 AT_ONCE = 2

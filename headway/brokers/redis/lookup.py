@@ -47,7 +47,7 @@ class Lookup:
         """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
 
         async def name(queue: Queue, key: bytes) -> str | None:
-            return None if await queue.outcome(key) is None else queue.name
+            return queue.name if await queue.knows(key) else None
 
         return model_and_version(await self._found(tenant, id, name) or self._queues.every[0].name)
 

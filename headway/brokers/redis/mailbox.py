@@ -36,8 +36,8 @@ def _submission(reply: Reply) -> tuple[str, str, int]:
 class _Read:
     """Replies of one stream entry that are there together, their queue, and the stream's key.
 
-    `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `outputs` are the
-    tokens of outputs that are stored apart.
+    `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `token` is that of the
+    output that all of them have, if that is stored apart.
     """
 
     queue: Queue
@@ -46,7 +46,7 @@ class _Read:
     id: bytes
     whole: list[tuple[str, str, int]]
     replies: list[Reply]
-    outputs: list[str] = field(default_factory=list)
+    token: str = ""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,8 @@ class Mailbox:
                 read.queue.born,
             ):  # Otherwise it was lost meanwhile, and another may have the same id.
                 submissions = list(map(_submission, read.replies))
-                read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, read.outputs))
+                outputs = [read.token.encode() + wire.name_of(*one) for one in submissions] if read.token else []
+                read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, outputs))
         del self._reads[:done]
 
     async def _read_on(self, stream: _Stream) -> None:
@@ -159,17 +160,20 @@ class Mailbox:
             if here or not replies:
                 self._reads.append(_Read(queue, key, queue.born, id, whole, here))
                 self._arrival.set()
-            for at, (name, length) in apart.items():
-                read = _Read(queue, key, queue.born, id, whole, [replies[at]], [name[1:]])
+            of: dict[tuple[str, int], list[Reply]] = {}
+            for at, named in apart.items():
+                of.setdefault(named, []).append(replies[at])
+            for (name, length), those in of.items():  # An output is read once for all that have it.
+                read = _Read(queue, key, queue.born, id, whole, those, name[1:])
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
                 self._bringing[task] = read
                 task.add_done_callback(self._bringing.pop)
 
     async def _bring(self, read: _Read, name: str, length: int) -> None:
-        """Bring the output that is stored apart of a reply."""
+        """Bring the output that is stored apart of replies that have it in common."""
         output = await self._output(read.queue, name, length, read.replies[0].tenant)
         failure = failures.lost_output() if output is None else None
-        read.replies = [replace(read.replies[0], output=output, failure=failure)]
+        read.replies = [replace(reply, output=output, failure=failure) for reply in read.replies]
         self._reads.append(read)
         self._arrival.set()
 

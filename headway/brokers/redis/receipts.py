@@ -30,14 +30,14 @@ class Receipt:
         gateway: id of the gateway.
         last: id of the last entry of the stream.
         submissions: submissions that were replied to.
-        outputs: tokens of their outputs that are stored apart.
+        outputs: token of each output that is stored apart, and the name of the submission that has read it.
         held_by: calls under way for which it waits.
     """
 
     gateway: str
     last: bytes
     submissions: list[Submission]
-    outputs: list[str] = field(default_factory=list)
+    outputs: list[bytes] = field(default_factory=list)
     held_by: list[Offer] = field(default_factory=list)
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
@@ -289,13 +290,28 @@ class Queue:
         """State of an entry; None when it has its outcome, or is not known."""
         return _STATES[await self._call("stage", key)]
 
-    async def outcome(self, key: bytes) -> Reply | EntryState | None:
+    async def outcome(self, key: bytes, again: bool = True) -> Reply | EntryState | None:
         """Outcome of a task, or its state while it has none."""
         standing, *fields = await self._call("recall", key)
         if not fields:
             return _STATES[standing]
-        [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)))
-        return reply
+        apart = wire.Apart()
+        [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)), apart)
+        if not apart:
+            return reply
+        output = await self.output_of(*apart[0], reply.tenant)
+        if output is not None:
+            return replace(reply, output=output)
+        if (
+            again
+        ):  # It was forgotten meanwhile, or its output was lost, with which it is forgotten when it is asked for.
+            return await self.outcome(key, again=False)
+        return replace(reply, failure=failures.lost_output())
+
+    async def knows(self, key: bytes) -> bool:
+        """Whether a task is here, or its outcome."""
+        standing, *fields = await self._call("recall", key)
+        return bool(fields) or _STATES[standing] is not None
 
     async def unlisten(self, worker: str) -> None:
         """Note that a slot no longer waits to be woken."""
@@ -347,30 +363,8 @@ class Queue:
     def _head(self) -> tuple[object, ...]:
         key = self.in_use, self.served, self._kept_limits(), self._room(), self.limits
         if self._settings[0] != key:
-            self._settings = key, self._packed_settings(*key)
+            self._settings = key, QueueSettings.packed(*key, self._lease_seconds, self._counts_key)
         return self.connection.clock_text(), self._settings[1]
-
-    def _packed_settings(self, in_use: int, served: bool, kept: KeptLimits, room: int, limits: QueueLimits) -> str:
-        """Settings of the queue, as the functions take them."""
-        last, rest = (-1, -1) if limits.shed_at is None else (max(1, depth // in_use) for depth in limits.shed_at)
-        settings = QueueSettings(
-            tiers=limits.tiers,
-            max_batch=limits.max_batch,
-            share=limits.reserved_share,
-            max_queue=limits.max_queue,
-            max_weight=limits.max_weight,
-            unit=limits.unit,
-            round_weight=limits.round_weight,
-            least_cost=limits.least_cost,
-            lease_seconds=self._lease_seconds,
-            shed_last=last,
-            shed_rest=rest,
-            room=room,
-            kept=f"{kept.total},{kept.tenant},{kept.largest}",
-            served=int(served),
-            limits=self._counts_key,
-        )
-        return " ".join(map(str, settings))
 
     def _call(self, function: str, *arguments: object) -> Awaitable[Any]:
         return self._steps.call(function, *arguments)

@@ -277,7 +277,10 @@ def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> 
     if b"p" not in fields:
         return replies
     [found] = replies  # One entry's outcome, for these.
-    return [_passed_on(found, *to) for to in _passed.decode(fields[b"p"])]
+    passed = [_passed_on(found, *to) for to in _passed.decode(fields[b"p"])]
+    if apart:
+        apart.update(dict.fromkeys(range(len(passed)), apart[0]))
+    return passed
 
 
 def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:

@@ -1,5 +1,5 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
--- stream entry, how many submissions and outputs apart, their names, their tokens), what counts and is shared (nothing, or the limits, for each entry the
+-- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared (nothing, or the limits, for each entry the
 -- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
 -- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
 -- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
@@ -37,7 +37,7 @@ local function forget_read(s, args, at)
       call_all('HDEL', s.prefix .. 'e', answered)
     end
     for i = at + 4 + count, at + 3 + count + outputs do
-      redis.call('UNLINK', s.prefix .. 'R:' .. args[i])
+      large.read(s, string.sub(args[i], 1, TOKEN_BYTES), string.sub(args[i], TOKEN_BYTES + 1))
     end
     if last ~= '' then
       -- Ids are two numbers; the next after a-b is a-(b+1).

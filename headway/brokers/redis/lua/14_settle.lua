@@ -7,15 +7,21 @@
 local function give(s, lease, entries, args, at)
   local now = s.now
   local first, at = at, at + 1
-  local present = {}
+  local present, tokens = {}, {}
   for _, entry in ipairs(entries) do
     present[entry.gateway] = true
   end
+  local aparts = args[first + 4 + 2 * tonumber(args[first])]
+  aparts = aparts ~= '' and cmsgpack.unpack(aparts) or {}
+  for _, output in ipairs(aparts) do
+    tokens[output[1]] = output[2]
+  end
   local unwanted = ''
   if #entries < #lease.members or present[''] then
-    local there, positions = {}, {}
+    local there, positions, shared = {}, {}, {}
     for _, entry in ipairs(entries) do
       there[entry.position] = entry.gateway ~= ''
+      shared[entry.position] = entry.shared
     end
     for position = 1, #lease.members do
       if not there[position] then
@@ -23,9 +29,8 @@ local function give(s, lease, entries, args, at)
       end
     end
     unwanted = cmsgpack.pack(positions)
-    local aparts = args[first + 4 + 2 * tonumber(args[first])]
-    for _, output in ipairs(aparts ~= '' and cmsgpack.unpack(aparts) or {}) do
-      if not there[output[1] + 1] then
+    for _, output in ipairs(aparts) do
+      if not there[output[1] + 1] and not shared[output[1] + 1] then
         redis.call('UNLINK', s.prefix .. 'R:' .. output[2])
       end
     end
@@ -45,7 +50,8 @@ local function give(s, lease, entries, args, at)
   for i = at + 5, at + 4 + 6 * count, 6 do
     local replies = args[first + 2 * tonumber(args[i + 3])]
     local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
-    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = args[at + 4], fields = {'k', 'ran', 'd', reply,
+    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = args[at + 4],
+      token = tokens[tonumber(args[i])], fields = {'k', 'ran', 'd', reply,
       't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
   end
   at = at + 5 + 6 * count
@@ -64,6 +70,9 @@ local function give(s, lease, entries, args, at)
   for _, entry in ipairs(entries) do
     if entry.shared then
       local outcome = alone[entry.position - 1]
+      if outcome and outcome.token and entry.gateway ~= '' then
+        large.lend(s, outcome.token, {submissions.name(entry.nonce, entry.key)})
+      end
       conclude(s, outcome or late_outcome(s, entry), {whose(entry.key, '', false, false)}, not outcome)
     end
   end

@@ -7,7 +7,7 @@
 --   kd          zset    outcome → the instant at which it ends
 --   ko:<tenant> zset    outcome → its number; one of an identical request goes before all others
 --
--- An outcome is named by its bytes and its key. The server drops keys by itself when their time is over; their bytes are
+-- An outcome is named by its bytes, a dot and the token of its output where that is apart, and its key. The server drops keys by itself when their time is over; their bytes are
 -- taken off the account at the next step that keeps something, or when somebody reaps.
 
 do
@@ -19,15 +19,15 @@ local function account(s)
   return string.sub(s.limits, 1, -2)
 end
 
-local function name_of(weight, key)
-  return string.format('%d', weight) .. ' ' .. key
+local function name_of(weight, key, token)
+  return string.format('%d', weight) .. (token and token ~= '' and '.' .. token or '') .. ' ' .. key
 end
 
 local function take_off(base, name)
   if redis.call('ZREM', base .. 'kd', name) == 0 then
     return
   end
-  local weight, tenant = string.match(name, '^(%d+) .*:k:%a+%z(.*)%z')
+  local weight, tenant = string.match(name, '^(%d+)%S* .*:k:%a+%z(.*)%z')
   redis.call('ZREM', base .. 'ko:' .. tenant, name)
   if tonumber(redis.call('ZINCRBY', base .. 'kb', weight, tenant)) >= 0 then
     redis.call('ZREM', base .. 'kb', tenant)
@@ -36,8 +36,12 @@ local function take_off(base, name)
 end
 
 local function drop(base, name)
-  redis.call('DEL', string.match(name, '^%d+ (.*)$'))
+  local token, key = string.match(name, '^%d+%.?(%S*) (.*)$')
+  redis.call('DEL', key)
   take_off(base, name)
+  if token ~= '' then
+    large.forget(string.match(key, '^(.-:)k:%a+%z'), token, key)
+  end
 end
 
 -- The bytes that a tenant keeps, and that all do.
@@ -62,7 +66,8 @@ function forget_outcome(s, flight)
   local key = s.prefix .. 'k:' .. flight
   local packed = redis.call('GET', key)
   if packed then
-    drop(account(s), name_of(cmsgpack.unpack(packed)[9] or 0, key))
+    local found = cmsgpack.unpack(packed)
+    drop(account(s), name_of(found[9] or 0, key, found[11]))
   end
 end
 
@@ -80,15 +85,22 @@ function renew_account(s)
   end
 end
 
--- Keep an outcome for so many seconds. `spare`: it goes before those of its tenant that are not.
-function keep_outcome(s, flight, seconds, spare, weight, packed)
+-- Keep an outcome for so many seconds, and its output if that is apart. `spare`: it goes before those of its tenant that are not.
+function keep_outcome(s, flight, seconds, spare, weight, packed, token)
   forget_ended(s)
   local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
   local before = redis.call('SET', key, packed, 'PX', math.ceil(seconds * 1000), 'GET')
   if before then
-    take_off(base, name_of(cmsgpack.unpack(before)[9] or 0, key))
+    local found = cmsgpack.unpack(before)
+    take_off(base, name_of(found[9] or 0, key, found[11]))
+    if found[11] ~= '' and found[11] ~= token then
+      large.forget(s.prefix, found[11], key)
+    end
   end
-  local name, number = name_of(weight, key), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
+  if token then
+    large.keep(s, token, key, seconds)
+  end
+  local name, number = name_of(weight, key, token), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
   redis.call('ZADD', base .. 'kd', s.now + seconds, name)
   redis.call('ZADD', base .. 'ko:' .. tenant, number, name)
   local own = -tonumber(redis.call('ZINCRBY', base .. 'kb', -weight, tenant))

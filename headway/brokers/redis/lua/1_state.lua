@@ -8,6 +8,7 @@
 --   p          hash    entry → payload, as the gateway packed it
 --   P:<token>  string  a large input, apart from its payload: see 6_large.lua
 --   R:<token>  string  a large output, apart from its reply
+--   Q:<token>, K:<token>  sets  who has yet to read an output that several have, and the keys under which it is kept: see 8_outputs.lua
 --   b          hash    tenant → bytes of its large entries that have no outcome; '!' → those of all, see 6_large.lua
 --   l<tier>    zset    tier queue: member → number of its round
 --   a<tier>    list    tier queue: its line, see 4_tier_queues.lua

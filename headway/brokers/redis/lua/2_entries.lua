@@ -98,6 +98,10 @@ function submissions.read_name(name)
   return struct.unpack(NONCE, name), string.sub(name, 9)
 end
 
+function submissions.name(nonce, key)
+  return struct.pack(NONCE, nonce) .. key
+end
+
 function submissions.mark(entry)
   return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway
 end

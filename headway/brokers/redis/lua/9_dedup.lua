@@ -5,7 +5,8 @@
 -- one only. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
 -- '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
--- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One that is kept has the version that ran it, '' where that is not known.
+-- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One that is kept has the version that ran it, '' where that is not known. One
+-- whose output is apart has its token: the output is for all that get the outcome.
 
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere
@@ -47,11 +48,13 @@ function original_of(s, flight)
 end
 
 -- The outcome that is kept under a flight: digest, until when, seconds, fields, whose it was, the kind it came by, whether
--- it had been kept before, its worth, its weight, the version that ran it.
+-- it had been kept before, its worth, its weight, the version that ran it, the token of its output, '' where that is not apart. Without its
+-- output, which was lost, it is nothing.
 function kept_under(s, flight)
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
-  if found and (found[2] <= s.now or found[2] > s.now + found[3] + CLOCK_STEP) then
+  local over = found and (found[2] <= s.now or found[2] > s.now + found[3] + CLOCK_STEP)
+  if over or (found and found[11] ~= '' and not large.has_output(s, found[11])) then
     forget_outcome(s, flight)
     return nil
   end
@@ -180,17 +183,17 @@ local function keep(s, share, outcome, one)
   if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], version))) then
     return
   end
-  local fields, worth, weight = outcome.fields, outcome.worth, outcome.weight or FAILURE_BYTES
+  local fields, worth, weight, token = outcome.fields, outcome.worth, outcome.weight or FAILURE_BYTES, outcome.token
   if worth == ANSWER and not is_small(s, weight) then
     if kind ~= TASK then
       return
     end
     fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0', 0}})
-    worth, weight = WORTHLESS, FAILURE_BYTES
+    worth, weight, token = WORTHLESS, FAILURE_BYTES, nil
   end
   keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
-    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight, version,
-  }))
+    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight, version, token or '',
+  }), token)
   if share[KEEP] > LIFE_SECONDS / 2 then  -- Else the figures have the queue listed for longer.
     siblings.list(s, share[KEEP])
   end
@@ -238,7 +241,10 @@ local offer_anew
 -- Entries have an outcome, and so have those that follow them. `ended` has for each its key, the kind of the share by which
 -- it came, whether it was kept, and whether the gateway has to be told. `late`: only because their own time is over.
 function conclude(s, outcome, ended, late)
-  local told, answered, anew, at = {}, {}, {}, 1
+  local told, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
+  if token then
+    large.lend(s, token, {''})
+  end
   while ended[at] do
     local one = ended[at]
     local entry = one.tell and live(s, one.key)
@@ -247,6 +253,7 @@ function conclude(s, outcome, ended, late)
       if entry.gateway ~= '' then
         told[entry.gateway] = told[entry.gateway] or {}
         table.insert(told[entry.gateway], {one.key, one.kind, one.kept, entry.nonce})
+        readers[#readers + 1] = submissions.name(entry.nonce, one.key)
       end
     end
     local record = record_of(s, one.key)
@@ -266,6 +273,10 @@ function conclude(s, outcome, ended, late)
       end
     end
     at = at + 1
+  end
+  if token then
+    large.lend(s, token, readers)
+    large.read(s, token, '')
   end
   for gateway, list in pairs(told) do
     local fields = {unpack(outcome.fields)}
@@ -301,7 +312,8 @@ function join(s, entry, record, flight, share, free)
   begin(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
-    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9], version = flight.kept[10]},
+    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9], version = flight.kept[10],
+      token = flight.kept[11] ~= '' and flight.kept[11] or nil},
       {whose(entry.key, share[KIND], true, true)}, false)
   else
     follow(s, entry, record, share[FLIGHT])

@@ -12,10 +12,10 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
+from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
-from headway.http.inference.inference_head import read_inference_head
+from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.oip.compressed_bodies import CODINGS, unpack_body
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.server.head import Head
 from headway.model import Octets, ValueKind, WorkerInfo, WorkerStatus
@@ -126,8 +126,10 @@ def check_compressed(data: bytes) -> None:
     """No more than the largest body comes out of what a client sends."""
     for coding in CODINGS:
         try:
-            unpacked = unpack_body(data, coding, _SETTINGS[0])
+            unpacker = Unpacker(data, coding, _SETTINGS[0])
+            while not unpacker.step():
+                pass
         except RequestError as exc:
             assert len(exc.message) < 1000
             continue
-        assert len(unpacked) <= _SETTINGS[0].max_body_bytes
+        assert len(unpacker.whole()) == unpacker.size <= _SETTINGS[0].max_body_bytes

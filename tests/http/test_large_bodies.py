@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from headway.http.inference.compressed_bodies import STEP
 from headway.http.server.large_bodies import LARGE, LargeBodies
 from tests.http.stand import Client, Stand, post, served, settled
 
@@ -118,5 +120,48 @@ def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing() -> None:
         await settled(lambda: not stand.door._connections())
         waiting.pop()()
         assert stand.gateway.asked == []
+
+    served(main, keys=KEYS)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_short_compressed_body_is_unpacked_in_turns_and_counted_by_what_comes_out_of_it(leaves: bool) -> None:
+    async def main(stand: Stand) -> None:
+        context: Any = stand.door._context
+        waiting: list[Callable[[], None]] = []
+        context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+        free = context.quotas.bytes.free
+        tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+        body = gzip.compress(json.dumps({"inputs": [tensor]}).encode() + b" " * 5 * STEP)
+        assert len(body) < 10_000
+        client = await stand.connect()
+        await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
+        for turn in range(1, 6):
+            await settled(lambda: bool(waiting))
+            waiting.pop()()
+            assert free - context.quotas.bytes.free == turn * STEP
+        if leaves:
+            client.leave()
+            await settled(lambda: not stand.door._connections())
+        while waiting:
+            waiting.pop()()
+        assert context.quotas.bytes.free == free
+        if not leaves:
+            assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
+        assert len(stand.gateway.asked) == (0 if leaves else 1)
+
+    served(main, keys=KEYS)
+
+
+def test_compressed_bodies_have_no_more_room_than_others() -> None:
+    async def main(stand: Stand) -> None:
+        context: Any = stand.door._context
+        context.quotas.bytes.take("another", context.quotas.bytes.free - STEP)
+        body = gzip.compress(b" " * 5 * STEP)
+        client = await stand.connect()
+        await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
+        assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
+        await client.send(post('{"input": "a"}', "/v1/inference", ADA))
+        assert (await client.answer()).status == 200
 
     served(main, keys=KEYS)

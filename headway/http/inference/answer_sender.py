@@ -8,7 +8,6 @@ Between two turns the loop is left to everything else for as long as the one bef
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from headway.errors import RequestError
@@ -67,7 +66,7 @@ class AnswerSender:
             connection.transport.write(head)
             self.send_later()
             return
-        connection.rest_from(monotonic())
+        connection.rest_from()
 
     def _send(self) -> None:
         connection, answer = self._connection, self._answer
@@ -77,4 +76,4 @@ class AnswerSender:
         if answer.length:
             self.send_later()
         else:
-            connection.rest_from(monotonic())
+            connection.rest_from()

@@ -23,11 +23,12 @@ from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.http.authentication import stranger
 from headway.http.inference.answer_sender import AnswerSender
-from headway.http.inference.async_handoff import AsyncHandoff, task_answer
+from headway.http.inference.async_handoff import AsyncHandoff, give_id
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
+from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, whole
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
@@ -198,13 +199,17 @@ class FastPathConnection(Connection):
         except Exception as exc:
             self.fault(exc)
 
+    def ending_of(self, codec: Codec) -> bytes:
+        """Lines of the answer's header on the end of the connection, and on what the principal has left of its limits."""
+        ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
+        if self.principal.limits:
+            ending += codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
+        self.principal = _NOBODY
+        return ending
+
     def head_of(self, opening: bytes, codec: Codec, fields: bytes, length: int) -> bytes:
         """Header of the answer to the request in hand; `fields` are lines of it."""
-        inference = self.inference
-        ending = b"connection: close\r\n" if self.last or inference.closing else b""
-        if self.principal.limits:
-            ending += codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
-        self.principal = _NOBODY
+        ending = self.ending_of(codec)
         return b"%b%b%b\r\n%b%bcontent-length: %d\r\n\r\n" % (opening, _SHOWN, self.id.encode(), ending, fields, length)
 
     def serve(self, head: Head, raw: bytes) -> None:
@@ -241,13 +246,16 @@ class FastPathConnection(Connection):
             super().complete()
             return
         body = self.pieces.take()
-        if len(body) < LARGE:
+        if len(body) < LARGE and not request.coding:
             self._begin(request, body)
             return
         self.phase = ASKED
-        self.inference.large_bodies.wait(self.owner or "", partial(self._take_large, request, body))
+        if request.coding:
+            BodyUnpacker(self, request, body).wait()
+        else:
+            self.inference.large_bodies.wait(self.owner or "", partial(self.take_large, request, body))
 
-    def _take_large(self, request: InferenceHead, body: bytes) -> None:
+    def take_large(self, request: InferenceHead, body: bytes) -> None:
         """Go on with a large body, unless the connection has ended meanwhile."""
         if self.phase == ASKED and self.request is request:
             try:
@@ -259,11 +267,15 @@ class FastPathConnection(Connection):
 
     def _begin(self, request: InferenceHead, body: bytes) -> None:
         """Begin with a body that came in pieces, for which there was a reservation."""
+        self._give_back()
+        self._ask(request, body)
+
+    def _give_back(self) -> None:
+        """Give back the reservation of a body that came in pieces, and the charge of its request."""
         self.reserve(0)
         if self.principal.limits:
             intake = self.inference.intake
             intake.limiter.refund(intake.counted(self.principal.limits))
-        self._ask(request, body)
 
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
@@ -316,13 +328,10 @@ class FastPathConnection(Connection):
             request = read_inference_head(codec, head, target, inference.codec_context, self.origin)
         except RequestError as exc:
             over = inference.charge(self.principal, self.id)
-            if over is None:
-                self.refuse(exc, head)
-            else:
-                self.refuse(over, head, None)
+            self.refuse(over or exc, head, None if over else "none")
             return
         length, buffer = head.length, self.buffer
-        whole = 0 <= length <= len(buffer) and length < LARGE
+        whole = 0 <= length <= len(buffer) and length < LARGE and not (request.coding and length)
         if not whole and (over := inference.excess(principal, self.id)) is not None:
             self.refuse(over, head, None)
             return
@@ -411,11 +420,7 @@ class FastPathConnection(Connection):
             if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
                 raise several_as_task()
         except RequestError as exc:
-            over = self.inference.charge(self.principal, self.id)
-            if over is None:
-                self._deny(request, exc, self.inference.tiers[self.principal.tier])
-            else:
-                self._deny(request, over, None)
+            self._charge_and_deny(request, exc)
             return
         self.phase = ASKED
         inference, principal, options = self.inference, self.principal, request.options
@@ -434,6 +439,15 @@ class FastPathConnection(Connection):
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
         inference.submit(self, principal, self.id, options, model, text, parameters)
 
+    def refuse_body(self, request: InferenceHead, error: RequestError) -> None:
+        """Answer an error to a request whose body has come in pieces."""
+        self._give_back()
+        self._charge_and_deny(request, error)
+
+    def _charge_and_deny(self, request: InferenceHead, error: RequestError) -> None:
+        over = self.inference.charge(self.principal, self.id)
+        self._deny(request, over or error, None if over else self.inference.tiers[self.principal.tier])
+
     def _answer_many(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
         self.answer(joined(self.id, replies), [reply.output for reply in replies if reply.output is not None])
@@ -446,22 +460,10 @@ class FastPathConnection(Connection):
     def _hand_over(self) -> None:
         """Answer with the id of the task that the request in hand has become."""
         try:
-            self._give_id()
+            self._end_handoff()
+            give_id(self)
         except Exception as exc:
             self.fault(exc)
-
-    def _give_id(self) -> None:
-        request, principal, inference = self.request, self.principal, self.inference
-        self._end_handoff()
-        if request is None or request.wish is None:
-            return
-        inference.intake.detach(principal.tenant, self.id)
-        ending = b"connection: close\r\n" if self.last or inference.closing else b""
-        if principal.limits:
-            ending += request.codec.limit_lines(inference.rate_limit_headers, principal.limits)
-        self.principal = _NOBODY
-        self.transport.write(task_answer(SHOWN + self.id, request.wish, inference.date, ending))
-        self.rest_from(monotonic())
 
     def _end_handoff(self) -> None:
         if self.handoff is not None:
@@ -473,15 +475,15 @@ class FastPathConnection(Connection):
             self.fan_out.room.shrink(0)
             self.fan_out = self.sender = None
 
-    def rest_from(self, now: float) -> None:
-        """End the request in hand, which has been answered."""
+    def rest_from(self, now: float = 0.0) -> None:
+        """End the request in hand, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
         self.request = self.exchange = None
         self._end_fan_out()
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:
             self.phase = IDLE
-            self.since = now
+            self.since = now or monotonic()
         if self.buffer:
             self.advance()
 

@@ -24,6 +24,9 @@ SHOWN = "req_"
 MOST_KEY = 255
 """Most characters of an idempotency key."""
 
+CODINGS = ("gzip", "x-gzip", "deflate")
+"""Codings of a body that some routes take."""
+
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
 _ESCAPED = re.compile(rb'\\(["\\])')
@@ -43,10 +46,11 @@ class InferenceHead:
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
+        coding: coding of its body; empty for none.
     """
 
     __slots__ = (
-        "authorization", "codec", "expects", "id", "options", "read", "repeatable", "wait", "wish",
+        "authorization", "codec", "coding", "expects", "id", "options", "read", "repeatable", "wait", "wish",
     )  # fmt: skip
 
     def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions) -> None:
@@ -59,6 +63,7 @@ class InferenceHead:
         self.repeatable = head.keep and head.length > 0 and not head.expects
         self.wish: Wish | None = None
         self.wait = 0.0
+        self.coding = ""
 
 
 def read_inference_head(
@@ -81,24 +86,31 @@ def read_inference_head(
     timeout = settings.longest_request_s
     if head.length > settings.max_body_bytes:
         raise too_large(settings)
-    if (
-        b"content-encoding" in single
-        and not codec.compressed
-        and single[b"content-encoding"].strip().lower() not in (b"identity", b"")
-    ):
-        coding = shorten(single[b"content-encoding"])
-        raise BadRequest(f"Content-Encoding {coding} is not accepted; send the body as it is")
+    coding = _coding(single[b"content-encoding"], codec.compressed) if b"content-encoding" in single else ""
     if b"prefer" in single and codec.tasks and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
         timeout = settings.longest_task_s
     options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None, way=codec.way)
     asked = InferenceHead(codec, head, id, options)
-    asked.wish, asked.wait = wish, min(wait, options.timeout)
+    asked.wish, asked.wait, asked.coding = wish, min(wait, options.timeout), coding
+    asked.repeatable = asked.repeatable and not coding
     if codec.open is not None:
         asked.read = codec.open(head, target, options, context)
     else:
         target.refuse_named("name it in the body of /v1/inference")
     return asked
+
+
+def _coding(value: bytes, compressed: bool) -> str:
+    """Coding of a body by its header field; empty for none. `compressed`: whether the route takes any."""
+    coding = value.strip().lower().decode("latin-1")
+    if coding in ("", "identity"):
+        return ""
+    if not compressed:
+        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; send the body as it is")
+    if coding not in CODINGS:
+        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; expected gzip, deflate or none")
+    return coding
 
 
 def several_as_task() -> BadRequest:

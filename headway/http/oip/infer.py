@@ -14,7 +14,6 @@ from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
 from headway.http.oip.answers import Answerer, encode_error
-from headway.http.oip.compressed_bodies import CODINGS, unpack_body
 from headway.http.oip.requests import LENGTH_FIELD, request_reader
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
@@ -33,11 +32,9 @@ def infer(settings: Settings) -> Codec:
         model, version = target.names["model"], target.names.get("version")
         check_version(context.kinds, model, version)
         options = with_version(options, version)
-        length, coding = _json_length(head), _coding(head)
+        length = _json_length(head)
 
         def read(body: bytes) -> Exchange:
-            if coding:
-                body = unpack_body(body, coding, settings)
             kinds = context.kinds
             try:
                 asked = read_request(body, length)
@@ -84,14 +81,3 @@ def _json_length(head: Head) -> int | None:
     if _LENGTH.fullmatch(value) is None:
         raise BadRequest(f"{LENGTH_FIELD} is {shorten(value)}; expected the length of the JSON object in bytes")
     return int(value)
-
-
-def _coding(head: Head) -> str:
-    """Coding of the body; empty for none."""
-    value = head.single.get(b"content-encoding", b"").strip().lower()
-    if value in (b"", b"identity"):
-        return ""
-    coding = value.decode("latin-1")
-    if coding not in CODINGS:
-        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; expected gzip, deflate or none")
-    return coding

@@ -13,7 +13,7 @@ import errno
 import resource
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -24,6 +24,10 @@ log = structlog.get_logger(__name__)
 
 BACKLOG = 2048
 """Connections that the system holds until they are accepted."""
+
+HANDLES = 8
+"""Handles on a listening socket, and so the most connections that are accepted in one turn of the event loop: libuv takes one for each. With a single
+one, who comes behind 300 others waits for 300 turns, however much else each of them does."""
 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
@@ -45,10 +49,10 @@ class ListeningSocket:
         refusal: Callable[[OSError], SettingError],
     ) -> None:
         self._spare = sock
-        self._sock = sock.dup()
+        self._socks = [sock.dup() for _ in range(HANDLES)]
         self._protocol = protocol
         self._refusal = refusal
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._reviving: asyncio.Task[None] | None = None
         self.port: int = sock.getsockname()[1]
 
@@ -66,31 +70,35 @@ class ListeningSocket:
             SettingError: another program listens here by now.
         """
         try:
-            self._sock.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
+            self._spare.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
         except OSError as exc:
             raise self._refusal(exc) from None
-        await self._serve()
+        await self._serve(self._socks)
 
-    async def _serve(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=self._sock, backlog=BACKLOG)
+    async def _serve(self, socks: Sequence[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        self._servers += [await loop.create_server(self._protocol, sock=one, backlog=BACKLOG) for one in socks]
 
     def revive(self) -> None:
-        """Listen again if the event loop has closed the socket, as uvloop does when accepting fails for good."""
-        if self._sock.fileno() >= 0 or (self._reviving is not None and not self._reviving.done()):
+        """Listen again if the event loop has closed a handle on the socket, as uvloop does when accepting fails for good."""
+        dead = [at for at, one in enumerate(self._socks) if one.fileno() < 0]
+        if not dead or (self._reviving is not None and not self._reviving.done()):
             return
         with contextlib.suppress(OSError):  # still out of descriptors: the next look tries again
-            self._sock = self._spare.dup()
+            for at in dead:
+                self._socks[at] = self._spare.dup()
             log.warning("the listener had died and was started anew", port=self.port)
-            self._reviving = asyncio.get_running_loop().create_task(self.listen())
+            anew = [self._socks[at] for at in dead]
+            self._reviving = asyncio.get_running_loop().create_task(self._serve(anew))
 
     def close(self) -> None:
         """Stop listening. Connections that were not accepted are cut."""
         if self._reviving is not None:
             self._reviving.cancel()
-        if self._server is not None:
-            self._server.close()
-        self._sock.close()
-        self._spare.close()
+        for server in self._servers:
+            server.close()
+        for sock in (*self._socks, self._spare):
+            sock.close()
 
 
 async def bind(

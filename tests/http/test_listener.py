@@ -24,6 +24,7 @@ from headway.http.server import connection
 from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
 from headway.runtime.counters import Counters
+from headway.runtime.listening import HANDLES
 from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -168,8 +169,8 @@ def test_a_listener_that_dies_is_replaced() -> None:
         client = await stand.connect()
         await client.send(post(BODY))
         assert (await client.answer()).status == 200
-        assert listener._server is not None
-        listener._server.close()
+        for server in listener._servers:
+            server.close()
         stand.door._look_after()
         other = await stand.connect()
         await other.send(post(BODY))
@@ -442,3 +443,17 @@ def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
             assert await client.reader.read() == b""
 
     behind(Route("/", talks, methods=["POST"]), main)
+
+
+def test_connections_that_have_come_together_are_accepted_several_in_a_turn() -> None:
+    async def main(stand: Stand) -> None:
+        callers = [socket.create_connection(("127.0.0.1", stand.door.port)) for _ in range(8 * HANDLES)]
+        turns = 0
+        while len(stand.door._connections()) < len(callers):
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns <= 16
+        for caller in callers:
+            caller.close()
+
+    served(main)

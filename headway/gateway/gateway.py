@@ -326,10 +326,10 @@ class Gateway:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return over
+        if principal.models and model and model not in principal.models:  # Whether it is served or not is not told.
+            return failures.no_model_for(model, principal.models)
         if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input, principal.models)):
             return wrong
-        if principal.models and model not in principal.models:
-            return failures.no_model_for(model, principal.models)
         if (wrong := self._check_here(model, options)) is not None:
             return wrong
         if self.kinds.failed and session is self._shared and (wrong := self.kinds.not_loaded(entry)):

@@ -35,6 +35,9 @@ AGE = 0.5
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
+_WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
+"""Words on the workers for clients, by the word of readiness."""
+
 T = TypeVar("T")
 
 
@@ -197,7 +200,7 @@ class Glance:
 def routes(glance: Glance, *, for_clients: bool) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
 
-    Clients, who may be anybody, are told how many models did not load; operators which ones, and why.
+    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, and why models did not load.
     """
 
     async def live(request: Request) -> Response:
@@ -205,11 +208,21 @@ def routes(glance: Glance, *, for_clients: bool) -> list[Route]:
 
     async def ready(request: Request) -> Response:
         status, checks = await glance.take()
-        if for_clients and "failed" in checks:
-            checks = {**checks, "failed": f"{len(checks['failed'])} of the models did not load"}
+        if for_clients:
+            checks = _for_clients(status, checks)
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
+
+
+def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
+    """Checks without numbers and names."""
+    told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
+    if "workers" in checks:
+        told["workers"] = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
+    if "failed" in checks:
+        told["failed"] = "some models did not load"
+    return told
 
 
 def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> Response:

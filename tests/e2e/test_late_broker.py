@@ -35,7 +35,7 @@ def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path, role: 
             redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
             server.logged("the broker is there; direct mode ends")
             if role == "serve":
-                wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "1 of 1 healthy")
+                wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "healthy")
                 server.logged("the broker is back", who="gateway")
                 server.ask("answered by its own worker").output()
                 assert server.metrics().value("direct_total") == 2

@@ -198,7 +198,7 @@ class EchoGateway:
         waiting, self.waiting = self.waiting, []
         for asked in waiting:
             output = None if self.failure else (echo(asked.input) if self.output is None else self.output)
-            version = self.versions.get(asked.input)
+            version = self.versions.get(asked.input) if self.versions else None
             ran = None if version is None else BatchRun("gpu-0", 1, 0.1, INSTANT, version)
             how = {"shared": self.shared, "kept": self.kept}
             reply = Reply(asked.id, asked.principal.tenant, output, self.failure, ran, **how)  # type: ignore[arg-type]

@@ -61,6 +61,22 @@ def test_refuses_more_wrapping_than_content(flood: bytes) -> None:
     assert caught.value.code == "HEADERS_TOO_LARGE"
 
 
+@pytest.mark.parametrize("size", [b"ffffffffffffffff", b"3d", b"3D;a=b", b"000000000000003d"])
+@pytest.mark.parametrize("before", [b"", b"28\r\n" + b"x" * 40 + b"\r\n"])
+def test_refuses_a_chunk_by_its_size_before_it_comes(size: bytes, before: bytes) -> None:
+    chunks = Chunks(100 if before else 60, 1000)
+    with pytest.raises(RequestError, match=r"larger than \d+ bytes") as refused:
+        chunks.feed(before + size + b"\r\nab")
+    assert refused.value.code == "PAYLOAD_TOO_LARGE"
+
+
+def test_content_that_looks_like_the_size_of_a_chunk_is_none() -> None:
+    chunks = Chunks(100, 1000)
+    assert chunks.feed(b"20\r\n\r\nffffffff\r\nff\r\n") == (b"\r\nffffffff\r\nff\r\n", b"")
+    assert chunks.feed(b"x" * 16 + b"\r\n0\r\n\r\n") == (b"x" * 16, b"")
+    assert chunks.done
+
+
 def test_takes_chunks_of_one_byte() -> None:
     chunks = Chunks(1000, 100)
     content, rest = chunks.feed(wrapped([b"x"] * 1000))

@@ -83,6 +83,7 @@ def test_takes_every_host_that_there_can_be(host: str) -> None:
         (GOOD + b"Content-Length: 99999999999999999999999\r\n\r\n", "Content-Length"),
         (GOOD + b"Content-Length: %b\r\n\r\n" % (b"0" * 5000), "5000 digits"),
         (GOOD + b"Content-Length: %b3\r\n\r\n" % (b"0" * 20), "21 digits"),
+        (b"GET /v1/models#a HTTP/1.1\r\nHost: a\r\n\r\n", "has a fragment"),
         (GOOD + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "chunked"),
         (GOOD + b"Transfer-Encoding: chunked, gzip\r\n\r\n", "Transfer-Encoding"),
         (GOOD + b"Transfer-Encoding: identity\r\n\r\n", "Transfer-Encoding"),

@@ -185,6 +185,9 @@ def test_a_model_is_known_to_those_who_may_ask_it() -> None:
                 401,
             ]
             assert list((await ask(stand, path, "")).json) == ["error"]
+            unknown = await ask(stand, path.replace("default", "unknown"), "other")
+            hidden = await ask(stand, path, "other")
+            assert (unknown.status, unknown.json["error"].replace("unknown", "default")) == (403, hidden.json["error"])
         assert (await ask(stand, "/v2/models/stats", "")).status == 401
         assert len((await ask(stand, "/v2/models/stats", "good")).json["model_stats"]) == 1
         assert (await ask(stand, "/v2/models/stats", "other")).json["model_stats"] == []

@@ -42,7 +42,7 @@ def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPa
         for path in ("/readyz", "/healthz"):
             answer = await stand.ask(get(f"{path}?verbose"))
             assert (answer.status, answer.json["status"]) == (503, "unavailable")
-            assert answer.json["checks"]["workers"] == "0 of 1 healthy"
+            assert answer.json["checks"]["workers"] == "none is healthy"
             assert answer.header["retry-after"] == "1"
         assert (await stand.ask(get("/livez"))).status == 200
         await stand.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
@@ -64,7 +64,8 @@ def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeyp
         await stand.broker.heartbeat(failed)
         stand.real.kinds.learn([failed])
         ready = await stand.ask(get("/readyz?verbose"))
-        assert ready.json["checks"]["failed"] == "1 of the models did not load"
+        assert ready.json["checks"]["failed"] == "some models did not load"
+        assert not any(sign.isdigit() for sign in ready.body.decode()), "how many there are is the operators' business"
         assert (await stand.ask(get("/v1/models"))).json["data"] == [before[0] | {"status": "failed"}]
         [index] = (await stand.ask(post("", "/v2/repository/index"))).json
         assert (index["state"], index["reason"]) == ("UNAVAILABLE", "it did not load")

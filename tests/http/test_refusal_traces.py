@@ -99,7 +99,7 @@ def test_an_error_of_an_ordinary_route_leaves_a_span_with_its_path(request_line:
     method, path = request_line.split()
 
     async def main(stand: Stand) -> None:
-        for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense"):
+        for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense", f"{UNSAMPLED}\r\n{PARENT}"):
             head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
             assert (await stand.ask(head.encode())).status == status
         assert (

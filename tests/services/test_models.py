@@ -179,7 +179,7 @@ def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering() -> None:
         (frozenset[str](), "", errors.BAD_REQUEST, "name one of: a, b"),
         (frozenset("b"), "", errors.BAD_REQUEST, "name one of: b"),
         (frozenset[str](), "c", errors.NOT_FOUND, "there is: a, b"),
-        (frozenset("b"), "c", errors.NOT_FOUND, "there is: b"),
+        (frozenset("b"), "c", errors.FORBIDDEN, "only for: b"),
         (frozenset("b"), "a", errors.FORBIDDEN, "only for: b"),
     ],
 )

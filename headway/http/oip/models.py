@@ -26,12 +26,12 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
 
     Raises:
         NotFound: there is no such model, or no such version of it.
-        Forbidden: the principal may not ask it.
+        Forbidden: the principal may not ask it, whether it is served or not.
     """
-    if model not in kinds:
-        raise NotFound(failures.no_model(model, kinds.visible(principal.models)).message)
     if principal.models and model not in principal.models:
         raise Forbidden(failures.no_model_for(model, principal.models).message)
+    if model not in kinds:
+        raise NotFound(failures.no_model(model, kinds.visible(principal.models)).message)
     check_version(kinds, model, version)
     return model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from headway.errors import HEADERS_TOO_LARGE, BadRequest, PayloadTooLarge, RequestError
@@ -19,6 +21,9 @@ _CUT_PIECES = 16
 """Pieces that one cut at an empty line costs."""
 _STRETCH = 8_192
 """Most bytes that the parser is fed between two looks at the proportions: they may hold a thousand pieces."""
+
+
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
 class Chunks:
@@ -69,6 +74,8 @@ class Chunks:
         except httptools.HttpParserError as exc:
             raise BadRequest(f"the chunked body is malformed: {exc}") from None
         self._check()
+        if heard.begun:
+            self._check_announced(whole[: cut - heard.begun_with])
         content = b"".join(heard.pieces)
         heard.pieces.clear()
         self._tail = whole[-3:]
@@ -77,7 +84,7 @@ class Chunks:
     def _check(self) -> None:
         count, size = self._heard.count, self._heard.size
         if size > self._most:
-            raise PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
+            raise self._too_large()
         if self._raw > _WRAPPING * size + self._slack:
             raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
         if count > FREE_PIECES + size // PIECE_BYTES:
@@ -85,6 +92,20 @@ class Chunks:
                 f"the first {size} bytes of the body are in too many pieces: beyond the first {FREE_PIECES},"
                 f" let chunks have {PIECE_BYTES} bytes or more on average, or send a Content-Length"
             )
+
+    def _check_announced(self, head: bytes) -> None:
+        """Refuse a chunk that has just begun, by the size with which `head` ends, before what is too much of it has come.
+
+        Of a size that came in several reads only the end is known here, which is less; what comes is counted in any case.
+        """
+        heard = self._heard
+        heard.begun = False
+        digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
+        if _SIZE.fullmatch(digits) is not None and heard.size - heard.begun_with + int(digits, 16) > self._most:
+            raise self._too_large()
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
 
 
 class _Ear:
@@ -95,17 +116,27 @@ class _Ear:
         size: bytes of content, in all.
         count: the work so far, in pieces.
         complete: whether the body has ended.
+        begun: whether the chunk that has begun last goes on, and has not been looked at.
+        begun_with: bytes of it that have come.
     """
 
-    __slots__ = ("complete", "count", "pieces", "size")
+    __slots__ = ("begun", "begun_with", "complete", "count", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
         self.count = 0
-        self.complete = False
+        self.complete = self.begun = False
+        self.begun_with = 0
+
+    def on_chunk_header(self) -> None:
+        self.begun, self.begun_with = True, 0
+
+    def on_chunk_complete(self) -> None:
+        self.begun = False
 
     def on_body(self, piece: bytes) -> None:
+        self.begun_with += len(piece)
         self.pieces.append(piece)
         self.size += len(piece)
         self.count += 1

@@ -155,7 +155,13 @@ class _Traced:
         self._app, self._traces = app, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = {name: value for name, value in scope.get("headers", ()) if name in (b"traceparent", b"tracestate")}
+        fields: dict[bytes, bytes] = {}
+        for name, value in scope.get("headers", ()):
+            if name in (
+                b"traceparent",
+                b"tracestate",
+            ):  # Several are joined; so a `traceparent` that comes twice is malformed.
+                fields[name] = b"%b, %b" % (fields[name], value) if name in fields else value
         if not fields:
             await self._app(scope, receive, send)
             return

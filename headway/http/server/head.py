@@ -154,6 +154,10 @@ def read_head(raw: bytes) -> Head:
         raise BadRequest(f"the header is malformed: {exc}") from None
     if not scribe.complete:
         raise BadRequest("the header is malformed: it does not end where its empty line is")
+    if b"#" in target:
+        raise BadRequest(
+            f"the target {shorten(target)} has a fragment, which is for the client alone; leave out # and what follows"
+        )
     if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
         raise BadRequest("the path has a slash written as %2F in it, which is no slash everywhere; write it as it is")
     head = Head(method, target, version.decode(), scribe.fields)

@@ -171,6 +171,8 @@ class Readiness:
 
 
 def _healthy(workers: Sequence[WorkerInfo]) -> str:
+    if not workers:
+        return "none has come yet"
     return f"{sum(worker.status is WorkerStatus.HEALTHY for worker in workers)} of {len(workers)} healthy"
 
 

@@ -140,6 +140,8 @@ def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_man
     async def main(clock: Clock) -> None:
         broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
         ready = Readiness(broker, lambda: False, expected=2)
+        nobody = {"workers": "none has come yet", "expected_workers": 2, "draining": False}
+        assert await ready.look() == ("unavailable", nobody)
         for worker, word, count in (("a", "degraded", 1), ("b", "ok", 2)):
             await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
             checks = {"workers": f"{count} of {count} healthy", "expected_workers": 2, "draining": False}

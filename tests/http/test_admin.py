@@ -202,6 +202,7 @@ def test_workers_are_listed() -> None:
             "memory": 0.0,
             "reason": "",
             "zone": "",
+            "failed": 0.0,
         }
 
     played(scene)
@@ -254,8 +255,10 @@ def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it() -> None:
             "cause": "item",
             "attempts": 1,
             "worker": "gpu-0",
+            "model_version": None,
         }
         assert letter.pop("died_at").endswith("+00:00")
+        assert letter.pop("batch_id").startswith("gpu-0@")
         assert letter == expected
         for shown in (f"req_{id}", id):
             whole = (await port.get(f"/internal/dlq/{shown}")).json

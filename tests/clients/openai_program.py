@@ -16,7 +16,7 @@ import openai
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 IMAGE: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-URL, KEY, OTHER, SLOW = sys.argv[1:5]
+URL, KEY, OTHER, SLOW, MANY = sys.argv[1:6]
 NOWHERE = "http://127.0.0.1:9"
 sent: list[Any] = []
 """Requests of one call, the first and those that repeat it, and the seconds between them."""
@@ -72,6 +72,20 @@ def patient() -> dict[str, Any]:
     return {"texts": texts, "refused": any(told), "as told": waited == [int(one) / 1000 for one in told if one]}
 
 
+def responses(ours: openai.OpenAI) -> dict[str, Any]:
+    """What comes of responses: whole ones, and those that are streamed."""
+    told = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+    whole = ours.responses.create(model="default", input=told, instructions="be brief", temperature=0.5)
+    streamed = list(ours.responses.create(model="default", input="hello", stream=True))
+    with ours.responses.stream(model="default", input="hello") as stream:
+        gathered = stream.get_final_response()
+    return {
+        "whole": [whole.output_text, whole.status, whole.instructions, whole.temperature, whole.usage],
+        "streamed": [streamed[0].type, streamed[-1].type, streamed[-1].response.output_text],
+        "gathered": gathered.output_text,
+    }
+
+
 def main() -> dict[str, Any]:
     ours = client()
     completions, chat = ours.completions, ours.chat.completions
@@ -96,6 +110,9 @@ def main() -> dict[str, Any]:
         "models": [model.id for model in ours.models.list()],
         "model": ours.models.retrieve("default").id,
     }
+    many = client(api_key=MANY).embeddings.create(model="default", input=[f"e:{number}" for number in range(2048)])
+    seen["many"] = [len(many.data), many.data[2047].embedding]
+    seen["responses"] = responses(ours)
     seen["errors"] = {
         "tokens": raised(lambda: completions.create(model="default", prompt=[1, 2])),
         "image": raised(lambda: chat.create(model="default", messages=IMAGE)),
@@ -103,7 +120,9 @@ def main() -> dict[str, Any]:
         "forbidden": raised(lambda: client(api_key=OTHER).completions.create(model="default", prompt="a")),
         "model": raised(lambda: completions.create(model="other", prompt="a")),
         "slash": raised(lambda: ours.models.retrieve("org/other")),
-        "path": raised(lambda: ours.responses.create(model="default", input="a")),
+        "path": raised(lambda: ours.files.list()),
+        "stored": raised(lambda: ours.responses.create(model="default", input="a", previous_response_id="resp_1")),
+        "tools": raised(lambda: ours.responses.create(model="default", input="a", tools=[{"type": "web_search"}])),
         "input": raised(lambda: completions.create(model="default", prompt="bad")),
         "output": raised(lambda: ours.embeddings.create(model="default", input="no numbers")),
         "fault": raised(lambda: complete("fault")),

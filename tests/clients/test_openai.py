@@ -20,6 +20,8 @@ ERRORS = {
     "model": ["NotFoundError", 404, "model_not_found", "model", 1],
     "slash": ["NotFoundError", 404, "model_not_found", "model", 1],
     "path": ["NotFoundError", 404, "unknown_url", None, 1],
+    "stored": ["BadRequestError", 400, "bad_request", "previous_response_id", 1],
+    "tools": ["BadRequestError", 400, "bad_request", "tools", 1],
     "conflict": ["ConflictError", 409, "idempotency_conflict", None, 2],
     "large": ["APIStatusError", 413, "payload_too_large", None, 1],
     "input": ["UnprocessableEntityError", 422, "rejected_by_model", None, 1],
@@ -39,11 +41,12 @@ def test_openais_client_works_unchanged(environment: str, version: str, tmp_path
         entry("client", more="rate = 1\nburst = 75")
         + entry("elsewhere", more='models = ["elsewhere"]')
         + entry("slow", more="rate = 300\nburst = 1")
+        + entry("many", more="rate = 0")
     )
     with launched(tmp_path, "--keys", "keys.toml", target=TARGET) as server:
         server.ready()
         url = f"http://127.0.0.1:{server.port}"
-        seen = run_client(environment, "openai_program.py", url, *map(key_of, ("client", "elsewhere", "slow")))
+        seen = run_client(environment, "openai_program.py", url, *map(key_of, ("client", "elsewhere", "slow", "many")))
         assert seen.pop("version").startswith(version)
         assert seen.pop("errors") == ERRORS
         assert seen.pop("patient") == {"texts": ["HELLO"] * 3, "refused": True, "as told": True}
@@ -56,9 +59,39 @@ def test_openais_client_works_unchanged(environment: str, version: str, tmp_path
             "packed": [[3.0, 0.5, -1.0], [4.0, 0.5, -1.0]],
             "plain": [[3.0, 0.5, -1.0]],
             "counted": 0,
+            "many": [2048, [6.0, 0.5, -1.0]],
+            "responses": {
+                "whole": [f"SYSTEM: BE BRIEF\n{CHAT}", "completed", "be brief", 0.5, None],
+                "streamed": ["response.created", "response.completed", CHAT],
+                "gathered": CHAT,
+            },
             "models": ["default"],
             "model": "default",
         }
+        server.signal()
+        server.check_end()
+
+
+def test_openais_client_for_node_works_unchanged(tmp_path: Path) -> None:
+    with launched(tmp_path, target=TARGET) as server:
+        server.ready()
+        seen = run_client("openai-js", "openai_js.js", f"http://127.0.0.1:{server.port}", "any key")
+        assert seen == {
+            "response": [f"SYSTEM: BE BRIEF\n{CHAT}", "completed", None, "be brief"],
+            "events": [
+                "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+                "content_part.done", "output_item.done", "completed",
+            ],
+            "streamed": CHAT,
+            "gathered": CHAT,
+            "embeddings": [2048, [3.0, 0.5, -1.0], [6.0, 0.5, -1.0]],
+            "errors": {
+                "tools": ["BadRequestError", 400, "bad_request", "tools"],
+                "stored": ["BadRequestError", 400, "bad_request", "previous_response_id"],
+                "files": ["NotFoundError", 404, "unknown_url", None],
+                "base": ["NotFoundError", 404, "unknown_url", None],
+            },
+        }  # fmt: skip
         server.signal()
         server.check_end()
 

@@ -18,6 +18,7 @@ from headway.http.inference.exchange import CodecContext, Exchange, RequestTarge
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat_template import Message, load_template
+from headway.http.openai.members import MOST_TEXTS
 from headway.http.server.head import Head
 from headway.input_policy.file import read_policy
 from headway.model import Octets, RequestOptions, ValueKind, WorkerInfo, WorkerStatus
@@ -25,7 +26,7 @@ from headway.oip import tensors
 from headway.runtime.counters import Counters
 
 _SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_parameters=3, max_queue=5)
-_PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+_PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
 _OPTIONS = RequestOptions(4.0)
 
 
@@ -51,6 +52,7 @@ OPENAI = (
     ),
     b'{"model":"m","input":["h\\u00e9llo","b"],"encoding_format":"base64","dimensions":3}',
     b'{"model":"m","input":"hello","encoding_format":"float"}',
+    b'{"model":"m","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"instructions":"b","metadata":{"a":"b"}}',
     b'{"prompt":[1,2,3]}',
 )
 OPENAI_WORDS = (
@@ -84,7 +86,10 @@ def check_openai(data: bytes) -> None:
             continue
         if b"event-stream" not in fields:
             answer = json.loads(body)
-            assert len(answer.get("choices") or answer["data"]) == len(inputs)
+            assert len(answer.get("choices") or answer.get("output") or answer["data"]) == len(inputs)
+            continue
+        if path == "/v1/responses":
+            assert all(json.loads(event.partition(b"data: ")[2])["type"] for event in body.split(b"\n\n")[:-1])
             continue
         *events, done, rest = body.split(b"\n\n")
         assert (done, rest) == (b"data: [DONE]", b"")
@@ -94,7 +99,7 @@ def check_openai(data: bytes) -> None:
 
 def _inputs(exchange: Exchange, settings: Settings) -> list[str]:
     inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
-    assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
+    assert 1 <= len(inputs) <= min(MOST_TEXTS, settings.max_queue)
     assert exchange.parameters == b"" or isinstance(json.loads(exchange.parameters), dict)
     found = []
     for one in inputs:

@@ -141,7 +141,10 @@ def test_a_stream_has_a_chunk_for_each_choice_and_an_end() -> None:
         )
         assert [one["choices"][0]["text"] for one in (first, second)] == ["A", "B"]
         assert (first["object"], first["id"]) == ("text_completion", last["id"])
-        assert (first["usage"], last["usage"], last["choices"]) == (None, None, [])
+        assert (first["usage"], last["choices"]) == (None, [])
+        assert last["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (
+            "its clients read numbers"
+        )
 
     served(main)
 
@@ -152,7 +155,9 @@ def test_a_target_may_tell_usage_and_why_it_finished() -> None:
         stand.gateway.output = json.dumps(told).encode()
         answer = await stand.ask(asked(COMPLETIONS, n=2))
         assert [(one["text"], one["finish_reason"]) for one in answer.json["choices"]] == [("é", "length")] * 2
-        assert answer.json["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
+        assert answer.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+        answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=2))
+        assert answer.json["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
         *_, last = events(await stand.ask(asked(CHAT, stream=True, stream_options={"include_usage": True})))
         assert last["usage"]["total_tokens"] == 5
         stand.gateway.output = b'{"text": 3}'
@@ -267,6 +272,9 @@ def test_a_body_that_is_no_object_is_refused(path: str, body: str) -> None:
 
 def test_what_asks_for_nothing_is_no_error_and_no_parameter() -> None:
     async def main(stand: Stand) -> None:
+        for more in ({"best_of": 1}, {"best_of": 3, "n": 3}):
+            assert (await stand.ask(asked(COMPLETIONS, **more))).status == 200
+        stand.gateway.asked.clear()
         nothing = {"logprobs": None, "echo": False, "best_of": None, "n": None, "stream": None, "stream_options": None}
         assert (await stand.ask(asked(COMPLETIONS, **nothing))).status == 200
         assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1.0))).status == 200
@@ -295,7 +303,7 @@ def test_too_many_inputs_are_told() -> None:
         (asked(CHAT, KEY, "Prefer: respond-async"), (400, "invalid_request_error", "bad_request", None), "false"),
         (get(CHAT, KEY), (405, "invalid_request_error", "method_not_allowed", None), "false"),
         (get("/v1/chat/nothing", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
-        (post("{}", "/v1/responses", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (post("{}", "/v1/responses/resp_1", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/chat/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/embeddings", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
@@ -400,9 +408,9 @@ def test_a_key_replays_an_answer() -> None:
 
 def test_a_base_url_without_v1_is_told_so() -> None:
     async def main(stand: Stand) -> None:
-        for path in ("/completions", "/chat/completions", "/embeddings"):
+        for path in ("/completions", "/chat/completions", "/embeddings", "/files"):
             answer = await stand.ask(post("{}", path, KEY))
-            assert "base_url ends in /v1" in answer.json["error"]["message"]
+            assert "base_url to one that ends in /v1" in answer.json["error"]["message"]
         assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]
 
     served(main, {"key": {}}, whole=True)

@@ -176,7 +176,7 @@ def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
             "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
             *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
             "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz",
-            "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{id}",
+            "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/models", "/v1/models/{id}",
         }  # fmt: skip
         assert [error["error"] for error in contract["x-headway-errors"]] == [
             errors.SHOWN.get(code, code) for code in errors.STATUS
@@ -253,6 +253,8 @@ RESULT = "/v1/result/{task_id}"
         (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions", ADA), "/v1/chat/completions"),
         (post('{"messages": [{"role": "user", "content": "a"}]}', "/v1/chat/completions"), "/v1/chat/completions"),
         (post('{"input": "[1]"}', "/v1/embeddings", ADA), "/v1/embeddings"),
+        (post('{"input": "a", "instructions": "b"}', "/v1/responses", ADA), "/v1/responses"),
+        (post('{"input": "a", "tools": [1]}', "/v1/responses", ADA), "/v1/responses"),
         (post('{"input": "[1]", "encoding_format": "base64"}', "/v1/embeddings", ADA), "/v1/embeddings"),
         (post('{"input": "a"}', "/v1/embeddings", ADA), "/v1/embeddings"),
         (get("/v1/models", ADA), "/v1/models"),

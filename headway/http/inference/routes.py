@@ -18,6 +18,7 @@ from headway.http.openai.chat import chat
 from headway.http.openai.completions import completions
 from headway.http.openai.embeddings import embeddings
 from headway.http.openai.errors import encode_path_error, encode_stray_error
+from headway.http.openai.responses import responses
 from headway.http.problem import encode_problem
 from headway.http.server.framing import EncodeError
 
@@ -27,6 +28,7 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/predict": predict,
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
+    "/v1/responses": responses,
     "/v1/embeddings": embeddings,
     "/v2/models/{model:path}/versions/{version}/infer": infer,
     "/v2/models/{model:path}/infer": infer,
@@ -36,6 +38,12 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
 A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes any text without a slash; a slash in it is
 written as %2F. As `{model:path}` it takes slashes, too. Of several routes for a path the first counts.
 """
+
+_UNSERVED = (
+    "assistants", "audio", "batches", "conversations", "files", "fine_tuning", "images", "moderations", "threads", "uploads",
+    "vector_stores", "videos",
+)  # fmt: skip
+"""Routes of OpenAI's that are not served here; its clients read why."""
 
 ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v2": encode_oip_error,
@@ -49,6 +57,8 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     "/embeddings": encode_stray_error,
     "/models": encode_stray_error,
     "/responses": encode_stray_error,
+    **{f"/v1/{name}": encode_path_error for name in _UNSERVED},
+    **{f"/{name}": encode_stray_error for name in _UNSERVED},
 }
 """Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
 

@@ -7,6 +7,7 @@ completions    POST /v1/completions
 chat           POST /v1/chat/completions
 chat_template  chat messages to one text
 answers        choices of completions, whole or as server-sent events
+responses      POST /v1/responses
 embeddings     POST /v1/embeddings
 contract       the routes in the OpenAPI document
 models         GET /v1/models

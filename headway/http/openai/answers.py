@@ -36,8 +36,8 @@ class Usage(msgspec.Struct, gc=False):
     total_tokens: int = 0
 
 
-class _Told(msgspec.Struct, gc=False):
-    """Output of a target that knows more than a text."""
+class RichText(msgspec.Struct, gc=False):
+    """Output of a target that knows more than a text, or a text as if it did."""
 
     text: str
     usage: Usage | None = None
@@ -90,7 +90,7 @@ class _DeltaChoice(msgspec.Struct, gc=False):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(RichText).decode
 
 
 @dataclass(slots=True)
@@ -102,12 +102,14 @@ class ChoicesWriter:
         chat: whether the answer is to a chat.
         stream: whether it comes as server-sent events.
         usage: whether a stream ends with an event about usage.
+        choices: choices of each prompt, whose tokens count once for all of them.
     """
 
     model: str
     chat: bool
     stream: bool
     usage: bool
+    choices: int = 1
 
     def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
@@ -121,31 +123,31 @@ class ChoicesWriter:
         empty = None if self.usage else msgspec.UNSET
         used: list[Usage | None] = []
         for index, output in enumerate(released(outputs)):
-            told = _told(output)
+            told = told_of(output)
             used.append(told.usage)
             yield b"data: "
             yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, told),))
             yield b"\n\n"
         if self.usage:
-            yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used)))
+            yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used, self.choices) or Usage()))
         yield b"data: [DONE]\n\n"
 
     def _object(self, head: _Head, outputs: Sequence[Value]) -> Iterator[bytes]:
         used: list[Usage | None] = []
         yield _encode(_Body(*head, ())).removesuffix(b"]}")
         for index, output in enumerate(released(outputs)):
-            told = _told(output)
+            told = told_of(output)
             used.append(told.usage)
             yield b"," if index else b""
             yield from self._choice(index, told)
-        usage = _sum(used)
+        usage = _sum(used, self.choices)
         if usage is None and not self.chat:
             usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def _text(self, shown: str, output: Value) -> bytes:
         """Completion of one prompt, the most frequent answer."""
-        told = _told(output)
+        told = told_of(output)
         choices = [_TextChoice(0, told.text, None, told.finish_reason)]
         usage = told.usage
         if usage is None:
@@ -159,7 +161,7 @@ class ChoicesWriter:
             return TEXT
         return "chat.completion.chunk" if self.stream else "chat.completion"
 
-    def _choice(self, index: int, told: _Told) -> Iterator[bytes]:
+    def _choice(self, index: int, told: RichText) -> Iterator[bytes]:
         if len(told.text) <= PIECE:
             yield _encode(self._shown(index, told.text, told.finish_reason))
             return
@@ -175,19 +177,21 @@ class ChoicesWriter:
         return (_DeltaChoice if self.stream else _ChatChoice)(index, message, None, reason)
 
 
-def _told(output: Value) -> _Told:
+def told_of(output: Value) -> RichText:
+    """Text of an output, and what the target tells besides."""
     if isinstance(output, bytes) and output[:1] == b"{":
         try:
             return _decode(output)
         except msgspec.MsgspecError:
             pass
-    return _Told(shown_value(output))
+    return RichText(shown_value(output))
 
 
-def _sum(each: Sequence[Usage | None]) -> Usage | None:
-    """Usage of all, where each has reported it."""
+def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
+    """Usage of all, where each has reported it. Each prompt counts once, whatever its choices."""
     known = [usage for usage in each if usage is not None]
     if not known or len(known) < len(each):
         return None
-    prompt, completion = (sum(getattr(one, name) for one in known) for name in ("prompt_tokens", "completion_tokens"))
+    prompt = sum(one.prompt_tokens for one in known[::choices])
+    completion = sum(one.completion_tokens for one in known)
     return Usage(prompt, completion, prompt + completion)

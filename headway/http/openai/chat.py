@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import msgspec
 
 from headway.config import Settings
@@ -10,7 +12,7 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
-from headway.http.openai.chat_template import Message, load_template
+from headway.http.openai.chat_template import Message, Render, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
     Members,
@@ -34,14 +36,16 @@ _UNSERVED = {
 }
 
 
-class _Part(msgspec.Struct, gc=False):
+class Part(msgspec.Struct, gc=False):
+    """Part of a message."""
+
     type: str
     text: str | None = None
 
 
 class _Sent(msgspec.Struct, gc=False):
     role: str
-    content: str | list[_Part] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
 
 
@@ -56,25 +60,34 @@ def chat(settings: Settings) -> Codec:
     """
     most = min(MOST_INPUTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
-    usual = load_template(settings.chat_template)
-    of_models = {name: load_template(one.chat_template) for name, one in settings.served.items()}
+    render_for = templates(settings)
 
     def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         raw = members.get("messages")
-        render = of_models.get(model or kinds.default, usual)
-        text = check(render(_messages(members)))
+        text = check(render_for(model or kinds.default)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, most)
-        write = writer(members, model or kinds.default, chat=True)
+        write = writer(members, model or kinds.default, True, count)
         members.pop("user", None)
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
         return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
 
     return openai_codec(make)
+
+
+def templates(settings: Settings) -> Callable[[str], Render]:
+    """Make the function from a model's name to its template.
+
+    Raises:
+        SettingError: a template cannot be used.
+    """
+    usual = load_template(settings.chat_template)
+    of_models = {name: load_template(one.chat_template) for name, one in settings.served.items()}
+    return lambda model: of_models.get(model, usual)
 
 
 def _messages(members: Members) -> list[Message]:
@@ -86,21 +99,32 @@ def _messages(members: Members) -> list[Message]:
 
 
 def _message(place: int, sent: _Sent) -> Message:
-    content = sent.content
-    if content is None:
+    if sent.content is None:
         raise BadRequest(f"Expected text; the calls of tools are not served - at `$.messages[{place}].content`")
-    if not isinstance(content, str):
-        content = "\n".join([_part(place, at, part) for at, part in enumerate(content)])
-    message = {"role": sent.role, "content": content}
+    message = {"role": sent.role, "content": text_of(sent.content, f"$.messages[{place}]", ("text",))}
     if sent.name is not None:
         message["name"] = sent.name
     return message
 
 
-def _part(place: int, at: int, part: _Part) -> str:
-    where = f"`$.messages[{place}].content[{at}]`"
-    if part.type != "text":
-        raise BadRequest(f"a part of type {part.type[:40]!r} is not taken, only text; send the text alone - at {where}")
-    if part.text is None:
-        raise BadRequest(f"Object missing required field `text` - at {where}")
-    return part.text
+def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> str:
+    """Text of a message's content.
+
+    Arguments:
+        content: the text, or parts whose texts are joined by line breaks.
+        where: path of the message in the body.
+        kinds: types of parts that are text.
+
+    Raises:
+        BadRequest: a part is no text.
+    """
+    if isinstance(content, str):
+        return content
+    for at, part in enumerate(content):
+        place = f"`{where}.content[{at}]`"
+        if part.type not in kinds:
+            kind = part.type[:40]
+            raise BadRequest(f"a part of type {kind!r} is not taken, only text; send the text alone - at {place}")
+        if part.text is None:
+            raise BadRequest(f"Object missing required field `text` - at {place}")
+    return "\n".join([part.text or "" for part in content])

@@ -6,12 +6,12 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
+    MOST_TEXTS,
     Members,
     input_checker,
     member,
@@ -48,7 +48,7 @@ _FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
 
 def completions(settings: Settings) -> Codec:
     """Make the codec."""
-    most = min(MOST_INPUTS, settings.max_queue)
+    most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
@@ -58,7 +58,8 @@ def completions(settings: Settings) -> Codec:
             return make_plain(members, model, options)
         prompts = take_inputs(members, "prompt", most, check)
         count = choices(members, most // len(prompts))
-        write = writer(members, model, chat=False)
+        _drop_best_of(members, count)
+        write = writer(members, model, False, count)
         members.pop("user", None)
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
@@ -88,10 +89,16 @@ def choices(members: Members, room: int) -> int:
     return count
 
 
-def writer(members: Members, model: str, chat: bool) -> ChoicesWriter:
+def _drop_best_of(members: Members, count: int) -> None:
+    """Drop `best_of` where it asks for no more choices than are answered."""
+    if bytes(members.get("best_of", b"")) == b"%d" % count:
+        del members["best_of"]
+
+
+def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWriter:
     """Take the members about streams out of the members, and make the writer of the answer."""
     stream = bool(take_flag(members, "stream"))
     options = _take_stream_options(members, "stream_options")
     if options is not None and not stream:
         raise BadRequest("stream_options is for streams; leave it out, or set stream - at `$.stream_options`")
-    return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage))
+    return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage), count)

@@ -6,9 +6,10 @@ from typing import Any
 
 from headway import errors
 from headway.config import Settings
-from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.contract_kinds import Example, text_schema
+from headway.http.openai import responses as responses_route
 from headway.http.openai.completions import MOST_CHOICES
+from headway.http.openai.members import MOST_TEXTS
 from headway.http.openapi_components import (
     LIMITED,
     MARKED,
@@ -51,11 +52,13 @@ def paths(settings: Settings, example: Example) -> dict[str, Any]:
     """Paths of the routes. `example`: request that works; its model may be of no use here."""
     prompt = example.of({"prompt": example.input}) if example.text else {}
     messages = example.of({"messages": [{"role": "user", "content": example.input}]}) if example.text else {}
+    talk = example.of({"input": example.input}) if example.text else {}
     embeds = example.text and example.kinds[1] is ValueKind.JSON
     input = example.of({"input": example.input}) if embeds else {}
     return {
         "/v1/completions": _asked(settings, "complete", "Complete texts", "Completion", prompt, True),
         "/v1/chat/completions": _asked(settings, "chat", "Answer a chat", "Chat", messages, True),
+        "/v1/responses": _asked(settings, "respond", "Answer a conversation", "Response", talk, True),
         "/v1/embeddings": _asked(settings, "embed", "Make embeddings of texts", "Embedding", input, False),
         "/v1/models": {"get": _told(settings, "models", "List the models that the caller may ask", "ModelList")},
         "/v1/models/{id}": {
@@ -76,7 +79,7 @@ def paths(settings: Settings, example: Example) -> dict[str, Any]:
 def schemas(settings: Settings) -> dict[str, Any]:
     """Schemas of the routes."""
     text = text_schema(settings)
-    most = min(MOST_INPUTS, settings.max_queue)
+    most = min(MOST_TEXTS, settings.max_queue)
     texts = {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": most, "items": text}]}
     model = {"type": ["string", "null"], "description": left_out(settings)}
     n = {"type": ["integer", "null"], "minimum": 1, "maximum": MOST_CHOICES, "description": "Choices for each text."}
@@ -102,6 +105,7 @@ def schemas(settings: Settings) -> dict[str, Any]:
         "CompletionAnswer": _answer({"text": {"type": "string"}}),
         "ChatRequest": object_of(("messages",), {"model": model, "messages": messages, "n": n, **stream}),
         "ChatAnswer": _answer({"message": {"type": "object"}}),
+        **_response_schemas(text, model),
         "EmbeddingRequest": object_of(
             ("input",),
             {
@@ -147,6 +151,42 @@ def schemas(settings: Settings) -> dict[str, Any]:
                         "code": {"type": "string"},
                     },
                 )
+            },
+        ),
+    }
+
+
+def _response_schemas(text: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """Schemas of the route of responses."""
+    kinds = {"type": "string", "enum": ["input_text", "output_text", "text"]}
+    part = object_of(("type", "text"), {"type": kinds, "text": text})
+    content = {"anyOf": [text, {"type": "array", "items": part}]}
+    item = object_of(("role", "content"), {"type": {"const": "message"}, "role": _NO_NUL, "content": content})
+    flag = {"type": ["boolean", "null"], "description": "Answer with server-sent events."}
+    return {
+        "ResponseRequest": object_of(
+            ("input",),
+            {
+                "model": model,
+                "input": {"anyOf": [text, {"type": "array", "minItems": 1, "items": item}]},
+                "instructions": {**_NO_NUL, "type": ["string", "null"]},
+                "stream": flag,
+            },
+        ),
+        "ResponseAnswer": object_of(
+            ("id", "object", "created_at", "model", "status", "output", "usage"),
+            {
+                "id": {"type": "string"},
+                "object": {"const": "response"},
+                "created_at": {"type": "integer"},
+                "model": {"type": "string"},
+                "status": {"enum": ["completed", "incomplete"]},
+                "output": {"type": "array", "items": {"type": "object"}},
+                "usage": {"type": ["object", "null"], "description": "As the model tells it."},
+                "completed_at": {"type": ["integer", "null"]},
+                "incomplete_details": {"type": ["object", "null"], "description": "Why the answer ended early."},
+                "metadata": {"type": "object"},
+                **{name: {"description": "As the request has it."} for name in responses_route.SETTLED},
             },
         ),
     }

@@ -12,12 +12,12 @@ import msgspec
 from headway.config import Settings
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
-from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Written
 from headway.http.openai.members import (
+    MOST_TEXTS,
     input_checker,
     parameters_reader,
     read_members,
@@ -56,7 +56,7 @@ _told = msgspec.json.Decoder(_Told).decode
 
 def embeddings(settings: Settings) -> Codec:
     """Make the codec."""
-    most = min(MOST_INPUTS, settings.max_queue)
+    most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:

@@ -80,5 +80,5 @@ def encode_stray_error(
 ) -> Encoded:
     """Encode an error of a path that a client asks whose base URL lacks `/v1`."""
     if code == errors.NOT_FOUND:
-        message = f"{message}; the client's base_url ends in /v1"
+        message = f"{message}; set the client's base_url to one that ends in /v1, such as http://HOST:8000/v1"
     return encode_path_error(code, message, shown, retry_after, reason)

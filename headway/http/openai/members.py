@@ -12,6 +12,9 @@ from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.bodies import checked_parameters, text_checker, why_not
 
+MOST_TEXTS = 2048
+"""Most texts of one request, as in OpenAI's own API, whose clients make lists of that length by themselves."""
+
 T = TypeVar("T")
 Members = dict[str, msgspec.Raw]
 

@@ -79,6 +79,12 @@ def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
     return Failure(errors.NOT_FOUND, message)
 
 
+def version_unknown(model: str, version: str) -> Failure:
+    """Refusal because the broker has lost its state, and no worker of the version has come back to it yet."""
+    message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
+    return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
+
+
 def no_version_here(version: str) -> Failure:
     """Refusal because the fallback, which answers while the broker is away, has another version, or none."""
     message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"

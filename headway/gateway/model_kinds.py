@@ -45,6 +45,7 @@ class ModelKinds:
         default: name of that model; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
+        refusal: refusal of a request for a version that no healthy worker runs, by model and version; None where it is let in.
     """
 
     def __init__(self, models: Iterable[str], settings: Settings | None = None) -> None:
@@ -60,6 +61,9 @@ class ModelKinds:
         self._examples: dict[str, str] = {}
         self.unchecked = set(self._models)
         self.failed: dict[str, float] = {}
+        self.refusal: Callable[[str, str], Failure | None] = lambda model, version: failures.no_version(
+            model, version, self.versions(model)
+        )
 
     def __contains__(self, model: object) -> bool:
         return model in self._models

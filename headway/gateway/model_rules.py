@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 
 import structlog
 
@@ -30,6 +31,7 @@ class ModelRules:
         alone: whether the process serves no other model.
         rng: uniform in [0, 1), by which versions are drawn.
         traces: traces of the requests; None where none are recorded.
+        clock: monotonic seconds.
 
     Attributes:
         settings: settings of the model.
@@ -53,9 +55,10 @@ class ModelRules:
         *,
         alone: bool,
         traces: RequestTraces | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.settings, self.traces = settings, traces
-        self.versions = VersionChoice(settings.model_version, read_weights(settings.version_weights), rng)
+        self.versions = VersionChoice(settings.model_version, read_weights(settings.version_weights), rng, clock)
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
         self.weigher = Weigher(settings, model)
@@ -128,26 +131,33 @@ class RuleTable(dict[str, ModelRules]):
         settings: settings of the process.
         models: names of the models at first.
         rng: uniform in [0, 1), by which versions are drawn.
+        clock: monotonic seconds.
 
     Attributes:
         unserved: rules of requests for any other model, which are refused.
         traces: traces of the requests; None where none are recorded.
     """
 
-    def __init__(self, settings: Settings, models: Iterable[str], rng: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        models: Iterable[str],
+        rng: Callable[[], float] = random.random,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         super().__init__()
         of_each: Mapping[str, Settings] = settings.served
         alone = not settings.models
         self._settings: Mapping[str, Settings] = of_each
-        self._rng = rng
+        self._rng, self._clock = rng, clock
         self.traces: RequestTraces | None = None
         self._weights: Mapping[str, Weights] | None = None
         """Weights that are in force instead of those of the settings."""
         self._absent: dict[str, Sequence[str]] = {}
         """Versions of each model that have a weight and no worker, as the log has them."""
-        self.unserved = ModelRules("", settings, rng, alone=alone)
+        self.unserved = ModelRules("", settings, rng, alone=alone, clock=clock)
         for model in models:
-            self[model] = ModelRules(model, of_each.get(model, settings), rng, alone=alone)
+            self[model] = ModelRules(model, of_each.get(model, settings), rng, alone=alone, clock=clock)
 
     def __missing__(self, model: str) -> ModelRules:
         return self.unserved
@@ -159,7 +169,7 @@ class RuleTable(dict[str, ModelRules]):
             self._absent.pop(gone, None)
         for model, settings in served.items():
             if model not in self or self._settings.get(model) is not settings:
-                self[model] = ModelRules(model, settings, self._rng, alone=False, traces=self.traces)
+                self[model] = ModelRules(model, settings, self._rng, alone=False, traces=self.traces, clock=self._clock)
                 self._set_weights(model)
         self._settings = served
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
 
 from headway.core import failures
 from headway.core.versions import Versions, Weights, position_of, versions_of
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, RequestOptions, WorkerInfo, WorkerStatus
+
+UNKNOWN_FOR = 10.0
+"""Seconds for which a version that was there counts as not known, once the registry has lost its workers without a word of them.
+
+So long may a worker take to say again that it is there after the broker has lost its state. Workers that leave say so.
+"""
 
 
 class VersionChoice:
@@ -17,16 +24,23 @@ class VersionChoice:
         configured: version that the settings name, until workers report theirs.
         weights: weights by version.
         rng: uniform in [0, 1).
+        clock: monotonic seconds.
 
     Attributes:
         any: whether all requests that name no version may be answered by any worker, as none claims for a version.
         label: version by which identical requests share answers, where `any` holds.
     """
 
-    __slots__ = ("_named", "_rng", "_versions", "_workers", "any", "label", "weights")
+    __slots__ = ("_clock", "_lost", "_named", "_rng", "_there", "_versions", "_workers", "any", "label", "weights")
 
-    def __init__(self, configured: str, weights: Weights, rng: Callable[[], float]) -> None:
-        self.weights, self._rng = weights, rng
+    def __init__(
+        self, configured: str, weights: Weights, rng: Callable[[], float], clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.weights, self._rng, self._clock = weights, rng, clock
+        self._there: Collection[str] = ()
+        """Versions of the workers that were there at the last look."""
+        self._lost: dict[str, float] = {}
+        """Until when each version that the registry has lost is not known, in monotonic seconds."""
         self.any, self.label = True, configured
         self._named: Sequence[str] = (configured,)
         self._versions: Versions | None = None
@@ -35,6 +49,7 @@ class VersionChoice:
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of the model's workers. While there is none, what was known of them holds."""
         self._workers = workers = workers or self._workers
+        self._note_lost(workers)
         versions = versions_of(workers, self.weights)
         if versions is not None:
             self.any, self._versions = False, versions
@@ -43,6 +58,15 @@ class VersionChoice:
         if named:  # Of two at once an answer may come from either; so neither's outcomes are taken.
             self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
+
+    def _note_lost(self, workers: Sequence[WorkerInfo]) -> None:
+        """Note which versions were there, and are nowhere in the registry any more."""
+        now, told = self._clock(), {worker.version or worker.runs.version for worker in workers}
+        self._lost = {version: until for version, until in self._lost.items() if until > now and version not in told}
+        self._lost |= {version: now + UNKNOWN_FOR for version in self._there if version not in told}
+        self._there = {
+            worker.version or worker.runs.version for worker in workers if worker.status is not WorkerStatus.OFFLINE
+        }
 
     @property
     def absent(self) -> Sequence[str]:
@@ -86,4 +110,8 @@ class VersionChoice:
             taken, there = list(self._named) == [version], self._named
         else:
             taken, there = self._versions.takes(version), self._versions.open
-        return None if taken else failures.no_version(model, version, there)
+        if taken:
+            return None
+        if self._lost.get(version, 0.0) > self._clock() and self.weights.get(version) != 0.0:
+            return failures.version_unknown(model, version)
+        return failures.no_version(model, version, there)

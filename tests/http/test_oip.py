@@ -364,7 +364,7 @@ def test_an_output_with_a_lone_surrogate_is_an_error() -> None:
     ("path", "status", "says"),
     [
         ("/v2/models/default/versions/1/infer", 200, ""),
-        ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2'; there is: 1"),
+        ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2' that takes requests; there is: 1"),
         ("/v2/models/other/infer", 404, "no model named 'other'"),
         ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
         ("/v2/models//infer", 404, "nothing is served"),

@@ -149,7 +149,7 @@ def test_models_are_not_loaded_over_http(what: str) -> None:
         (get("/v2/models/other"), 404, "no model named 'other'"),
         (get("/v2/models/other/ready"), 404, "no model named 'other'"),
         (get("/v2/models/other/stats"), 404, "no model named 'other'"),
-        (get(f"{MODEL}/versions/2"), 404, "has no version '2'; there is: 1"),
+        (get(f"{MODEL}/versions/2"), 404, "has no version '2' that takes requests; there is: 1"),
         (get(f"{MODEL}/versions/2/config"), 404, "has no version '2'"),
         (get("/v2/nothing"), 404, "nothing is served at /v2/nothing"),
         (post("{}", "/v2"), 405, "only GET, HEAD, OPTIONS"),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -22,7 +23,8 @@ from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot
+from headway.gateway.version_choice import UNKNOWN_FOR
+from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -131,6 +133,38 @@ def test_an_unknown_version_and_one_that_drains_are_refused_with_those_there_are
                 assert failure.code == errors.NOT_FOUND
                 there = "3" if weights else "3, 4"
                 assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
+
+    run(main)
+
+
+def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", "4") as rollout:
+
+            async def refusal(*there: str, status: WorkerStatus = WorkerStatus.HEALTHY) -> tuple[str, float | None]:
+                """Code and wait of a request for version 4 while the registry has lines of these versions."""
+                workers = [one for one in known if one.version in there]
+                gone = [msgspec.structs.replace(one, status=status) for one in workers if one.version == "4"]
+                workers = [*(one for one in workers if one.version != "4"), *gone]
+                rollout.gateway.kinds.learn(workers)
+                rollout.gateway.rules.learn(workers)
+                by_path = rollout.gateway.kinds.refusal("m", "4")
+                failure = (await rollout.ask(version="4")).failure
+                assert failure == by_path
+                return ("", None) if failure is None else (failure.code, failure.retry_after)
+
+            known = await rollout.broker.workers()
+            assert await refusal("3", "4") == await refusal() == ("", None), "of an empty registry the last one holds"
+            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+            await asyncio.sleep(UNKNOWN_FOR / 2)
+            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+            assert await refusal("3", "4") == ("", None)
+            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+            await asyncio.sleep(UNKNOWN_FOR + 1.0)
+            assert await refusal("3") == (errors.NOT_FOUND, None)
+            assert await refusal("3", "4") == ("", None)
+            assert await refusal("3", "4", status=WorkerStatus.OFFLINE) == (errors.NOT_FOUND, None)
+            assert await refusal("3") == (errors.NOT_FOUND, None), "its worker has said that it leaves"
 
     run(main)
 

@@ -7,8 +7,7 @@ import re
 from msgspec.structs import replace
 
 from headway.config import Settings
-from headway.core.excerpt import excerpt
-from headway.errors import BadRequest, NotFound
+from headway.errors import BadRequest, RequestError
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
@@ -67,11 +66,14 @@ def check_version(kinds: ModelKinds, model: str, version: str | None) -> None:
     """Check that a version of a model is one that is served; None: any. A model that is not known is not looked at.
 
     Raises:
-        NotFound: it is not.
+        RequestError: it is not, or that is not known now.
     """
     if version is not None and model in kinds and version not in kinds.versions(model):
-        there = ", ".join(kinds.versions(model))
-        raise NotFound(f"the model {excerpt(model)!r} has no version {excerpt(version)!r}; there is: {there}")
+        failure = kinds.refusal(model, version)
+        if failure is not None:
+            raise RequestError(
+                failure.message, retry_after=failure.retry_after, code=failure.code, reason=failure.reason
+            )
 
 
 def _json_length(head: Head) -> int | None:

@@ -25,7 +25,8 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
         principal: who asks.
 
     Raises:
-        NotFound: there is no such model, or no such version of it.
+        NotFound: there is no such model.
+        RequestError: there is no such version of it, or that is not known now.
         Forbidden: the principal may not ask it, whether it is served or not.
     """
     if principal.models and model not in principal.models:

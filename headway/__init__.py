@@ -5,6 +5,7 @@ For programs there are, each imported when it is first used, so that `import hea
     headway.serve          serves a function or a class, as `headway serve` does
     headway.Client         asks a running service; headway.AsyncClient does so from asyncio
     headway.client         the clients' results, tasks and errors
+    headway.Output         output of a target with the tokens that it has used
     headway.testing        runs a target under the real batcher in a test
 
 The map of the packages. Imports only point down the list, from package to package, which a test enforces.
@@ -45,9 +46,10 @@ if TYPE_CHECKING:
     from headway import testing as testing
     from headway.app.serving import BackgroundService, serve
     from headway.client import AsyncClient, Client
+    from headway.model import Output
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "BackgroundService", "__version__", "serve"]
+__all__ = ["AsyncClient", "BackgroundService", "Client", "Output", "__version__", "serve"]
 
 if not TYPE_CHECKING:  # Else every name would pass.
 
@@ -57,6 +59,10 @@ if not TYPE_CHECKING:  # Else every name would pass.
             import headway.client
 
             return headway.client if name == "client" else getattr(headway.client, name)
+        if name == "Output":
+            from headway.model import Output
+
+            return Output
         if name == "testing":
             import headway.testing
 

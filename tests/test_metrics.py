@@ -69,6 +69,7 @@ NAMES = {
     "headway_keys_age_seconds": ("gauge", set()),
     "headway_client_retries": ("counter", set()),
     "headway_shared": ("counter", {"model", "kind", "how"}),
+    "headway_tokens": ("counter", {"model", "tenant", "how"}),
     "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
@@ -100,6 +101,7 @@ def full_state() -> State:
     counters.remote_certificate_ends = 1.9e9
     counters.tls_failures["public", "no_certificate"] = 2
     counters.shared["m", "same", "joined"] = 9
+    counters.tokens["m", "acme", "run"] = 21
     counters.client_retries = 10
     counters.ledger_dropped = 8
     counters.direct["m"] = 3
@@ -308,6 +310,7 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
             "headway_throttle_per_second",
             "headway_keys_age_seconds",
             "headway_zone_help_batches",
+            "headway_tokens",
             "headway_tls_certificate_expiry_timestamp_seconds",
         ),
         "headway_remote_certificate_expiry_timestamp_seconds",

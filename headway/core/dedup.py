@@ -166,6 +166,7 @@ def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Rep
         kind,
         kept,
         entry.nonce,
+        tokens=reply.tokens,
     )
 
 

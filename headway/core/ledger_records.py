@@ -53,6 +53,7 @@ def record_of(
         version=(of_answer.version if of_answer is not None else "") or _name(entry.version),
         error="" if failure is None else SHOWN.get(failure.code, failure.code),
         batch_id="" if ran is None else ran.batch_id,
+        tokens=None if reply.tokens is None else reply.tokens.used,
         input=input,
         output=output,
     )

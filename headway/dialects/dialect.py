@@ -84,6 +84,8 @@ class Dialect(msgspec.Struct, frozen=True):
     def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
         """Read one item for each of the inputs out of an answer, in their order. A bad output fails that input alone.
 
+        Where the API tells the tokens of all inputs together, the first item has them.
+
         Arguments:
             body: body of the answer.
             expected: number of inputs.

@@ -47,6 +47,7 @@ class Completions(Dialect, frozen=True):
 
 class _Choices(msgspec.Struct, gc=False):
     choices: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Choice(msgspec.Struct, gc=False):

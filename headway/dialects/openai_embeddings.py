@@ -52,6 +52,7 @@ class Embeddings(Dialect, frozen=True):
 
 class _Data(msgspec.Struct, gc=False):
     data: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Embedding(msgspec.Struct, gc=False):

@@ -29,7 +29,7 @@ from headway.gateway.client_quotas import UNHELD, AnswerRoom, Quotas
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import PART, SeveralInputs
-from headway.model import Failure, Principal, Reply, RequestOptions, Value, queue_name
+from headway.model import Failure, Principal, Reply, RequestOptions, Value, added_up, queue_name
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
@@ -351,4 +351,5 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
         shared=first.shared if alike else None,
         kept=all(one.kept for one in replies),
         unkept=any(one.unkept for one in replies),
+        tokens=added_up([one.tokens for one in replies]),
     )

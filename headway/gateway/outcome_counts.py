@@ -12,6 +12,10 @@ from headway.runtime.counters import Counters
 MOST_WORKERS = 10_000
 """Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
 
+MOST_TENANTS = 100
+"""Tenants whose tokens are counted by themselves; those of any other count under OTHER. The ledger has each."""
+OTHER = "other"
+
 
 @dataclass(slots=True)
 class _Answers:
@@ -59,6 +63,8 @@ class OutcomeCounts:
                 answers.failed += 1
                 answers.failed_seconds += latency
                 self._count(entry, reply.failure.code.lower())
+            if reply.tokens is not None:
+                self._count_tokens(entry, reply.tokens.used, "shared" if reply.shared is not None else "run")
             if reply.shared is not None:
                 self._counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
             elif reply.ran is not sampled and reply.ran is not None:
@@ -67,6 +73,16 @@ class OutcomeCounts:
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)
+
+    def _count_tokens(self, entry: Entry, used: int, how: str) -> None:
+        """Count tokens of a tenant. The tenants that use some first have counts of their own."""
+        tenants, tenant = self._counters.token_tenants, entry.tenant
+        if tenant not in tenants:
+            if len(tenants) >= MOST_TENANTS:
+                tenant = OTHER
+            else:
+                tenants.add(tenant)
+        self._counters.tokens[entry.model, tenant, how] += used
 
     def _count_run(self, model: str, run: BatchRun, now: float) -> None:
         """Count a batch, once, however its replies come."""

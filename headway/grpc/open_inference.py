@@ -22,7 +22,7 @@ from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.answer_pieces import packed_pieces, released
 from headway.http.inference.bodies import value_checker
-from headway.http.inference.exchange import Exchange, Written
+from headway.http.inference.exchange import Exchange, TokensOfEach, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import find_model, index_of, statistics
 from headway.model import Principal, RequestOptions, Value
@@ -67,7 +67,9 @@ def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
         rest = parameters.for_target(given)
         id = asked.id
 
-        def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        def write(
+            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+        ) -> Written:
             gives = kinds.gives(model)
             answer = _RESPONSE(model_name=model, model_version=version, id=id)
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)

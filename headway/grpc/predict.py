@@ -11,7 +11,7 @@ from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
-from headway.http.inference.exchange import Exchange, Written
+from headway.http.inference.exchange import Exchange, TokensOfEach, Written
 from headway.model import Octets, RequestOptions, Value, ValueKind
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
@@ -33,7 +33,9 @@ def predict_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
         octets = kinds.takes(model) is ValueKind.BYTES
         input: Value = Octets(asked.input_data) if octets else text(asked.input_data)
 
-        def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        def write(
+            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+        ) -> Written:
             output = octets_of(outputs[0], kinds.gives(model) is ValueKind.BYTES)
             answer = _RESPONSE(request_id=shown, output=output, latency_ms=milliseconds)
             return b"", answer.SerializeToString()

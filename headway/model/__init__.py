@@ -24,7 +24,18 @@ from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
 from headway.model.trace import CarriedTrace, TraceContext
-from headway.model.value import WARM_UP, Octets, Signature, Value, ValueKind, WeightLine
+from headway.model.value import (
+    MOST_TOKENS,
+    WARM_UP,
+    Octets,
+    Output,
+    Signature,
+    TokenCount,
+    Value,
+    ValueKind,
+    WeightLine,
+    added_up,
+)
 from headway.model.versions import in_zone, model_and_version, name_and_zone, queue_name
 
 __all__ = [
@@ -51,7 +62,9 @@ __all__ = [
     "Completion",
     "DedupKey",
     "DedupKind",
+    "MOST_TOKENS",
     "Octets",
+    "Output",
     "Signature",
     "Slot",
     "EntryState",
@@ -60,6 +73,7 @@ __all__ = [
     "Submission",
     "Subscription",
     "TierDepth",
+    "TokenCount",
     "TraceContext",
     "Value",
     "WARM_UP",
@@ -68,6 +82,7 @@ __all__ = [
     "NoWork",
     "WorkerInfo",
     "WorkerStatus",
+    "added_up",
     "in_zone",
     "model_and_version",
     "name_and_zone",

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.model.entry import Entry
 from headway.model.report import ModelReport
-from headway.model.value import Value
+from headway.model.value import TokenCount, Value
 from headway.model.versions import queue_name
 
 
@@ -135,6 +135,8 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     """
     elsewhere: bool = False
     """True when the entry did not run, as it is pinned to a version that the worker does not run."""
+    tokens: TokenCount | None = None
+    """Tokens that the input has used, as the target or the remote API tells; None when it does not."""
 
 
 class Cause(enum.Enum):

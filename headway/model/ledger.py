@@ -23,6 +23,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
         batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
         part_of: id of the request with several inputs of which this is a further one; empty for a request.
+        tokens: tokens that the input has used in the run that the answer came from; None where nobody has told.
         input, output: stored only where the ledger is told to keep them.
     """
 
@@ -42,5 +43,6 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requests: int = 1
     batch_id: str = ""
     part_of: str = ""
+    tokens: int | None = None
     input: str | None = None
     output: str | None = None

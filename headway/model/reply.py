@@ -6,7 +6,7 @@ import msgspec
 
 from headway.model.batch import BatchRun
 from headway.model.entry import DedupKind, EntryState
-from headway.model.value import Value
+from headway.model.value import TokenCount, Value
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +35,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
         queued: seconds from the enqueue to the last claim.
         shared: kind of the dedup key by which the outcome came, when it is another entry's.
         kept: whether the entry that shared it had its outcome before.
+        tokens: tokens that the input has used in the run that the outcome came from; None where nobody has told.
         unkept: set by the gateway when the outcome is too large to be kept, although that was asked for.
         nonce: the entry's nonce; the outcome of an earlier submission under the same id has another.
     """
@@ -50,6 +51,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     kept: bool = False
     nonce: int = 0
     unkept: bool = False
+    tokens: TokenCount | None = None
 
 
 class RequestStatus(msgspec.Struct, frozen=True, gc=False):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,6 +24,54 @@ class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Value = str | bytes | Octets
 """Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8; octets are Octets. So a value
 needs no label: whoever holds one can show it."""
+
+
+class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Count of the tokens that one input has used: `used` in all, of which `prompt` are of the input itself."""
+
+    used: int
+    prompt: int = 0
+
+
+def added_up(each: Sequence[TokenCount | None]) -> TokenCount | None:
+    """Tokens of all inputs together; None where nobody has told those of one, or there are none."""
+    known = [one for one in each if one is not None]
+    if not known or len(known) < len(each):
+        return None
+    return known[0] if len(known) == 1 else TokenCount(sum(one.used for one in known), sum(one.prompt for one in known))
+
+
+class Output(Generic[T]):
+    """Output of a target for one input, with the tokens that it has used.
+
+    Arguments:
+        value: the output, as the target would return it by itself.
+        tokens: tokens that the input has used in all, its own and those of the output.
+        prompt_tokens: those of them that are the input's own.
+
+    Raises:
+        TypeError: a number of tokens is no whole number.
+        ValueError: a number of tokens is below 0 or above MOST_TOKENS, or the input's own are more than all.
+    """
+
+    __slots__ = ("prompt_tokens", "tokens", "value")
+
+    def __init__(self, value: T, tokens: int, prompt_tokens: int = 0) -> None:
+        for name, count in (("tokens", tokens), ("prompt_tokens", prompt_tokens)):
+            if type(count) is not int:
+                kind = type(count).__name__
+                raise TypeError(f"{name} is a {kind}, expected a whole number; make it one by int()")
+            if not 0 <= count <= MOST_TOKENS:
+                raise ValueError(f"{name} is {count}, expected a number from 0 to {MOST_TOKENS}")
+        if prompt_tokens > tokens:
+            raise ValueError(
+                f"prompt_tokens is {prompt_tokens}, which is more than tokens, {tokens}: these are all together"
+            )
+        self.value, self.tokens, self.prompt_tokens = value, tokens, prompt_tokens
+
+
+MOST_TOKENS = (1 << 31) - 1
+"""Most tokens of one input, as a database's column holds them."""
 
 
 class ValueKind(enum.Enum):

@@ -100,6 +100,10 @@ class Counters:
         """Requests that their client says it has sent before."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
+        self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """Tokens by (model, tenant, `run` or `shared`), where targets tell them; shared are those of another request's answer."""
+        self.token_tenants: set[str] = set()
+        """Tenants that have counts of their own in `tokens`."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of `request_seconds` whose answers were errors, by model."""
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
@@ -161,7 +165,7 @@ class Counters:
     def forget(self, model: str) -> None:
         """Forget what was counted of a model that requests no longer come for."""
         by_model_first: Iterable[dict[Any, Any]] = (
-            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.runs, self.zone_help, self.scaling_decisions,
+            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs, self.zone_help, self.scaling_decisions,
         )  # fmt: skip
         for table in by_model_first:
             for key in [key for key in table if key[0] == model]:

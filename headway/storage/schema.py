@@ -74,6 +74,7 @@ SQLITE: Steps = (
         "ALTER TABLE headway_requests ADD COLUMN batch_id TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE headway_requests ADD COLUMN part_of TEXT NOT NULL DEFAULT ''",
     ),
+    ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
 )
 """Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON, and so
 is `model_limits`, of [model, rate, burst]."""
@@ -133,6 +134,7 @@ POSTGRES: Steps = (
         "ALTER TABLE headway_requests ADD COLUMN batch_id text NOT NULL DEFAULT ''",
         "ALTER TABLE headway_requests ADD COLUMN part_of text NOT NULL DEFAULT ''",
     ),
+    ("ALTER TABLE headway_requests ADD COLUMN tokens integer",),
 )
 """Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
 """

@@ -115,6 +115,10 @@ def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
         "requests", "Requests answered, by outcome: ok, an error code, or cancelled.", ("model", "tier", "outcome"),
         _zeroed(_served(counters.requests, models), labels.requests(own), 0),
     )  # fmt: skip
+    yield _counter(
+        "tokens", "Tokens that targets have told, by tenant, of the run of a request or of another's that it shares.",
+        ("model", "tenant", "how"), _served(counters.tokens, models),
+    )  # fmt: skip
     yield from _histogram(
         "request_seconds",
         "From the decoded request to its answer, of those not refused at the door.",

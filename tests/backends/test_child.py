@@ -15,8 +15,8 @@ import pytest
 from headway.backends.process import child, frames
 from headway.backends.process.frames import Answer, Failed, NoFrame
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load
-from headway.backends.process.values import kinds_of
-from headway.model import ValueKind
+from headway.backends.process.values import annotations_of, kinds_of
+from headway.model import Output, TokenCount, ValueKind
 
 
 def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +213,43 @@ def test_short_parameters_travel_as_they_are() -> None:
     batch = frames.Run(1, ["a", "b"], [b"{}", b"{}"])
     batch.share_parameters()
     assert (batch.parameters, batch.which) == ([b"{}", b"{}"], [])
+
+
+@pytest.mark.parametrize(
+    ("gives", "value", "sent"),
+    [(ValueKind.TEXT, "a", "a"), (ValueKind.JSON, {"a": 1}, b'{"a":1}'), (ValueKind.BYTES, b"\0a", b"\0a")],
+)
+def test_an_output_may_tell_the_tokens_that_its_input_has_used(gives: ValueKind, value: Any, sent: Any) -> None:
+    judged = child.judge(1, 4, [value, Output(value, 7, 3), Output(value, tokens=2), ValueError("no")], gives)
+    assert not isinstance(judged, Failed)
+    assert (judged.outputs, judged.tokens) == ([sent, sent, sent, None], {1: TokenCount(7, 3), 2: TokenCount(2)})
+    assert list(judged.errors) == [3]
+    assert child.judge(1, 1, [value], gives).tokens == {}  # type: ignore[union-attr]
+
+
+def test_tokens_stay_with_their_inputs_where_others_are_refused() -> None:
+    word = child._whole(Answer(1, ["a", "b"], {}, tokens={1: TokenCount(5)}), {0: ("no", False)}, 3)
+    assert (word.outputs, word.tokens) == ([None, "a", "b"], {2: TokenCount(5)})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [((1.5,), TypeError), ((True,), TypeError), ((-1,), ValueError), ((1 << 31,), ValueError), ((1, 2), ValueError)],
+)
+def test_a_number_of_tokens_that_cannot_be_is_refused_where_it_is_written(tokens: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="tokens"):
+        Output("a", *tokens)
+
+
+def test_an_annotation_of_outputs_with_tokens_says_their_kind() -> None:
+    def texts(inputs: list[str]) -> list[Output[str]]:
+        raise NotImplementedError
+
+    def values(inputs: list[str]) -> list[Output[dict[str, int]] | ValueError]:
+        raise NotImplementedError
+
+    def octets(inputs: list[str]) -> list[bytes | Output[bytes]]:
+        raise NotImplementedError
+
+    found = [kinds_of(annotations_of(one), "inputs")[1] for one in (texts, values, octets)]
+    assert found == [ValueKind.TEXT, ValueKind.JSON, ValueKind.BYTES]

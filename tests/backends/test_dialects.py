@@ -14,7 +14,7 @@ from headway import protos
 from headway.core.values import shown
 from headway.dialects import AUTO, DIALECTS, BadMetadata, Dialect, NoOutputs, reach
 from headway.errors import SettingError
-from headway.model import ItemResult, ValueKind
+from headway.model import ItemResult, TokenCount, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded
 
 OPENAI = ("openai-completions", "openai-embeddings")
@@ -198,3 +198,24 @@ def test_metadata_with_a_size_that_cannot_be_is_refused_in_few_words() -> None:
     with pytest.raises(BadMetadata, match="no metadata of it") as refused:
         dialect("oip").learn(json.dumps(metadata).encode())
     assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("name", OPENAI)
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}, TokenCount(7, 3)),
+        ({"prompt_tokens": 3, "total_tokens": 3}, TokenCount(3, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, None),
+        ({"prompt_tokens": -1}, None),
+        ({"prompt_tokens": 1 << 40}, None),
+        ({"prompt_tokens": "3"}, None),
+        ("much", None),
+        (None, None),
+    ],
+)
+def test_the_usage_of_a_whole_answer_is_with_its_first_item(name: str, usage: Any, tokens: TokenCount | None) -> None:
+    answer = json.loads(encoded(SPEAKERS[name], [SPEAKERS[name].gives(text) for text in ("a", "b")]))
+    items = dialect(name).decode(json.dumps({**answer, "usage": usage}).encode(), 2)
+    assert [item.tokens for item in items] == [tokens, None]
+    assert all(item.output is not None for item in items)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire
-from headway.model import DedupKind, Entry, Octets, Reply, Value
+from headway.model import DedupKind, Entry, ItemResult, Octets, Reply, TokenCount, Value
 from tests.contracts.brokers import Harness, ask, drained, failed, output, story
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, task
 from tests.core.test_values import TREES
@@ -78,6 +78,27 @@ async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Har
     [letter] = await harness.dead.find("bad")
     assert letter.entry.input == OCTETS
     assert [failure is not None for failure in await harness.broker.enqueue([ask(OCTETS, caller="ada")])] == [True]
+
+
+@story
+async def test_the_tokens_of_a_run_go_with_its_answer_to_all_who_share_it(harness: Harness) -> None:
+    first = ask("a", id="first", dedup_keys=(task("first"), key()))
+    await admit(
+        harness, first, ask("a", id="follower", dedup_keys=(key(),)), poll("poll", "first"), ask("b", id="untold")
+    )
+    lease = await harness.claim()
+    used = {"first": TokenCount(7, 3)}
+    await harness.broker.complete(lease, [ItemResult("x", tokens=used.get(entry.id)) for entry in lease.entries])
+    replies = await drained(harness)
+    told = {id: reply.tokens for id, reply in replies.items()}
+    assert told == {"first": TokenCount(7, 3), "follower": TokenCount(7, 3), "poll": TokenCount(7, 3), "untold": None}
+    await admit(harness, ask("a", id="later", gateway="other", dedup_keys=(key(),)))
+    [later] = (await drained(harness, "other")).values()
+    assert (later.kept, later.tokens) == (True, TokenCount(7, 3))
+    for broker in (harness.broker, harness.peer()):
+        kept = await broker.outcome("t", "first")
+        assert isinstance(kept, Reply)
+        assert kept.tokens == TokenCount(7, 3)
 
 
 @given(st.binary())

@@ -48,6 +48,7 @@ def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **chang
         worker="gpu-0",
         version="7",
         batch_id="gpu-0@1790000000.123456",
+        tokens=7,
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -218,7 +219,7 @@ def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database
         for statement in statements:
             database.query(statement)
         database.query(f"INSERT INTO headway_schema VALUES ({number})")
-    kept = record(version="", batch_id="")
+    kept = record(version="", batch_id="", tokens=None)
     id = f"x'{uuid.UUID(kept.id).hex}'" if sqlite else f"'{kept.id}'"
     created, completed = (str(at) if sqlite else f"to_timestamp({at})" for at in (kept.created_at, kept.completed_at))
     database.query(f"""

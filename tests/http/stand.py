@@ -57,6 +57,7 @@ from headway.model import (
     Reply,
     RequestOptions,
     Slot,
+    TokenCount,
     Value,
     WorkerInfo,
     WorkerStatus,
@@ -147,6 +148,7 @@ class EchoGateway:
         self.detached: list[tuple[str, str]] = []
         self.failure: Failure | None = None
         self.output: Value | None = None
+        self.tokens: TokenCount | None = None
         self.asked: list[Asked] = []
         self.abandoned: list[tuple[str, str]] = []
         self.waiting: list[Asked] = []
@@ -200,7 +202,7 @@ class EchoGateway:
             output = None if self.failure else (echo(asked.input) if self.output is None else self.output)
             version = self.versions.get(asked.input) if self.versions else None
             ran = None if version is None else BatchRun("gpu-0", 1, 0.1, INSTANT, version)
-            how = {"shared": self.shared, "kept": self.kept}
+            how = {"shared": self.shared, "kept": self.kept, "tokens": self.tokens}
             reply = Reply(asked.id, asked.principal.tenant, output, self.failure, ran, **how)  # type: ignore[arg-type]
             asked.sink.answer(reply)
 

@@ -13,7 +13,7 @@ from headway.core.values import as_json
 from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest, RequestError
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, exchange_codec
-from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget, Written
+from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget, TokensOfEach, Written
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
@@ -46,7 +46,9 @@ def open_head(head: Head, target: RequestTarget, options: RequestOptions, contex
         if not text:
             raise BadRequest("the body is empty")
 
-        def write(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+        def write(
+            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+        ) -> Written:
             if "ODD" in outputs:
                 raise RequestError("the output is odd", code=BACKEND_ERROR)
             told = [target.names["model"], target.query.decode(), field.decode(), text[0], shown, version, str(kind)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from headway.gateway import tenant_counts
+import pytest
+
+from headway.gateway import outcome_counts, tenant_counts
+from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.gateway.tenant_counts import TenantCounts
-from headway.model import Entry, Principal, Reply
+from headway.model import DedupKind, Entry, Principal, Reply, TokenCount
+from headway.runtime.counters import Counters
 
 
 def ended(tenant: str, model: str = "m") -> PendingRequest:
@@ -31,3 +35,22 @@ def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
     counts.of("one more")
     assert counts.of("0") is own[0]
     assert counts.of("1") is not own[1]
+
+
+def test_tokens_are_counted_by_tenant_and_those_of_further_tenants_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_counts, "MOST_TENANTS", 2)
+    counters = Counters()
+    counts = OutcomeCounts(counters, ("paid",), ("m",))
+
+    def told(tenant: str, used: int | None, shared: DedupKind | None = None) -> PendingRequest:
+        request = ended(tenant)
+        request.reply = Reply("id", tenant, "o", shared=shared, tokens=None if used is None else TokenCount(used))
+        return request
+
+    counts.finished([told("a", 3), told("a", None), told("b", 4), told("a", 3, DedupKind.SAME)], Ending.REPLIED, 1.0)
+    counts.finished([told("c", 5), told("d", 6), told("a", 1)], Ending.REPLIED, 1.0)
+    assert counters.tokens == {
+        ("m", "a", "run"): 4, ("m", "a", "shared"): 3, ("m", "b", "run"): 4, ("m", "other", "run"): 11,
+    }  # fmt: skip
+    counters.forget("m")
+    assert counters.tokens == {}

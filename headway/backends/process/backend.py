@@ -49,7 +49,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import Entry, ItemResult, Octets, Signature, Value
+from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, TokenCount, Value
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
@@ -359,6 +359,8 @@ class ProcessBackend:
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
+        if word.tokens:
+            _add_tokens(items, word.tokens)
         return items
 
     def _leave_arena(self, child: Child) -> None:
@@ -436,6 +438,13 @@ class ProcessBackend:
         if now >= self._old_at or resident > self._recycle_rss > 0:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
+
+
+def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
+    """Add the tokens that the child tells, as far as they are possible: user code may have written what it says."""
+    for position, used in tokens.items():
+        if 0 <= position < len(items) and 0 <= used.prompt <= used.used <= MOST_TOKENS:
+            items[position] = msgspec.structs.replace(items[position], tokens=used)
 
 
 def _results(word: Outputs) -> list[ItemResult]:

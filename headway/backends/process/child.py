@@ -49,7 +49,7 @@ from headway.backends.process.usercode import Refusal, Target, UserLoop, describ
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
-from headway.model import Octets, Value, ValueKind
+from headway.model import Octets, Output, TokenCount, Value, ValueKind
 from headway.runtime.memory_reuse import reuse_large_blocks
 
 if __name__ == "__main__":
@@ -60,7 +60,7 @@ _Why = tuple[str, bool]
 
 _READ = 1 << 16
 
-_ANSWERS: Mapping[ValueKind, Callable[[int, list[Any], dict[int, _Why]], Outputs]] = {
+_ANSWERS: Mapping[ValueKind, type[Answer] | type[ValuesAnswer] | type[OctetsAnswer]] = {
     ValueKind.TEXT: Answer,
     ValueKind.JSON: ValuesAnswer,
     ValueKind.BYTES: OctetsAnswer,
@@ -181,15 +181,17 @@ def _run_in_parts(
     gives = target.signature.gives
     outputs: list[Any] = []
     errors: dict[int, _Why] = {}
+    tokens: dict[int, TokenCount] = {}
     for part in parts:
         chosen = inputs[part]
         word = judge(number, len(chosen), target.run(chosen, parameters and parameters[part]), gives)
         if isinstance(word, Failed):
             return word
         errors |= {len(outputs) + place: error for place, error in word.errors.items()}
+        tokens |= {len(outputs) + place: used for place, used in word.tokens.items()}
         outputs += word.outputs
     too_large = _too_large(number, sum(len(one or "") for one in outputs))
-    return too_large or _ANSWERS[gives](number, outputs, errors)
+    return too_large or _ANSWERS[gives](number, outputs, errors, tokens=tokens)
 
 
 def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs:
@@ -199,7 +201,8 @@ def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs
     for place, output in zip(places, word.outputs, strict=True):
         outputs[place] = output
     errors = {**refused, **{places[place]: error for place, error in word.errors.items()}}
-    return type(word)(word.number, outputs, errors)
+    tokens = {places[place]: used for place, used in word.tokens.items()}
+    return type(word)(word.number, outputs, errors, tokens=tokens)
 
 
 def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT) -> Outputs | Failed:
@@ -221,17 +224,21 @@ def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKi
     outputs: list[Any] = []
     errors: dict[int, tuple[str, bool]] = {}
     encode, texts = encoder(gives), gives is not ValueKind.BYTES
+    tokens: dict[int, TokenCount] = {}
     size = 0
     for place, output in enumerate(found):
         if texts and type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
             value: Value | None = output
         else:
-            value, error = _value(output, encode)
+            rich = output if type(output) is Output else None
+            if rich is not None:
+                tokens[place] = TokenCount(rich.tokens, rich.prompt_tokens)
+            value, error = _value(output if rich is None else rich.value, encode)
             if value is None:
                 errors[place] = error
         outputs.append(value)
         size += len(value or "")
-    return _too_large(number, size) or _answer(number, outputs, errors, gives)
+    return _too_large(number, size) or _answer(number, outputs, errors, gives, tokens)
 
 
 def _too_large(number: int, size: int) -> Failed | None:
@@ -241,13 +248,19 @@ def _too_large(number: int, size: int) -> Failed | None:
     return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
 
 
-def _answer(number: int, outputs: list[Any], errors: dict[int, tuple[str, bool]], gives: ValueKind) -> Outputs:
+def _answer(
+    number: int,
+    outputs: list[Any],
+    errors: dict[int, tuple[str, bool]],
+    gives: ValueKind,
+    tokens: dict[int, TokenCount] | None = None,
+) -> Outputs:
     """Word with these outputs, values or None."""
     if gives is ValueKind.JSON:
         outputs = [None if one is None else as_json(one) for one in outputs]
     elif gives is ValueKind.BYTES:
         outputs = [one.content if isinstance(one, Octets) else None for one in outputs]
-    return _ANSWERS[gives](number, outputs, errors)
+    return _ANSWERS[gives](number, outputs, errors, tokens=tokens or {})
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.arena import Place
-from headway.model import ValueKind
+from headway.model import TokenCount, ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -104,7 +104,7 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
     lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room. `keeps` says that user code has
     kept a view of an input, so that the arena is the child's own from now on. `begun` and `ended` are the instants, on the
-    machine's monotonic clock, between which the batch ran.
+    machine's monotonic clock, between which the batch ran. `tokens` are those that inputs have used, of which the target tells.
     """
 
     number: int
@@ -116,6 +116,7 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     keeps: bool = False
     begun: float = 0.0
     ended: float = 0.0
+    tokens: dict[int, TokenCount] = {}
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
@@ -130,6 +131,7 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
     keeps: bool = False
     begun: float = 0.0
     ended: float = 0.0
+    tokens: dict[int, TokenCount] = {}
 
 
 class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
@@ -144,6 +146,7 @@ class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
     keeps: bool = False
     begun: float = 0.0
     ended: float = 0.0
+    tokens: dict[int, TokenCount] = {}
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):

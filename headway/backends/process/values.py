@@ -19,7 +19,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.core import values
-from headway.model import Octets, Value, ValueKind
+from headway.model import Octets, Output, Value, ValueKind
 
 Encode = Callable[[object], Value]
 """Function that makes what travels of an output; raises NoOutput."""
@@ -149,9 +149,12 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def _members(annotation: Any) -> Sequence[Any]:
-    """Members of a union, without exceptions, which may stand for any output; else the annotation itself."""
+    """Members of a union, without exceptions, which may stand for any output; else the annotation itself. An Output is its value."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
+        members = [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
+        return [one for member in members for one in _members(member)]
+    if typing.get_origin(annotation) is Output:
+        return _members(typing.get_args(annotation)[0])
     return [annotation]
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
+import msgspec
 import structlog
 
 from headway.backends.process.output_lines import printable
@@ -30,6 +31,8 @@ from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
 from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
+from headway.core.token_shares import shares
+from headway.core.values import octets
 from headway.dialects import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (
     BackendError,
@@ -41,7 +44,7 @@ from headway.errors import (
     RemoteRefused,
     TargetError,
 )
-from headway.model import Entry, ItemResult, Signature, Value, ValueKind
+from headway.model import Entry, ItemResult, Signature, TokenCount, Value, ValueKind
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.spans import OUTGOING, RUN
 
@@ -331,7 +334,7 @@ class RemoteBackend(ABC):
             raise self._error(BadOutput, f"answered {exc}") from None
         if (away := self._breaker.regained(self._clock())) is not None:
             log.info("the remote API answers again", api=str(self._spec), away_s=round(away, 1))
-        return items
+        return items if items[0].tokens is None else _shared_out(inputs, items, items[0].tokens)
 
     async def _answer(self, call: RemoteCall, timeout: float) -> Answered:
         """First answer with a status of success."""
@@ -408,3 +411,15 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
         if not isinstance(error, RemoteAbsent):
             return error
     return RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0]
+
+
+def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
+    """Items with their shares in the tokens of all: of the prompts by the lengths of the inputs, of the rest by those of the outputs.
+
+    One that failed has none, so that the tokens of the answered inputs are what the API has charged.
+    """
+    there = [place for place, item in enumerate(items) if item.output is not None]
+    prompts = shares(all.prompt, [len(octets(inputs[place])) for place in there])
+    rest = shares(all.used - all.prompt, [len(items[place].output or "") for place in there])
+    told = {place: TokenCount(own + more, own) for place, own, more in zip(there, prompts, rest, strict=True)}
+    return [msgspec.structs.replace(item, tokens=told.get(place)) for place, item in enumerate(items)]

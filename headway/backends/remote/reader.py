@@ -21,7 +21,7 @@ import msgspec
 
 from headway.backends.process.frames import MAX_OUTPUT
 from headway.dialects import DIALECTS, Dialect, NoOutputs
-from headway.model import ItemResult
+from headway.model import ItemResult, TokenCount
 
 APART_FROM = 4 << 20
 """Bytes from which an answer is worth a process. Decoding fewer takes some milliseconds at most."""
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct(">Q")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_word: Any = msgspec.msgpack.Decoder(str).decode
-_decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool]).decode
+_decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool, bool, TokenCount | None]).decode
 
 
 async def read(dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
@@ -92,7 +92,9 @@ def _bounded(item: ItemResult) -> ItemResult:
     if size <= MAX_OUTPUT:
         return item
     unit = "characters" if isinstance(item.output, str) else "bytes"
-    return ItemResult(None, f"the remote API answered {size} {unit}, the limit is {MAX_OUTPUT}", True)
+    return ItemResult(
+        None, f"the remote API answered {size} {unit}, the limit is {MAX_OUTPUT}", True, tokens=item.tokens
+    )
 
 
 def _as_arguments(dialect: Dialect) -> tuple[str, str]:
@@ -111,7 +113,7 @@ def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
         return
     yield _encode("")
     for item in items:
-        yield _encode((item.output, item.error, item.fault))
+        yield _encode((item.output, item.error, item.fault, item.elsewhere, item.tokens))
 
 
 def main(arguments: list[str], source: IO[bytes], sink: IO[bytes]) -> None:

@@ -211,7 +211,7 @@ class MemoryBroker:
                 failure = failures.item_failure(item)
                 if not item.elsewhere:
                     letters.append(letter_of(member, item.error or "", "item", ran))
-            replies.append(reply_to(member, departure.left_at, item.output, failure, ran))
+            replies.append(reply_to(member, departure.left_at, item.output, failure, ran, item.tokens))
         self._deliver(wanted, replies, now)
         for letter in letters:
             await self._dead.add(letter)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headway.core import failures
 from headway.core.batch import Departure
 from headway.core.fair_queue import GONE, QueuedEntry
-from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, Value
+from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, TokenCount, Value
 
 
 @dataclass(slots=True)
@@ -22,12 +22,19 @@ class Running:
 
 
 def reply_to(
-    member: QueuedEntry, left_at: float, output: Value | None, failure: Failure | None, ran: BatchRun | None
+    member: QueuedEntry,
+    left_at: float,
+    output: Value | None,
+    failure: Failure | None,
+    ran: BatchRun | None,
+    tokens: TokenCount | None = None,
 ) -> Reply:
     """Reply to an entry that waited until instant `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
-    return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce)
+    return Reply(
+        entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce, tokens=tokens
+    )
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:

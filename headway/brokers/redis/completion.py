@@ -110,8 +110,9 @@ def pack(
             told = wire.WireFailure("item", item.error or "", worker, "", version, lease.batch_id)
             bad.append((position, wire.encode(told)))
         reply = wire.WireReply(
-            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version
-        )
+            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version,
+            tokens=item.tokens,
+        )  # fmt: skip
         if position in apart:
             name, length = apart[position], len(octets(item.output or ""))
             reply = replace(reply, output=None, apart=name, length=length)

@@ -31,6 +31,7 @@ from headway.model import (
     Octets,
     ProcessInfo,
     Reply,
+    TokenCount,
     WorkerInfo,
     in_zone,
     model_and_version,
@@ -72,7 +73,8 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
     seconds it waited, `version` that of the model that ran it. `octets` tells octets, which are bytes, from JSON.
-    `apart` is the kind and the token of an output that is stored apart; `output` is None then, and `length` is its bytes."""
+    `apart` is the kind and the token of an output that is stored apart; `output` is None then, and `length` is its bytes.
+    `tokens` are those that the input has used, where that is told."""
 
     position: int
     id: str
@@ -85,6 +87,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     octets: bool = False
     apart: str = ""
     length: int = 0
+    tokens: TokenCount | None = None
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -286,7 +289,19 @@ def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> 
 def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
     tenant, _, id = key.rpartition("\0")
     shared = DedupKind(kind) if kind else None
-    return Reply(id, tenant, found.output, found.failure, found.ran, found.queued, found.attempts, shared, kept, nonce)
+    return Reply(
+        id,
+        tenant,
+        found.output,
+        found.failure,
+        found.ran,
+        found.queued,
+        found.attempts,
+        shared,
+        kept,
+        nonce,
+        tokens=found.tokens,
+    )
 
 
 def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
@@ -311,6 +326,7 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
                 None,
                 False,
                 one.nonce,
+                tokens=one.tokens,
             )
             for one in wanted
         ]

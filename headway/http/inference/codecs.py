@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, Protocol
 
 import msgspec
 
@@ -20,19 +20,33 @@ from headway.core import values
 from headway.errors import BACKEND_ERROR
 from headway.http.inference.answer_pieces import array_within, json_pieces, released
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
-from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, Written
+from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, TokensOfEach, Written
 from headway.http.inference.octets import open_octets
 from headway.http.inference.other_inputs import read_other
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
-from headway.model import Failure, Limit, RequestOptions, Value
+from headway.model import Failure, Limit, RequestOptions, TokenCount, Value, added_up
 
-WriteText = Callable[[str, str | msgspec.Raw, float, str], bytes]
-"""(shown id, output, milliseconds, model version) to the body of an answer. An output that is no text comes as Raw.
 
-Raises UnicodeEncodeError when the output holds a lone surrogate.
-"""
+class WriteText(Protocol):
+    """Writer of the body of an answer with one output."""
+
+    def __call__(
+        self,
+        shown: str,
+        output: str | msgspec.Raw,
+        milliseconds: float,
+        version: str,
+        tokens: TokenCount | None = None,
+        /,
+    ) -> bytes:
+        """Write the body; see `headway.http.inference.exchange.WriteOutputs`. An output that is no text comes as Raw.
+
+        Raises:
+            UnicodeEncodeError: the output holds a lone surrogate.
+        """
+        ...
 
 
 _NONE = msgspec.Raw(b"[]")
@@ -72,13 +86,17 @@ class Codec:
     tasks: bool = True
     way: str = ""
 
-    def write_one(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def write_one(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         """Write the answer to an exchange with one input."""
-        return JSON, self.write(shown, values.embedded(outputs[0]), milliseconds, version)
+        return JSON, self.write(shown, values.embedded(outputs[0]), milliseconds, version, added_up(tokens))
 
-    def write_all(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def write_all(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         """Write the answer to an exchange with a list of inputs."""
-        answer = self.write_many(shown, _NONE, milliseconds, version)
+        answer = self.write_many(shown, _NONE, milliseconds, version, added_up(tokens))
         return JSON, array_within(answer, "outputs", map(json_pieces, released(outputs)))
 
 
@@ -150,7 +168,7 @@ class _AnyPredict(msgspec.Struct, gc=False):
 
 
 class _Metadata(msgspec.Struct, gc=False):
-    tokens_used: None
+    tokens_used: int | None
     latency_ms: float
     model_version: str
 
@@ -212,17 +230,29 @@ def no_text() -> Failure:
     return Failure(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
-def _write_inference(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
-    return _encode(_InferenceAnswer(shown, output, _Metadata(None, milliseconds, version)))
+def _write_inference(
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+) -> bytes:
+    return _encode(
+        _InferenceAnswer(shown, output, _Metadata(None if tokens is None else tokens.used, milliseconds, version))
+    )
 
 
-def _write_many(shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
-    return _encode(_ManyAnswer(shown, outputs, _Metadata(None, milliseconds, version)))
+def _write_many(
+    shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+) -> bytes:
+    return _encode(
+        _ManyAnswer(shown, outputs, _Metadata(None if tokens is None else tokens.used, milliseconds, version))
+    )
 
 
-def _write_plain(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
+def _write_plain(
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+) -> bytes:
     return _encode(_PlainAnswer(output, shown, milliseconds))
 
 
-def _write_predict(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
+def _write_predict(
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+) -> bytes:
     return _encode(_PredictAnswer(shown, output, milliseconds))

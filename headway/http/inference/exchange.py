@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.server.head import Head
-from headway.model import DedupKind, RequestOptions, Value
+from headway.model import DedupKind, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
 
 _NAMED = ("model", "model_id", "version")
@@ -45,11 +45,30 @@ def whole(body: bytes | Iterator[bytes]) -> bytes:
     return b"".join(body) if isinstance(body, Iterator) else body
 
 
-WriteOutputs = Callable[[str, Sequence[Value], float, str], Written]
-"""(shown id, outputs in the order of the inputs, milliseconds, model version) to the answer.
+TokensOfEach = Sequence[TokenCount | None]
+"""Tokens that each input has used, None for one of which nobody has told; empty where there are none."""
 
-Raises RequestError when an output is not what the API can answer with, and UnicodeEncodeError when it holds a lone surrogate.
-"""
+
+class WriteOutputs(Protocol):
+    """Writer of the answer to a request."""
+
+    def __call__(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = (), /
+    ) -> Written:
+        """Write the answer.
+
+        Arguments:
+            shown: id of the request as clients see it.
+            outputs: outputs in the order of the inputs.
+            milliseconds: time from the complete request to its answer.
+            version: version of the model that answered.
+            tokens: tokens that the inputs have used.
+
+        Raises:
+            RequestError: an output is not what the API can answer with.
+            UnicodeEncodeError: an output holds a lone surrogate.
+        """
+        ...
 
 
 @dataclass(slots=True)

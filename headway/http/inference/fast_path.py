@@ -29,7 +29,7 @@ from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
-from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, whole
+from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, TokensOfEach, whole
 from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, WRITING, Connection
@@ -69,16 +69,14 @@ class FastPathConnection(Connection):
         self.principal = self.known = _NOBODY
         self.origin: str | None = None
         self.owner: str | None = None
-        self.reserved = 0
-        self.unfetched = 0
+        self.reserved = self.unfetched = 0
         self.handoff: AsyncHandoff | None = None
         self.fan_out: FanOut | None = None
         self.sender: AnswerSender | None = None
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
-        self.before = b""
-        self.after = b""
+        self.before = self.after = b""
 
     @property
     def silent(self) -> bool:
@@ -143,12 +141,13 @@ class FastPathConnection(Connection):
         if self.unread.since:
             self._count_unfetched()
 
-    def answer(self, reply: Reply, outputs: Sequence[Value] = ()) -> None:
+    def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: TokensOfEach = ()) -> None:
         """Take the reply to the request in hand; one to any other request is never written.
 
         Arguments:
             reply: the reply.
             outputs: outputs of the request's inputs where there are several.
+            tokens: tokens of these.
         """
         request = self.request
         if self.phase != ASKED or request is None or reply.id != self.id:
@@ -164,7 +163,7 @@ class FastPathConnection(Connection):
             shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
             if reply.unkept:
                 shared += b"x-headway-kept: no\r\n"
-            output = reply.output
+            output, used = reply.output, tokens or (reply.tokens,)
             if output is None:
                 self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:
@@ -177,10 +176,10 @@ class FastPathConnection(Connection):
                     if exchange is None:
                         text = output if type(output) is str else embedded(output)
                         opening = inference.opening
-                        body = request.codec.write(shown, text, milliseconds, version)
+                        body = request.codec.write(shown, text, milliseconds, version, reply.tokens)
                     else:
                         opening = inference.bare_opening
-                        more, written = exchange.write(shown, outputs or (output,), milliseconds, version)
+                        more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
                         if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
                             self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
                             self.sender.make_later()
@@ -450,7 +449,8 @@ class FastPathConnection(Connection):
 
     def _answer_many(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
-        self.answer(joined(self.id, replies), [reply.output for reply in replies if reply.output is not None])
+        outputs = [reply.output for reply in replies if reply.output is not None]
+        self.answer(joined(self.id, replies), outputs, [reply.tokens for reply in replies])
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""

@@ -20,6 +20,7 @@ from headway.http.inference.exchange import (
     OpenHead,
     ReadExchange,
     RequestTarget,
+    TokensOfEach,
     WriteOutputs,
     Written,
 )
@@ -93,10 +94,14 @@ def open_octets(
         write: writer of an answer in JSON.
     """
 
-    def write_octets(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def write_octets(
+        shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         return _CONTENT_TYPE, octets_of(outputs[0])
 
-    def write_as_output(shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def write_as_output(
+        shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         writer = write_octets if isinstance(outputs[0], Octets) else write
         return writer(shown, outputs, milliseconds, version)
 

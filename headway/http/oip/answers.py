@@ -8,7 +8,7 @@ import msgspec
 
 from headway.errors import BadRequest
 from headway.http.inference.answer_pieces import array_within, packed_pieces, released, text_pieces
-from headway.http.inference.exchange import JSON, Written
+from headway.http.inference.exchange import JSON, TokensOfEach, Written
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.problem import escaped, problem_header
 from headway.http.server.framing import Encoded
@@ -64,7 +64,9 @@ class Answerer:
         self._model, self._shape, self._binary, self._gives = model, shape, binary, gives
         self._id = msgspec.UNSET if id is None else id
 
-    def write(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def write(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
         if self._binary:
             length = len(self._encode(version, parameters=_DataSize(_LARGEST)))

@@ -15,8 +15,8 @@ import msgspec
 
 from headway.core.values import shown as shown_value
 from headway.http.inference.answer_pieces import PIECE, array_within, released, text_pieces
-from headway.http.inference.exchange import JSON, Written
-from headway.model import Value
+from headway.http.inference.exchange import JSON, TokensOfEach, Written
+from headway.model import TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 """Lines of a stream's header."""
@@ -111,19 +111,25 @@ class ChoicesWriter:
     usage: bool
     choices: int = 1
 
-    def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
+    def __call__(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
         if not (self.chat or self.stream) and len(outputs) == 1:
-            return JSON, self._text(shown, outputs[0])
+            return JSON, self._text(shown, outputs[0], tokens)
         id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
         head = id, self._kind(), int(time()), self.model
-        return (EVENTS, self._events(head, outputs)) if self.stream else (JSON, self._object(head, outputs))
+        return (
+            (EVENTS, self._events(head, outputs, tokens))
+            if self.stream
+            else (JSON, self._object(head, outputs, tokens))
+        )
 
-    def _events(self, head: _Head, outputs: Sequence[Value]) -> Iterator[bytes]:
+    def _events(self, head: _Head, outputs: Sequence[Value], tokens: TokensOfEach) -> Iterator[bytes]:
         empty = None if self.usage else msgspec.UNSET
         used: list[Usage | None] = []
         for index, output in enumerate(released(outputs)):
-            told = told_of(output)
+            told = told_of(output, tokens[index] if tokens else None)
             used.append(told.usage)
             yield b"data: "
             yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, told),))
@@ -132,11 +138,11 @@ class ChoicesWriter:
             yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used, self.choices) or Usage()))
         yield b"data: [DONE]\n\n"
 
-    def _object(self, head: _Head, outputs: Sequence[Value]) -> Iterator[bytes]:
+    def _object(self, head: _Head, outputs: Sequence[Value], tokens: TokensOfEach) -> Iterator[bytes]:
         used: list[Usage | None] = []
         yield _encode(_Body(*head, ())).removesuffix(b"]}")
         for index, output in enumerate(released(outputs)):
-            told = told_of(output)
+            told = told_of(output, tokens[index] if tokens else None)
             used.append(told.usage)
             yield b"," if index else b""
             yield from self._choice(index, told)
@@ -145,9 +151,9 @@ class ChoicesWriter:
             usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
-    def _text(self, shown: str, output: Value) -> bytes:
+    def _text(self, shown: str, output: Value, tokens: TokensOfEach) -> bytes:
         """Completion of one prompt, the most frequent answer."""
-        told = told_of(output)
+        told = told_of(output, *tokens)
         choices = [_TextChoice(0, told.text, None, told.finish_reason)]
         usage = told.usage
         if usage is None:
@@ -177,14 +183,17 @@ class ChoicesWriter:
         return (_DeltaChoice if self.stream else _ChatChoice)(index, message, None, reason)
 
 
-def told_of(output: Value) -> RichText:
-    """Text of an output, and what the target tells besides."""
+def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
+    """Text of an output, and what the target tells besides. `tokens`: those that its input has used, where that is told apart."""
+    usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, bytes) and output[:1] == b"{":
         try:
-            return _decode(output)
+            told = _decode(output)
         except msgspec.MsgspecError:
             pass
-    return RichText(shown_value(output))
+        else:
+            return told if told.usage is not None else RichText(told.text, usage, told.finish_reason)
+    return RichText(shown_value(output), usage)
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:

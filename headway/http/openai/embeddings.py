@@ -15,7 +15,7 @@ from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Written
+from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
 from headway.http.openai.members import (
     MOST_TEXTS,
     input_checker,
@@ -93,10 +93,12 @@ class _Writer:
     packed: bool
     dimensions: int | None
 
-    def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
-        return JSON, self._pieces(outputs)
+    def __call__(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
+        return JSON, self._pieces(outputs, tokens)
 
-    def _pieces(self, outputs: Sequence[Value]) -> Iterator[bytes]:
+    def _pieces(self, outputs: Sequence[Value], told: TokensOfEach) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
         tokens = 0
         for index, output in enumerate(released(outputs)):
@@ -106,7 +108,8 @@ class _Writer:
                 raise BadRequest(message)
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
-            tokens += counted
+            used = told[index] if told and not counted else None
+            tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
 

@@ -17,7 +17,7 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Written
+from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
 from headway.http.openai.chat import Part, templates, text_of
 from headway.http.openai.chat_template import Message
@@ -166,8 +166,10 @@ class _Writer:
     stream: bool
     rest: dict[str, Any]
 
-    def __call__(self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str) -> Written:
-        told, now = told_of(outputs[0]), int(time())
+    def __call__(
+        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
+    ) -> Written:
+        told, now = told_of(outputs[0], *tokens), int(time())
         why = _INCOMPLETE.get(told.finish_reason)
         status = "incomplete" if why else "completed"
         part = {"type": "output_text", "text": told.text, "annotations": [], "logprobs": []}

@@ -36,6 +36,7 @@ _TYPES = {
     "requests": "integer",
     "batch_id": "text",
     "part_of": "text",
+    "tokens": "integer",
     "input": "text",
     "output": "text",
 }

@@ -21,7 +21,7 @@ ROWS = 50
 
 _NAMES = (
     "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
-    "worker", "version", "error", "requests", "batch_id", "part_of", "input", "output",
+    "worker", "version", "error", "requests", "batch_id", "part_of", "tokens", "input", "output",
 )  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)

@@ -1,0 +1,53 @@
+"""Tokens in answers: what a target tells, on the native routes and on OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headway.model import TokenCount
+from tests.http.stand import Stand, post, served
+
+
+def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does() -> None:
+    async def main(stand: Stand) -> None:
+        async def used(body: str) -> Any:
+            return (await stand.ask(post(body))).json["metadata"]["tokens_used"]
+
+        assert await used('{"input": "a"}') is None
+        assert await used('{"inputs": ["a", "b"]}') is None
+        stand.gateway.tokens = TokenCount(7, 3)
+        assert await used('{"input": "a"}') == 7
+        assert await used('{"input": "a", "parameters": {"x": 1}}') == 7
+        assert await used('{"inputs": ["a", "b"]}') == 14
+        stand.gateway.output = b'{"label": 1}'
+        assert await used('{"input": "a"}') == 7
+
+    served(main)
+
+
+def test_openai_s_clients_find_the_tokens_as_usage() -> None:
+    async def main(stand: Stand) -> None:
+        async def usage(path: str, **members: Any) -> dict[str, int]:
+            answer = await stand.ask(post(json.dumps(members), path))
+            assert answer.status == 200
+            found = answer.json["usage"]
+            return {name: count for name, count in found.items() if isinstance(count, int)}
+
+        stand.gateway.tokens = TokenCount(7, 3)
+        hello = [{"role": "user", "content": "hello"}]
+        once = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        twice = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+        assert await usage("/v1/completions", prompt="a") == once
+        assert await usage("/v1/completions", prompt="a", n=2) == twice
+        assert await usage("/v1/chat/completions", messages=hello) == once
+        assert await usage("/v1/responses", input="a") == {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+        stand.gateway.output = "[0.5]"
+        assert await usage("/v1/embeddings", input=["a", "b"]) == {"prompt_tokens": 14, "total_tokens": 14}
+        told = {"text": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+        stand.gateway.output = json.dumps(told).encode()
+        assert (await usage("/v1/completions", prompt="a"))["total_tokens"] == 2, (
+            "what the output says itself counts first"
+        )
+
+    served(main)

@@ -35,6 +35,12 @@ OVER = 1.25
 """Even shares of all that waits and runs that a batch may hold, before it is cut."""
 OVER_UNLIKE = 2.0
 """Even shares that a batch may hold where slots differ: a part of it may go to a slow one, which takes its time."""
+LONE_FROM = 4
+"""Fewest GPUs of which each entry may have its own; of fewer, Poisson arrivals too often leave as many free as are asked for."""
+LONE_ARRIVALS = 1.5
+"""Most arrivals expected in a gap for that: many more are no clients that wait for their answers."""
+LONE_FACTOR = 2.2
+"""Largest factor of a slot that takes an entry of its own while each other entry has a GPU; see `_each_has_its_own`."""
 LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
@@ -217,6 +223,8 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     if rule.headway is not None:
         if rule.headway <= 0.0 and not helps:
             return Dispatch(EARLY)
+        if _each_has_its_own(rule, view):
+            return Dispatch(EARLY)
         spaced = _spaced(rule, view, helps)
         if now >= spaced:
             return Dispatch(HEADWAY, share) if share < view.depth else Dispatch(HEADWAY)
@@ -224,6 +232,18 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
     elif rule.rate * (until - now) < 1.0:
         return Dispatch(EARLY)
     return Hold(until)
+
+
+def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
+    """Whether every entry that runs or waits can have a GPU, and hardly one of these is left over.
+
+    So it is with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU
+    should be kept. While all GPUs are idle, such an entry may be the first of a burst.
+    """
+    fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
+    if not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
+        return False
+    return 0.0 < view.running <= 1.0 and view.factor <= LONE_FACTOR
 
 
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:

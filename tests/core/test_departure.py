@@ -15,6 +15,7 @@ from headway.core.departure import (
     HEADWAY,
     HELPED_FROM,
     LEEWAY,
+    LONE_FACTOR,
     MEASURE_AFTER,
     WINDOW,
     Dispatch,
@@ -111,6 +112,35 @@ def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> No
 
 def test_without_a_gap_to_keep_a_batch_leaves_at_once() -> None:
     assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
+
+
+def in_the_gap(depth: int, busy: int, running: float, slots: int, factor: float = 1.0) -> QueueSnapshot:
+    return QueueSnapshot(
+        depth, oldest=0.9, due=100.0, last_departure=0.9, running=running, busy=busy, slots=slots, factor=factor
+    )
+
+
+@pytest.mark.parametrize(
+    ("depth", "busy", "running", "slots", "factor", "leaves"),
+    [
+        (1, 3, 1.0, 4, 1.0, True),
+        (2, 2, 1.0, 4, 1.0, True),
+        (1, 2, 1.0, 4, 1.0, True),
+        (1, 3, 1.0, 4, LONE_FACTOR, True),
+        (1, 3, 1.0, 4, LONE_FACTOR + 0.1, False),
+        (2, 3, 1.0, 4, 1.0, False),
+        (1, 1, 1.0, 4, 1.0, False),
+        (1, 3, 2.0, 4, 1.0, False),
+        (4, 0, 0.0, 4, 1.0, False),
+        (1, 2, 1.0, 3, 1.0, False),
+    ],
+)
+def test_an_entry_is_not_held_back_where_each_has_a_gpu_of_its_own(
+    depth: int, busy: int, running: float, slots: int, factor: float, leaves: bool
+) -> None:
+    waiting = in_the_gap(depth, busy, running, slots, factor)
+    assert decide(Rule(64, headway=0.5, rate=2.0), waiting, 1.0) == (Dispatch(EARLY) if leaves else Hold(1.4))
+    assert decide(Rule(64, headway=0.5, rate=20.0), waiting, 1.0) == Hold(1.4)
 
 
 def test_a_batch_leaves_early_enough_for_its_most_urgent_member() -> None:

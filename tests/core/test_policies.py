@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core import policies
 from headway.core.batch import Departure
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
-from headway.core.policies.paced import headway
+from headway.core.policies.paced import LONGER, SMALLER, headway
 from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
 from headway.core.policies.window import Window
@@ -146,6 +146,20 @@ class TestPaced:
     def test_the_rule_of_few_arrivals_holds_nothing(self) -> None:
         few = replace(BUSY, rate=15.0)
         assert policies.build("paced", None).rule(few) == Rule(100, headway=0.0, rate=15.0, service=0.1)
+
+    def test_times_that_vary_leave_room_for_late_gpus_and_count_the_largest_batch_less(self) -> None:
+        calm = replace(BUSY, beta=0.0004)
+        even = policies.build("paced", None).rule(calm)
+        usual = calm.alpha + calm.beta * calm.rate * headway(calm)
+        uneven = policies.build("paced", None).rule(replace(calm, deviation=0.2 * usual))
+        assert uneven.gap(0.0) == pytest.approx(even.gap(0.0) * (1.0 + LONGER * 0.2))
+        assert uneven.gap_each == pytest.approx(even.gap_each / (1.0 + SMALLER * 0.2))
+
+    def test_one_gpu_keeps_no_gap_and_waits_for_company_alone(self) -> None:
+        alone = replace(BUSY, slots=1, beta=0.001)
+        rule = policies.build("paced", None).rule(alone)
+        assert rule.gap(100.0) == rule.quiet == pytest.approx(3.0 / alone.rate)
+        assert rule.gather == pytest.approx(alone.alpha - rule.quiet)
 
     def test_departures_are_evenly_spaced(self) -> None:
         """Two GPUs of 100 ms at 1,000 requests/s: one leaves every 50 ms, half full, never two in a row."""

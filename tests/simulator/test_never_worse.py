@@ -65,3 +65,31 @@ def test_closed_loops_get_as_many_answers(clients: int, jitter: float) -> None:
     )
     answers = {name: len(simulate(replace(scenario, policy=name)).latency) for name in ("paced", "window", "eager")}
     assert answers["paced"] >= 0.97 * max(answers.values())
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.5])
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+def test_as_many_clients_as_gpus_have_one_each(slow: float, jitter: float) -> None:
+    scenario = Scenario(
+        clients=4, workers=4, alpha=0.1, beta=0.003, max_batch=32, slow=slow, jitter=jitter, duration=26.0, warmup=2.0
+    )
+    answers = {name: len(simulate(replace(scenario, policy=name)).latency) for name in ("paced", "window", "eager")}
+    assert answers["paced"] >= 0.97 * max(answers.values())
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "max_batch", "workers", "load"),
+    [(0.2, 0.025, 16, 5, 0.7), (0.02, 0.000625, 64, 4, 0.75), (0.05, 0.002, 32, 1, 0.6)],
+)
+def test_where_batch_times_vary(alpha: float, beta: float, max_batch: int, workers: int, load: float) -> None:
+    rate = load * workers * max_batch / (alpha + beta * max_batch)
+    scenario = Scenario(
+        rate=rate,
+        workers=workers,
+        alpha=alpha,
+        beta=beta,
+        max_batch=max_batch,
+        jitter=0.3,
+        duration=8000.0 / rate + 5.0,
+    )
+    assert p95(scenario, "paced") <= MOST * min(p95(scenario, "window"), p95(scenario, "eager"))

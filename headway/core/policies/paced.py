@@ -18,6 +18,10 @@ the next leaves larger still, and gaps bunch again. And it is of a load that las
 be as long as if full ones came back. So the gap is ℓ(n)/k for the largest batch n on a GPU. That is the pace at which GPUs
 come back at that moment. It leads to s* by itself, for λ·ℓ(n)/k arrive in it, and n = λs* is where that stays.
 
+Batch times that vary make GPUs come back at uneven moments, and the largest batch a matter of chance. So with them the part of
+the gap that α makes is somewhat longer, and the part that the size makes is shorter. One GPU has none to be spaced from: it
+waits only for company.
+
 Where slots differ, k of them do Σ 1/fᵢ times what one of factor 1 does, and an even gap would hold the fast ones back.
 What a request waits for most is the gap before its batch, then the batch: gᵢ + ℓᵢ. That is least where it is as long on each
 slot, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and the gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with
@@ -30,8 +34,8 @@ part of all that waits and runs. In j batches that leave a gap apart, the mean t
 (α + βn/j)·(1 + (j−1)/2k), is least at the whole number next to √(βn·(2k−1)/α), and in more they are not cut.
 
 In bursts, the gap since the last departure says little: the first request of a burst would take a GPU for itself, and
-the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch,
-unless again nobody follows. Poisson arrivals hardly notice.
+the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch, that of
+idle GPUs, α/k, unless again nobody follows. Poisson arrivals hardly notice.
 
 Holding control against bunching is from public transport (Daganzo, "A headway-based approach to eliminate
 bus bunching", Transportation Research B 43, 2009); the formula for batch servers is ours.
@@ -59,6 +63,10 @@ TOLERANCE_DEVIATIONS = 4.0
 SILENCE = 3.0
 """Mean gaps between arrivals after which a silence is no chance any more: of Poisson gaps, 5 % are longer."""
 
+LONGER = 0.3
+"""Share by which the gap of α is longer for each relative standard deviation of the batch time: room for late GPUs."""
+SMALLER = 2.0
+"""Likewise, how much less the size of the largest batch counts in a gap: it is large by chance, too."""
 
 WORTH_MORE = 0.95
 """Multiple of the latency without slower slots below which these take part: their batches never come back evenly spaced."""
@@ -144,17 +152,22 @@ class Paced:
         saturated = load.slots > 1 and load.size_rate * service > SATURATED * chosen.speed * load.max_batch
         usual = load.alpha + load.beta * min(load.size_rate * gap, load.max_batch)
         deviation = math.hypot(load.deviation, chosen.spread * usual)
+        varied = load.deviation / usual if gap > 0.0 else 0.0
+        least = load.alpha / chosen.speed * (1.0 + LONGER * varied) if gap > 0.0 else 0.0
+        each = load.beta / chosen.speed / (1.0 + SMALLER * varied) if gap > 0.0 else 0.0
+        if load.slots == 1:
+            least, each = min(least, silence), 0.0
         return Rule(
             size=load.max_batch,
-            headway=load.alpha / chosen.speed if gap > 0.0 else 0.0,
-            gap_each=load.beta / chosen.speed if gap > 0.0 else 0.0,
+            headway=least,
+            gap_each=each,
             split=load.beta * (2 * chosen.slots - 1) / load.alpha if gap > 0.0 and chosen.spread < ALIKE else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,
             pace=PACE * gap if saturated else 0.0,
             tolerance=TOLERANCE * gap + TOLERANCE_DEVIATIONS * deviation if saturated else math.inf,
-            gather=max(0.0, gap - silence),
+            gather=max(0.0, load.alpha / chosen.speed - silence) if gap > 0.0 else 0.0,
             quiet=silence,
             team=chosen.slots if chosen.spread else 0.0,
             speed=chosen.speed if chosen.spread else 0.0,

@@ -1,5 +1,9 @@
 -- When a batch leaves for a slot: as `core.departure.decide` with the rule of the last claim.
 
+local decide
+
+do
+
 -- As `core.departure._spaced`.
 local function spaced_from(q, factor, helps)
   if helps then
@@ -20,8 +24,18 @@ local function share_of(q, depth)
   return math.min(depth, math.ceil(math.max(depth / batches, everything / q.slots)))
 end
 
+-- As `core.departure._each_has_its_own`.
+local function each_has_its_own(q, factor, depth)
+  local together = depth + q.busy
+  local fits = q.slots >= LONE_FROM and q.slots - 1 <= together and together <= q.slots
+  if not fits or q.rate * q.headway > LONE_ARRIVALS then
+    return false
+  end
+  return q.running > 0 and q.running <= 1 and factor <= LONE_FACTOR
+end
+
 -- Reason for which a batch leaves now and the most that it holds, or nil and the instant to look again.
-local function decide(s, slot)
+function decide(s, slot)
   local q, now = s.q, s.now
   if q.fresh == 0 then
     return nil, INF
@@ -51,6 +65,9 @@ local function decide(s, slot)
     if q.headway == 0 and not helps then
       return EARLY_REASON, INF
     end
+    if each_has_its_own(q, factor, depth) then
+      return EARLY_REASON, INF
+    end
     local spaced = spaced_from(q, factor, helps)
     if now >= spaced then
       return HEADWAY_REASON, share < depth and share or INF
@@ -60,4 +77,6 @@ local function decide(s, slot)
     return EARLY_REASON, INF
   end
   return nil, again
+end
+
 end

@@ -33,12 +33,6 @@ ERROR_BYTES = 400
 """Bytes of its first error that are kept of a known input."""
 PRIOR = 32.0
 """Inputs that a caller is credited with before its first culprit, as if they had run clean."""
-EXPECTED = 0.3
-"""Culprits to expect in a batch of a caller that rides apart.
-
-A run tells most at ln 2, where half of the batches are clean, but finding a culprit in a larger batch takes longer
-runs: less than half of that carried most in simulations.
-"""
 MEMORY = 1024.0
 """Inputs of a caller after which its counts are halved, so that later inputs weigh more than earlier ones."""
 
@@ -54,6 +48,20 @@ def digest(entry: Entry) -> bytes:
     hashed.update(entry.parameters)
     hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + octets(entry.input))
     return hashed.digest()
+
+
+def best_group(share: float, each: float) -> float:
+    """Number of inputs to run together for which a good answer costs least GPU time, where a `share` of them is bad.
+
+    A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs
+    together. So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n.
+
+    Arguments:
+        share: above 0, and at most 1.
+        each: time of an input over the fixed part of a batch, β/α.
+    """
+    searched = share / math.log(2.0)
+    return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
 
 
 @dataclass(slots=True)
@@ -129,12 +137,12 @@ class Culprits:
             return False
         return True
 
-    def group_size(self, key: CallerKey, limit: int) -> int:
-        """Number of a caller's inputs to run together, `limit` at most."""
+    def group_size(self, key: CallerKey, limit: int, each: float = 0.0) -> int:
+        """Number of a caller's inputs to run together, `limit` at most; see `best_group`."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
-        return max(1, min(limit, int(EXPECTED * caller.ran / max(caller.bad, 1.0))))
+        return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:
         """First error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""

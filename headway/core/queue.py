@@ -196,7 +196,7 @@ class ModelQueue:
         return queued
 
     def _group_size(self, caller: CallerKey) -> int:
-        return self.culprits.group_size(caller, self.limits.max_batch)
+        return self.culprits.group_size(caller, self.limits.max_batch, self.service.each)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
         """Size of these entries together."""
@@ -305,7 +305,7 @@ class ModelQueue:
         """Depart with a group, or with as much of it as there is room for."""
         weight = limit * self.limits.unit
         if group.caller is not None:
-            limit = self.culprits.group_size(group.caller, limit)
+            limit = min(limit, self._group_size(group.caller))
         members = self._suspects.take(group, limit, weight)
         if group.kind != FIRST:
             full = self.service.seconds(self.limits.max_batch)

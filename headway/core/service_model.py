@@ -91,6 +91,13 @@ class ServiceModel:
         alone, self._strayed = strays and not self._strayed, strays
         return most if alone else seconds
 
+    @property
+    def each(self) -> float:
+        """Time of a unit of size over the fixed part of a batch: β/α; 0 before the first batch."""
+        if self.alpha > 0.0:
+            return self.beta / self.alpha
+        return math.inf if self.beta > 0.0 else 0.0
+
     def seconds(self, size: float) -> float:
         """Expected run time of a batch of `size`; 0 before the first batch."""
         return self.alpha + self.beta * min(size, self.largest * REACH)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+import pytest
 
 from headway.core.culprits import (
     APART_SECONDS,
     ERROR_BYTES,
-    EXPECTED,
     KNOWN_SECONDS,
     MEMORY,
     MOST_APART,
     MOST_KNOWN,
     MOST_TENANTS,
-    PRIOR,
     Culprits,
+    best_group,
     caller_of,
 )
 from headway.model import Entry
@@ -72,30 +74,46 @@ class TestRidingApart:
         culprits, key = Culprits(), ("t", "ann")
         assert culprits.group_size(key, 32) == 32
         culprits.found(of("ann"), 0.0)
-        for _ in range(20):
+        for _ in range(60):
             culprits.ran(key, 1, clean=False)
         assert culprits.group_size(key, 32) == 1
         for _ in range(400):
             culprits.ran(key, 32, clean=True)
         assert culprits.group_size(key, 32) == 32
 
+    @pytest.mark.parametrize("share", [0.01, 0.02, 0.05, 0.2])
+    @pytest.mark.parametrize("each", [0.0, 0.02, 0.2, 1.0])
+    def test_a_group_of_the_best_size_costs_least(self, share: float, each: float) -> None:
+        """Cost of an input in multiples of α, where each batch that fails is halved until its culprit stands alone."""
+
+        def cost(size: float) -> float:
+            return 1 / size + each + share * (1 + math.log2(size) + 2 * each * size)
+
+        best = best_group(share, each)
+        assert cost(best) <= min(cost(best * 0.9), cost(best * 1.1))
+
+    def test_inputs_that_take_all_the_time_run_alone(self) -> None:
+        culprits, key = Culprits(), ("t", "ann")
+        culprits.found(of("ann"), 0.0)
+        assert culprits.group_size(key, 32, math.inf) == 1
+
     def test_what_ran_and_failed_is_remembered_from_one_culprit_to_the_next(self) -> None:
         culprits, key = Culprits(), ("t", "ann")
         culprits.found(of("ann"), 0.0)
         culprits.ran(key, 32, clean=False)
         culprits.ran(key, 36, clean=False)
-        assert culprits.group_size(key, 32) == int(EXPECTED * (PRIOR + 68) / 2)
+        assert culprits.group_size(key, 64) == 35
         culprits.found(of("ann", "more"), APART_SECONDS - 0.1)
-        assert culprits.group_size(key, 32) == int(EXPECTED * (PRIOR + 68) / 2)
+        assert culprits.group_size(key, 64) == 35
         culprits.found(of("ann", "more"), 9 * APART_SECONDS)
-        assert culprits.group_size(key, 32) == int(EXPECTED * PRIOR)
+        assert culprits.group_size(key, 32) == 22
 
     def test_one_that_has_behaved_for_long_begins_anew_to_the_instant(self) -> None:
         culprits, key = Culprits(), ("t", "ann")
         culprits.found(of("ann"), 0.0)
         culprits.ran(key, 68, clean=False)
         culprits.found(of("ann"), APART_SECONDS)
-        assert culprits.group_size(key, 32) == int(EXPECTED * PRIOR)
+        assert culprits.group_size(key, 32) == 22
 
     def test_the_one_whose_last_culprit_is_longest_ago_rides_with_others_again(self) -> None:
         culprits = Culprits()

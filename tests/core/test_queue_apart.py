@@ -172,7 +172,7 @@ def apart(queue: ModelQueue, count: int, now: float = 1.0) -> None:
 class TestPools:
     def test_a_batch_of_one_is_as_large_as_its_culprits_allow_and_leaves_when_it_is_full(self) -> None:
         queue = measured(None, max_batch=32)
-        size = queue.culprits.group_size(EVIL, 32)
+        size = queue._group_size(EVIL)
         assert 1 < size < 32
         apart(queue, size + 1)
         quarantine = queue._suspects.quarantine(EVIL)

@@ -123,18 +123,18 @@ class TestApart:
     def test_one_waits_for_others_as_long_as_a_run_of_one_takes(self) -> None:
         queue = make()
         queue.service.observe(1, 0.1)
-        queue.service.observe(8, 0.8)
+        queue.service.observe(8, 0.1)
         queue.culprits.found(of("evil", "bad"), 1.0)
         queue.offer(of("evil"), 1.0)
         assert queue.wake(("gpu-0",), 1.0) == pytest.approx(1.1)
 
     def test_clean_runs_let_a_callers_batches_grow(self) -> None:
         queue = measured(None, max_batch=32)
-        sizes = [queue.culprits.group_size(EVIL, 32)]
+        sizes = [queue._group_size(EVIL)]
         for run in range(5):
             apart(queue, sizes[-1], now=1.0 + run)
             queue.finish(leave(queue, now=1.0 + run, limit=32), 1.0 + run)
-            sizes.append(queue.culprits.group_size(EVIL, 32))
+            sizes.append(queue._group_size(EVIL))
         assert sizes == sorted(sizes)
         assert sizes[-1] > sizes[0]
 

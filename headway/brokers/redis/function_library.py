@@ -150,7 +150,6 @@ _NUMBERS: dict[str, float] = {
     "ALL_GENERATIONS": culprits.ALL_GENERATIONS,
     "ERROR_BYTES": culprits.ERROR_BYTES,
     "PRIOR": culprits.PRIOR,
-    "EXPECTED": culprits.EXPECTED,
     "MEMORY": culprits.MEMORY,
     "LEAST_COST": suspects.LEAST_COST,
     "QUARANTINED_ATTEMPTS": suspects.QUARANTINED_ATTEMPTS,

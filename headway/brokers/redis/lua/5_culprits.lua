@@ -128,7 +128,11 @@ function culprits.group_size(s, caller, limit)
   if not record then
     return limit
   end
-  return math.max(1, math.min(limit, math.floor(EXPECTED * record[RAN] / math.max(record[BAD], 1))))
+  local q, share = s.q, math.max(record[BAD], 1) / record[RAN]
+  local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
+  local searched = share / math.log(2)
+  local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.culprits.best_group`.
+  return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end
 
 local function make_room(s)

@@ -66,6 +66,11 @@ class QueueLimits:
         places = weight / self.unit
         return places if places > count else count
 
+    def others(self, entry: Entry) -> float:
+        """Size of what comes with an entry, which is judged as the last of them."""
+        others = entry.count - 1
+        return self.size(others, others * self.weight(entry)) if others else 0
+
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
         """Whether so many batches hold an entry beside what is ahead of it, of this size."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch

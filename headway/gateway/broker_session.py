@@ -41,7 +41,7 @@ RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
 WORTH_GATHERING = 2.0
 """Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
-MOST_OFFERED = 512
+MOST_OFFERED = 256
 """Most entries in one call, as all its verdicts are dealt with in one turn of the event loop."""
 LOOK_EVERY = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Event: the broker has an entry with dedup keys, or with a trace: queued, joined to another's answer, or answered already."""
+    """Event: the broker has an entry with dedup keys, with a trace, or for several inputs: queued, joined to another's answer, or answered already."""
 
     entry: Entry
 
@@ -332,7 +332,7 @@ class BrokerSession:
                 if admitted and failure.reason == SCARCE:
                     continue  # Without memory the broker cannot even look whether it has the entry.
                 self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
-            elif entry.dedup_keys or entry.trace:
+            elif entry.dedup_keys or entry.trace or entry.count > 1:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:

@@ -129,8 +129,9 @@ class FanOut:
         self._several = SeveralInputs(id, inputs, parameters)
         self._refused = False
         """Whether a part was refused by the gateway itself, so that no other is submitted."""
-        self._awaits_first = bool(options.key) and len(inputs) > 1
+        self._awaits_first = self._has_to_wait()
         """Whether the parts but the first wait until the broker has that one."""
+        self._several.ahead = self._awaits_first or bool(options.key)
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
@@ -154,6 +155,16 @@ class FanOut:
             self._submit()
         else:
             self._wait_turn()
+
+    def _has_to_wait(self) -> bool:
+        """Whether the first part goes ahead: what comes of it decides for more than one call to the broker could hold."""
+        several, count = self._several, self._count
+        if count == 1:
+            return False
+        if self._options.key or count > AT_ONCE:
+            return True
+        apart = self._gateway.settings.large_payload_kb << 10
+        return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
 
     def _too_large(self) -> str:
         """Message that tells why the parts have too many bytes together; empty where they have not."""

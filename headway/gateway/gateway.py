@@ -185,7 +185,7 @@ class Gateway:
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, options.task or bool(several and options.key), several, self._session)
+            self._hold(sink, principal, entry, options.task or bool(several and several.ahead), several, self._session)
         return failure is None
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:

@@ -116,11 +116,16 @@ class ModelRules:
             nonce >= traces.sampler.due or options.trace is not options.replays or several is not None
         ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
             trace = traces.begin(options, several, nonce)
+        payer, count = 0, 1
+        if several is not None:
+            if not several.payer:
+                several.payer, count = nonce, several.count
+            payer = several.payer
         return Entry(
             id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
             principal.user if origin is None else origin, self._weigh(input) if self._weighs else 1,
-            version, bool(version and options.version), trace,
+            version, bool(version and options.version), trace, payer, count,
         )  # fmt: skip
 
 

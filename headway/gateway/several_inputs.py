@@ -64,13 +64,16 @@ class SeveralInputs:
         version: version of the model that was drawn for all of them; None as long as none was.
         trace: trace of the request; None unless it is sampled.
         whole: outcome of the request.
+        payer: nonce of the input that pays for all; 0 while none does.
+        ahead: whether the first goes ahead, and the others wait until the broker has it.
 
     A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
     cost as much as one that is 128 times larger.
     """
 
     __slots__ = (
-        "_asked", "_missing", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "trace", "version", "whole",
+        "_asked", "_missing", "ahead", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "payer",
+        "trace", "version", "whole",
     )  # fmt: skip
 
     def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
@@ -82,6 +85,8 @@ class SeveralInputs:
         self.trace: RequestTrace | None = None
         self.version: str | None = None
         self.whole = WholeOutcome()
+        self.payer = 0
+        self.ahead = False
         self._missing = len(inputs)
         self._asked: tuple[Value, bytes] | None = None
 

@@ -77,6 +77,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         version: version of the model whose queue it waits in; empty: the queue for any.
         pinned: whether no other version may answer.
         trace: what it carries of its request's trace, see `headway.core.trace_context`; empty unless that is sampled.
+        payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
+            itself.
+        count: inputs of its request that come with it if it is let in, itself among them.
     """
 
     id: str
@@ -97,6 +100,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     version: str = ""
     pinned: bool = False
     trace: bytes = b""
+    payer: int = 0
+    count: int = 1
 
     @property
     def queue(self) -> str:

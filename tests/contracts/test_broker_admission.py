@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headway import errors
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -145,3 +147,21 @@ async def test_what_is_in_flight_at_another_gateway_is_refused_and_can_be_asked_
     await harness.answer(await harness.claim())
     assert list(await drained(harness, "g1")) == ["same"]
     assert list(await drained(harness, "g2")) == ["same"]
+
+
+@story
+async def test_one_that_comes_for_several_is_judged_as_the_last_of_them(harness: Harness) -> None:
+    """One GPU of 8 in 100 ms drains 80 a second: within 500 ms it takes some 31 that wait."""
+    await measure(harness, 0.1)
+    for count, fits in ((60, False), (20, True), (9, True), (60, False)):
+        first = msgspec.structs.replace(ask(timeout=0.5, nonce=count), payer=count, count=count)
+        other = msgspec.structs.replace(ask(timeout=0.5, nonce=count + 1), payer=count)
+        verdicts = await harness.broker.enqueue([first, other])
+        assert [verdict is None for verdict in verdicts] == [fits, fits]
+
+
+@story
+async def test_several_that_fit_into_a_batch_are_let_in_whatever_an_idle_system_believes(harness: Harness) -> None:
+    await measure(harness, 5.0)
+    first = msgspec.structs.replace(ask(timeout=0.05, nonce=7), payer=7, count=MAX_BATCH)
+    assert list(await harness.broker.enqueue([first])) == [None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -313,3 +314,36 @@ async def test_an_entry_that_counts_as_several_is_charged_for_all_of_them_or_not
     assert over(verdict) == pytest.approx(0.1, abs=EXACT)
     await harness.advance(0.3 + EXACT)
     assert list(await harness.broker.enqueue([ask(limits=(three,))])) == [None]
+
+
+def several(count: int, *limits: Limit, **how: object) -> list[Entry]:
+    """Entries of one request, of which the first pays for all and comes for all."""
+    charged = tuple(counting_as(limit, count) for limit in limits)
+    parts = [ask(nonce=1000 + number, **how) for number in range(count)]  # type: ignore[arg-type]
+    payer = parts[0].nonce
+    first = msgspec.structs.replace(parts[0], limits=charged, payer=payer, count=count)
+    return [first, *(msgspec.structs.replace(part, payer=payer) for part in parts[1:])]
+
+
+@story
+async def test_what_one_pays_for_is_let_in_with_it_or_not_at_all(harness: Harness) -> None:
+    await harness.broker.enqueue([counted(), counted()])
+    refused = several(4, KEY)
+    verdicts = await harness.broker.enqueue([ask(id="other"), *refused, ask(id="after")])
+    assert [verdict is None for verdict in verdicts] == [True, False, False, False, False, True]
+    waits = {over(verdict) for verdict in verdicts[1:5]}
+    assert len(waits) == 1
+    assert not set(ids(refused)) & set(ids((await harness.claim()).entries))
+    for entry in refused:
+        assert await harness.broker.state(entry.tenant, entry.id) is None
+    await harness.advance(waits.pop() + 2 * EXACT)
+    assert list(await harness.broker.enqueue(refused)) == [None] * 4
+    assert set(ids((await harness.claim()).entries)) == set(ids(refused))
+
+
+@story
+async def test_what_is_offered_again_without_the_one_that_paid_is_let_in(harness: Harness) -> None:
+    parts = several(3, KEY)
+    assert list(await harness.broker.enqueue(parts)) == [None] * 3
+    assert list(await harness.broker.enqueue(parts)) == [None] * 3, "they are known"
+    assert list(await harness.broker.enqueue(several(3)[1:])) == [None] * 2

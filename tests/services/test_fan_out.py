@@ -256,19 +256,13 @@ def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_t
     served(act, max_body_bytes=10_000)
 
 
-def test_parts_are_submitted_in_slices_of_few_bytes() -> None:
+def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         line = stand.gateway.turns = Line()
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options, parameters = RequestOptions(30.0, 1), b"x" * (BYTES_AT_ONCE // 4)
         FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * 20, parameters, ended.set_result).start()
-        steps = list[int]()
-        while line.waiting:
-            [(_, begin)], before = line.waiting, stand.gateway.pending
-            line.waiting.clear()
-            begin()
-            steps.append(stand.gateway.pending - before)
-        assert steps == [4, 4, 4, 4, 4]
+        assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
         assert len(await ended) == 20
 
     served(act, max_queue_mb=64)
@@ -285,19 +279,54 @@ class Line(FairTurns):
         self.waiting.append((tenant, begin))
 
 
-def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not() -> None:
+async def slices(stand: Stand, line: Line, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of parts that are submitted turn by turn, whenever the line is given one."""
+    submitted, submit = 0, stand.gateway.submit
+
+    def counted(*how: object) -> bool:
+        nonlocal submitted
+        submitted += 1
+        return submit(*how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stand.gateway, "submit", counted)
+    steps = list[int]()
+    for _ in range(100):
+        if line.waiting:
+            [(_, begin)], before = line.waiting, submitted
+            line.waiting.clear()
+            begin()
+            steps.append(submitted - before)
+        await asyncio.sleep(0)
+    return steps
+
+
+def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         line = stand.gateway.turns = Line()
         _, few = fan_out(stand, ["few"] * FEW)
-        _, many = fan_out(stand, ["a"] * (AT_ONCE + 1), caller=Principal("eve", "globex", 1))
         assert stand.gateway.pending == FEW
-        for count in (AT_ONCE, 1):
-            [(tenant, begin)], before = line.waiting, stand.gateway.pending
-            line.waiting.clear()
-            begin()
-            assert (tenant, stand.gateway.pending) == ("globex", before + count)
-        assert line.waiting == []
-        assert (len(await few), len(await many)) == (FEW, AT_ONCE + 1)
+        _, many = fan_out(stand, ["a"] * (AT_ONCE + 2), caller=Principal("eve", "globex", 1))
+        assert line.waiting[0][0] == "globex"
+        assert await slices(stand, line, monkeypatch) == [1, AT_ONCE, 1], "the first goes ahead"
+        assert (len(await few), len(await many)) == (FEW, AT_ONCE + 2)
+
+    served(act)
+
+
+def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them is judged for all, and nothing of the others is made or runs."""
+
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        await fan_out(stand, ["a"] * 16)[1]
+        ran = sum(map(len, stand.backends[0].batches))
+        line = stand.gateway.turns = Line()
+        _, ended = fan_out(stand, ["a"] * 1000, timeout=2.0)
+        assert await slices(stand, line, monkeypatch) == [1]
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.reason in ("shed", "overloaded", "deadline")
+        await sleep(2.0)
+        assert sum(map(len, stand.backends[0].batches)) == ran
 
     served(act)
 
@@ -322,8 +351,8 @@ def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
         await sleep(0.0)
         whole.abandon()
         throttle = stand.gateway.limiter.throttles["m"]
-        assert throttle.admit("acme", stand._clock(), 200 - AT_ONCE + 1) > 0.0
-        assert throttle.admit("acme", stand._clock(), 200 - AT_ONCE) == 0.0
+        assert throttle.admit("acme", stand._clock(), 200) > 0.0
+        assert throttle.admit("acme", stand._clock(), 199) == 0.0
         await sleep(2.0)
 
     served(act)

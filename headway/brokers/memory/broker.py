@@ -126,7 +126,7 @@ class MemoryBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        now, known, answers = self._clock(), self._entries, list[Failure | None]()
+        now, known, answers, turned_away = self._clock(), self._entries, list[Failure | None](), dict[int, Failure]()
         for entry in entries:
             key = (entry.tenant, entry.id)
             before = known.get(key)
@@ -134,8 +134,12 @@ class MemoryBroker:
                 answers.append(None)
             elif before is not None and before.state != GONE:
                 answers.append(failures.conflict())
+            elif entry.payer in turned_away:
+                answers.append(turned_away[entry.payer])
             else:
-                answers.append(self._admit(entry, now))
+                answers.append(failure := self._admit(entry, now))
+                if failure is not None and entry.count > 1:
+                    turned_away[entry.nonce] = failure
         for name in {entry.queue for entry in entries} & self._queues.keys():
             self._wake_idle(name, now)
         return answers

@@ -67,9 +67,9 @@ class TracedWireEntry(WireEntry, frozen=True, array_like=True, gc=False):
     trace: bytes = b""
 
 
-ENTRY_HEAD = struct.Struct(">BHHdddIIB")
+ENTRY_HEAD = struct.Struct(">BHHdddIIBH")
 """Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight, bytes of the room,
-length of what names an input apart; key, that name and gateway follow.
+length of what names an input apart, inputs that come with it; key, that name and gateway follow.
 """
 
 
@@ -87,7 +87,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
         apart: token of its input, where that is stored apart, and the digest of that, where it is asked for.
     """
     key, waits = key_of(entry.tenant, entry.id), (entry.queue_timeout, entry.timeout)
-    figures = entry.nonce, entry.weight, min(bytes_of(entry), MOST_COUNTED), len(apart)
+    figures = entry.nonce, entry.weight, min(bytes_of(entry), MOST_COUNTED), len(apart), entry.count
     return ENTRY_HEAD.pack(entry.tier, len(key), key.rindex(0), *waits, *figures) + key + apart + entry.gateway.encode()
 
 
@@ -172,20 +172,32 @@ def entry_of(found: TracedWireEntry, apart: Apart | None = None) -> Entry:
 
 
 def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
-    """Pack the limits and dedup keys of these entries, as the library takes them; empty when there are none.
+    """Pack the limits and dedup keys of these entries, and which pays for which, as the library takes them; empty for nothing of it.
 
     Arguments:
         entries: entries of one call.
         counts: number of counts that limits of whole tiers are spread over.
     """
-    if not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
+    payers = {entry.nonce: position for position, entry in enumerate(entries, 1) if entry.count > 1}
+    if not payers and not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
         return b""
     limits = limits_of(entries)
     positions = {limit: position for position, limit in enumerate(limits)}
     charged = [[positions[limit] for limit in entry.limits] for entry in entries]
     dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys}
     digests = {position: entry.digest.hex() for position, entry in enumerate(entries, 1) if entry.digest}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests))
+    paid = {}
+    if payers:
+        paid = {at: payers[one.payer] for at, one in enumerate(entries, 1) if one.count == 1 and one.payer in payers}
+    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests, paid))
+
+
+def payer_of(entries: Sequence[Entry], position: int) -> Entry:
+    """Entry that the one at a position is judged with: itself, or the one that pays for it."""
+    entry = entries[position]
+    if entry.limits or not entry.payer:
+        return entry
+    return next((one for one in entries if one.nonce == entry.payer), entry)
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:

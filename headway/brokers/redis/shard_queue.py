@@ -179,7 +179,7 @@ class Queue:
             elif why == RefusalCode.MOVED:
                 result[position] = Moved(*wire.version_and_zone(wait))
             else:
-                result[position] = _refusal(entries[position], why, wait)
+                result[position] = _refusal(entry_wire.payer_of(entries, position), why, wait)
         if undigested:
             verdicts = await self._enqueue_part([entries[position] for position in undigested], digested=True)
             for position, verdict in zip(undigested, verdicts, strict=True):

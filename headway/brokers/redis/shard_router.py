@@ -145,11 +145,12 @@ class ShardRouter:
             name: sharding.parts(count, limits[model_and_version(name)[0]].max_batch) for name, count in counts.items()
         }
         dealt = []
+        paying = {entry.nonce for entry in entries if entry.count > 1 and entry.limits}
         for position, entry in enumerate(entries):
             queue = self._queue_before(entry)
             if queue is None:
                 turn = self._turn + position % parts[entry.queue]
-                queue = self._in_turn(entry, self._zone_of(entry.queue, turn), turn)
+                queue = self._in_turn(entry, self._zone_of(entry.queue, turn), turn, entry.payer in paying)
             self.place(entry, queue)
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
@@ -159,10 +160,13 @@ class ShardRouter:
         """Zone of entries that wait for a queue's turn: this process's while a slot is there."""
         return zones.choose(self._queues.zone, self._slots.get(name, {}), turn)
 
-    def _in_turn(self, entry: Entry, zone: str, turn: int) -> Queue:
-        """Queue of an entry in a zone: its tenant's if it has anything in common with others, else the one whose turn it is."""
+    def _in_turn(self, entry: Entry, zone: str, turn: int, paid: bool) -> Queue:
+        """Queue of an entry in a zone: its tenant's if it has anything in common with others, else the one whose turn it is.
+
+        `paid`: another entry's limits are charged for it.
+        """
         name = in_zone(entry.queue, zone)
-        if entry.limits or entry.dedup_keys or entry.digest:
+        if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
         slots = len(self._census.get(name, []))
         return self._queues[name][sharding.in_turn(turn, slots, sharding.active(self._shards, slots))]

@@ -1,7 +1,7 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
 -- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared (nothing, or the limits, for each entry the
--- positions of its limits, by position the dedup keys of those that have any, and by position the digests of those whose clients chose the
--- id), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
+-- positions of its limits, by position the dedup keys of those that have any, by position the digests of those whose clients chose the
+-- id, and by position that of the one that pays for it), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
 -- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
 -- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
 
@@ -122,13 +122,13 @@ local function read_entries(s, args, at)
   local entries, names, read, sub = {}, {}, struct.unpack, string.sub
   for position = 1, (#args - at + 1) / ENTRY do
     local head = args[at + (position - 1) * ENTRY]
-    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight, bytes, of_apart = read(ENTRY_HEAD, head)
+    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight, bytes, of_apart, count = read(ENTRY_HEAD, head)
     local key, after = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length), ENTRY_HEAD_BYTES + length + of_apart
     names[position] = key
     local entry = {
       key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, after + 1), tier = tier + 1,
       queue_timeout = queue_timeout, timeout = timeout, queue_due = s.now + math.min(queue_timeout, timeout),
-      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0, bytes = bytes,
+      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0, bytes = bytes, count = count,
     }
     if of_apart > 0 then
       local apart = sub(head, after - of_apart + 1, after)
@@ -150,10 +150,11 @@ local function enqueue(keys, args, scarce)
   local entries, names = read_entries(s, args, at)
   local known = call_each('HMGET', s.prefix .. 'e', names)
   local book = extras and #extras[1] > 0 and open_book(s, extras[1])
-  local limits_of, shares_of, digests = NO_EXTRAS, NO_EXTRAS, NO_EXTRAS
+  local limits_of, shares_of, digests, payers = NO_EXTRAS, NO_EXTRAS, NO_EXTRAS, NO_EXTRAS
   if extras then
-    limits_of, shares_of, digests = extras[2], extras[3], extras[4]
+    limits_of, shares_of, digests, payers = extras[2], extras[3], extras[4], extras[5] or NO_EXTRAS
   end
+  local turned_away = {}
   local intake, seen, refused = new_intake(), {}, {}
   for i, entry in ipairs(entries) do
     local key = names[i]
@@ -172,7 +173,10 @@ local function enqueue(keys, args, scarce)
         why = CONFLICT
       elseif before == nil then
         local queue = (shares_of[i] or digests[i]) and elsewhere(s, key, shares_of[i], digests[i])
-        if queue then
+        local with = turned_away[payers[i]]
+        if with then
+          why, wait = with[1], with[2]
+        elseif queue then
           why, wait = MOVED, queue
         elseif scarce then
           observe_arrival(s, entry.tier, entry.weight)
@@ -193,6 +197,7 @@ local function enqueue(keys, args, scarce)
       end
       if why then
         turn_away(refused, i, wait, why)
+        turned_away[i] = {why, wait}
       else
         seen[key] = entry.nonce
       end

@@ -81,10 +81,14 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     ahead = ahead + q.depth[above]
     weight = weight + q.weight[above]
   end
-  if ahead == 0 then
+  if ahead == 0 and (entry.count or 1) == 1 then
     return nil
   end
   ahead = size_of(s, ahead, weight)
+  local others = (entry.count or 1) - 1
+  if others > 0 then  -- The last of those that come with it is judged.
+    ahead = ahead + size_of(s, others, others * counted_weight(s, entry.weight))
+  end
   gate(s)
   if q.batch_seconds <= 0 then
     return nil

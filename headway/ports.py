@@ -130,8 +130,8 @@ class RequestQueue(QueueCondition, Protocol):
         """
         ...
 
-    async def state(self, tenant: str, id: str) -> EntryState | None:
-        """State of an entry; None when it has its outcome, or is not known."""
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
+        """State of an entry, of whatever tenant without one; None when it has its outcome, or is not known."""
         ...
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
@@ -400,8 +400,7 @@ class KeyMark(msgspec.Struct, frozen=True):
 
     Attributes:
         revision: number that grows with every change; 0: before the first one.
-        mark: random text that tells the change from another of the same revision, as after a failover; empty where it
-            is not known.
+        mark: random text that tells the change from another of the same revision; empty where it is not known.
     """
 
     revision: int = 0
@@ -486,12 +485,16 @@ class Ledger(Protocol):
         """Keep records, all or none; one that is there already, by (tenant, id, completed_at), is left."""
         ...
 
+    async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
+        """Forget requests (tenant, id) that were noted as without an outcome, then note these; those that were are as new."""
+        ...
+
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """Records of a request id, of all tenants."""
+        """Records of a request id, of all tenants; those without an outcome come last."""
         ...
 
     async def prune(self, before: float, limit: int) -> int:
-        """Remove at most `limit` records completed before Unix time `before`. Returns their number."""
+        """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Status of a request by its id: `/internal/requests/{id}`.
 
 A gateway knows its pending requests and the last that it answered. The broker knows the state of another gateway's
-request, if its tenant is named. The ledger knows all that have their outcome. They are asked in this order, and the
+request. The ledger knows all that have their outcome, and those without one if its settings say so. They are asked in this order, and the
 first that knows the request answers. Of several tenants' requests with one id the newest is shown, unless `?tenant=`
 names one of them.
 """
@@ -26,6 +26,8 @@ from headway.http.readiness import ANSWER_WITHIN, soon
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
+LOST_AFTER = 60.0
+"""Seconds after its deadline from which a request without an outcome in the ledger is taken for lost."""
 _REST = (
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
     "failed_part",
@@ -47,7 +49,7 @@ class _Requests:
         tenant = request.query_params.get("tenant")
         if process.gateway is not None and (known := await process.gateway.status(id, tenant)) is not None:
             return _answer(id, _of_standing(known, process.settings.tier_names))
-        if tenant is not None and (state := await self._state(tenant, id)) is not None:
+        if (state := await self._state(tenant, id)) is not None:
             return _answer(id, {"status": state.value, "latency_ms": None, "error": None, "tenant": tenant})
         if process.ledger is not None:
             for record in await _recorded(process.ledger, id):
@@ -55,7 +57,7 @@ class _Requests:
                     return _answer(id, _of_record(record))
         raise NotFound(self._unknown(id, tenant))
 
-    async def _state(self, tenant: str, id: str) -> EntryState | None:
+    async def _state(self, tenant: str | None, id: str) -> EntryState | None:
         with contextlib.suppress(BrokerUnavailable):
             return await soon(self._process.broker.state(tenant, id))
         return None
@@ -63,7 +65,8 @@ class _Requests:
     def _unknown(self, id: str, tenant: str | None) -> str:
         process = self._process
         if process.gateway is None and process.ledger is None:
-            return f"a {process.role.value} holds no requests and has no ledger; ask the admin port of their gateway"
+            here = f"a {process.role.value} remembers no requests and has no ledger, and {ID_PREFIX}{id} neither waits nor runs"
+            return f"{here}; ask the admin port of its gateway"
         of = "" if tenant is None else " of this tenant"
         held = "is held, and none among the last ones answered" if process.gateway is not None else ""
         recorded = "is recorded" if process.ledger is not None else ""
@@ -107,7 +110,27 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _of_open(record: LedgerRecord) -> dict[str, Any]:
+    """Answer for a request that the ledger knows to be without an outcome. Some time after its deadline there will be none."""
+    lost = time.time() > record.completed_at + LOST_AFTER
+    message = "its gateway has ended, or could not reach the ledger, before it told the outcome"
+    return {
+        "status": (EntryState.FAILED if lost else EntryState.QUEUED).value,
+        "latency_ms": None,
+        "error": {"error": errors.INTERNAL, "message": message} if lost else None,
+        "tenant": record.tenant,
+        "user": record.user,
+        "tier": record.tier,
+        "model": record.model,
+        "created_at": instant(record.created_at),
+        "model_version": record.version or None,
+        "part_of": ID_PREFIX + record.part_of if record.part_of else None,
+    }
+
+
 def _of_record(record: LedgerRecord) -> dict[str, Any]:
+    if record.status == EntryState.QUEUED.value:
+        return _of_open(record)
     code = record.error
     return {
         "status": record.status,

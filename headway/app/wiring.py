@@ -361,6 +361,8 @@ def make_components(
         )
         if traces is not None:
             gateway.rules.trace(traces)
+        if ledger_writer is not None:
+            ledger_writer.follow(gateway.held)
     id = gateway.name if gateway is not None else settings.name
     pool = None
     if plans:

@@ -17,13 +17,14 @@ A flag beats the environment, which beats the file, which beats the default.
 """
 
 from headway.config.broker import shown_url
-from headway.config.checks import idle, is_loopback
+from headway.config.checks import ALL_ROWS, idle, is_loopback
 from headway.config.fallbacks import fallbacks_of
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load, load_arguments, misspelt, read_weights_again
 from headway.config.terms import on_terms, terms_of
 
 __all__ = [
+    "ALL_ROWS",
     "CHARS",
     "FIELDS",
     "PREFIX",

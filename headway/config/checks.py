@@ -27,6 +27,9 @@ from headway.errors import SettingError
 if TYPE_CHECKING:
     from headway.config.settings import Settings
 
+ALL_ROWS = "all"
+LEDGER_ROWS = ("ended", ALL_ROWS)
+"""Values of `ledger_rows`: rows of requests that have ended, or of all that were taken in."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CONTROL_CHARS = ("keep", "strip", "refuse")
 
@@ -329,6 +332,7 @@ IDLE_WITHOUT = {
     "ledger_content": "ledger",
     "ledger_retention_days": "ledger",
     "ledger_buffer": "ledger",
+    "ledger_rows": "ledger",
     "min_warm": "models_per_gpu",
     "version_weights": "broker",
 }
@@ -441,6 +445,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _one_of("control_chars", CONTROL_CHARS),
     _one_of("policy", policies.NAMES),
     _one_of("log_level", LOG_LEVELS),
+    _one_of("ledger_rows", LEDGER_ROWS),
     _one_of("autoscale", AUTOSCALE),
     _one_of("scale_policy", SCALE_POLICIES),
     _one_of("remote_format", (AUTO, *DIALECTS)),

@@ -59,6 +59,25 @@ def record_of(
     )
 
 
+def open_record_of(
+    principal: Principal, entry: Entry, created_at: float, seconds: float, tiers: Sequence[str], part_of: str
+) -> LedgerRecord:
+    """Ledger record of a request that has no outcome yet, and has one after `seconds` at the latest."""
+    return LedgerRecord(
+        id=entry.id,
+        user=_name(principal.user),
+        tenant=_name(principal.tenant),
+        tier=tiers[entry.tier],
+        model=_name(entry.model),
+        status="queued",
+        created_at=created_at,
+        completed_at=created_at + seconds,
+        latency_ms=0.0,
+        version=_name(entry.version),
+        part_of=part_of,
+    )
+
+
 def size_of(record: LedgerRecord) -> int:
     """Characters of a record's input and output."""
     return len(record.input or "") + len(record.output or "")

@@ -87,10 +87,10 @@ class Gateway:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
         quotas: quotas of the clients of the process.
-        kinds: the models, and what they take and give.
-        rules: what the settings say of each model.
+        kinds, rules: the models, what they take and give, and what the settings say of each.
         tenant_counts: counts of tenants that ask for statistics.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
+        held: pending requests; to be looked at only.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class Gateway:
         self.kinds.refusal = lambda model, version: self.rules[model].versions.refusal(model, version)
         self._clock, self._tiers = clock, settings.tier_names
         self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
+        self.held = self._pending
         self._submissions = itertools.count(1)
         self._deadlines, self._recent = TimingWheel(clock, self._overdue), RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
@@ -310,14 +311,13 @@ class Gateway:
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
         """Status of request `id`; of several tenants' the newest; None when it is neither pending nor recent."""
-        for pending in reversed(self._pending.values()):
-            if pending.entry.id == id and tenant in (None, pending.entry.tenant):
-                state = None
-                with contextlib.suppress(BrokerUnavailable):
-                    if pending.session is not None:
-                        state = await pending.session.broker.state(pending.entry.tenant, id)
-                return waiting(pending, state, self._clock())
-        return self._recent.find(id, tenant)
+        pending, state = self._pending.newest(id, tenant), None
+        if pending is None:
+            return self._recent.find(id, tenant)
+        with contextlib.suppress(BrokerUnavailable):
+            if pending.session is not None:
+                state = await pending.session.broker.state(pending.entry.tenant, id)
+        return waiting(pending, state, self._clock())
 
     def _check(self, principal: Principal, entry: Entry, options: RequestOptions) -> Failure | None:
         """Failure for which a request is refused at once; None when it is not."""

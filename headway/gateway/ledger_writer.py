@@ -24,12 +24,13 @@ from itertools import islice
 import structlog
 from msgspec.structs import replace
 
-from headway.config import Settings
+from headway.config import ALL_ROWS, Settings
 from headway.core.ledger_records import record_of, size_of
 from headway.core.refusal_rows import RefusalCounts
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
-from headway.gateway.pending import Ending, PendingRequest
+from headway.gateway.accepted_requests import AcceptedRequests
+from headway.gateway.pending import Ending, PendingRequest, PendingTable
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
@@ -99,6 +100,9 @@ class LedgerWriter:
         self._unended: list[tuple[float, float, PendingRequest]] = []
         """Notes of first ones of several inputs, whose records are their requests' and wait for the outcome of those."""
         self._refusals = RefusalCounts()
+        self._accepted = (
+            AcceptedRequests(settings.tier_names, clock, wall) if settings.ledger_rows == ALL_ROWS else None
+        )
         self._records: deque[LedgerRecord] = deque()
         """Records that are not written yet, those under way in front."""
         self._content_size = 0
@@ -127,6 +131,11 @@ class LedgerWriter:
         self._noted += len(requests)
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
+
+    def follow(self, pending: PendingTable) -> None:
+        """Look at the pending requests of a gateway, if their rows are wanted, too."""
+        if self._accepted is not None:
+            self._accepted.follow(pending)
 
     async def open(self) -> None:
         """Reach the ledger. When it is away, that is tried again while requests are served.
@@ -163,6 +172,8 @@ class LedgerWriter:
                     if self._pace:  # What is not done by then is lost, so the last ones are small.
                         self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
+                while self._accepted is not None and self._accepted.due:
+                    await self._note_open(self._accepted)
         except TimeoutError:
             self._counters.ledger_dropped += self.waiting
             log.warning("the last records do not get into the ledger", count=self.waiting)
@@ -177,6 +188,9 @@ class LedgerWriter:
         if excess > 0:
             at, ended, notes = self._notes.pop()
             kept = notes[: max(0, len(notes) - excess)]
+            if self._accepted is not None:
+                for request in notes[len(kept) :]:
+                    self._accepted.ended(request)
             self._noted -= len(notes) - len(kept)
             self._counters.ledger_dropped += len(notes) - len(kept)
             if kept:
@@ -212,11 +226,15 @@ class LedgerWriter:
                 await asyncio.sleep(0)
         for record in self._refusals.ended(self._clock()):
             self._keep(record)
-        if self._records:
+        if self._accepted is not None:
+            self._accepted.look()
+        if self._records or (self._accepted is not None and self._accepted.due):
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
         """Make the record of a request that ended at instant `ended`, Unix time `at`, or have it wait for its outcome."""
+        if self._accepted is not None:
+            self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
             self._unended.append((at, ended, request))
             return
@@ -252,16 +270,39 @@ class LedgerWriter:
             await self._there_are_records.wait()
             while self._records:
                 await self._write()
+            if self._accepted is not None and self._accepted.due:
+                await self._note_open(self._accepted)
             self._there_are_records.clear()
+
+    async def _reach(self) -> None:
+        if not self._opened:
+            await self._ledger.open()
+            self._opened = True
+
+    async def _note_open(self, accepted: AcceptedRequests) -> None:
+        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left."""
+        records, ended = accepted.take()
+        began = self._clock()
+        try:
+            await self._reach()
+            await self._ledger.note_open(records, ended)
+        except (StoreUnavailable, SettingError) as exc:
+            self._availability.failed(began, exc)
+            self._failures += 1
+            await asyncio.sleep(backoff(self._failures, self._rng()))
+            return
+        except Exception as exc:  # They get rows when they have ended.
+            log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
+        self._availability.over()
+        self._failures = 0
+        accepted.done(ended)
 
     async def _write(self) -> None:
         """Write one bulk. If the ledger does not take it now, pause, and halve the next bulk."""
         bulk = list(islice(self._records, self._bulk))
         began = self._clock()
         try:
-            if not self._opened:
-                await self._ledger.open()
-                self._opened = True
+            await self._reach()
             await self._ledger.write(bulk)
         except (StoreUnavailable, SettingError) as exc:
             self._availability.failed(began, exc)

@@ -140,6 +140,11 @@ class PendingTable(dict[tuple[str, str], PendingRequest]):
         pending = self.get((entry.tenant, entry.id))
         return pending if pending is not None and pending.entry.nonce == entry.nonce else None
 
+    def newest(self, id: str, tenant: str | None) -> PendingRequest | None:
+        """Newest pending request of an id, of this tenant if one is named."""
+        found = (one for one in reversed(self.values()) if one.entry.id == id and tenant in (None, one.entry.tenant))
+        return next(found, None)
+
     def on(self, session: BrokerSession) -> list[PendingRequest]:
         """All requests that wait for an answer over a session."""
         return [pending for pending in self.values() if pending.session is session]

@@ -13,8 +13,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         user, tenant: principal that asked.
         tier: name of the tier that it was queued in.
         model: name of the model asked.
-        status: `completed` or `failed`.
-        created_at, completed_at: Unix time in seconds.
+        status: `completed` or `failed`; `queued` of a request without an outcome.
+        created_at, completed_at: Unix time in seconds; without an outcome, until when there is one.
         latency_ms: milliseconds from the decoded request to its answer.
         batch_size: entries in its last batch; 0 when it never ran.
         worker: id of the worker that ran it last; empty when it never ran.

@@ -75,6 +75,22 @@ SQLITE: Steps = (
         "ALTER TABLE headway_requests ADD COLUMN part_of TEXT NOT NULL DEFAULT ''",
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
+    (
+        """
+        CREATE TABLE headway_open_requests (
+            id BLOB NOT NULL,
+            user_id TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            tier TEXT NOT NULL,
+            model TEXT NOT NULL,
+            version TEXT NOT NULL,
+            part_of TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            due_at REAL NOT NULL,
+            PRIMARY KEY (id, tenant)
+        ) WITHOUT ROWID
+        """,
+    ),
 )
 """Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON, and so
 is `model_limits`, of [model, rate, burst]."""
@@ -135,6 +151,22 @@ POSTGRES: Steps = (
         "ALTER TABLE headway_requests ADD COLUMN part_of text NOT NULL DEFAULT ''",
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens integer",),
+    (
+        """
+        CREATE TABLE headway_open_requests (
+            id uuid NOT NULL,
+            user_id text NOT NULL,
+            tenant text NOT NULL,
+            tier text NOT NULL,
+            model text NOT NULL,
+            version text NOT NULL,
+            part_of text NOT NULL,
+            created_at timestamptz NOT NULL,
+            due_at timestamptz NOT NULL,
+            PRIMARY KEY (id, tenant)
+        )
+        """,
+    ),
 )
 """Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
 """

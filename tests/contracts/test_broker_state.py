@@ -16,6 +16,8 @@ async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(har
     await harness.broker.enqueue([ask(id="a")])
     assert await stage("t", "a") is EntryState.QUEUED
     assert await stage("other tenant", "a") is None
+    assert await stage(None, "a") is EntryState.QUEUED
+    assert await stage(None, "b") is await stage(None, "*") is None
     lease = await harness.claim()
     assert await stage("t", "a") is EntryState.PROCESSING
     await harness.broker.release(lease, failed())
@@ -23,6 +25,17 @@ async def test_the_state_of_an_entry_goes_from_queued_to_processing_and_ends(har
     await harness.advance(1.0)
     await harness.answer(await harness.claim())
     assert await stage("t", "a") is None
+    assert await stage(None, "a") is None
+
+
+@story
+async def test_an_entry_is_found_without_its_tenant_among_many_at_any_process(harness: Harness) -> None:
+    await harness.broker.enqueue(
+        [ask(id=f"{number}", tenant=f"tenant {number}", model=MODELS[number % 2]) for number in range(12)]
+    )
+    for id in ("0", "7", "11"):
+        assert await harness.peer().state(None, id) is EntryState.QUEUED
+    assert await harness.peer().state(None, "1?") is None
 
 
 @story

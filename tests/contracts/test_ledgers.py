@@ -212,6 +212,62 @@ def test_a_database_that_was_filled_before_is_opened_again(database: Database) -
     opened(database, read)
 
 
+def waiting(id: str, tenant: str = "acme", created_at: float = AT, **changes: Any) -> LedgerRecord:
+    plain = LedgerRecord(
+        id=id,
+        user="alice",
+        tenant=tenant,
+        tier="paid",
+        model="default",
+        status="queued",
+        created_at=created_at,
+        completed_at=created_at + 4.0,
+        latency_ms=0.0,
+        version="7",
+        part_of=new_id(),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def test_requests_without_an_outcome_are_found_until_they_are_forgotten(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        id, other = new_id(), new_id()
+        one, twin, further = waiting(id), waiting(id, "globex"), waiting(other)
+        await ledger.note_open([one, twin, further], [])
+        assert sorted(await ledger.find(id), key=lambda found: found.tenant) == [one, twin]
+        later = waiting(id, created_at=AT + 9.0)
+        await ledger.note_open([later], [("globex", id), ("acme", other), ("nobody", other)])
+        assert list(await ledger.find(id)) == [later], "one that is noted anew replaces the one before"
+        assert list(await ledger.find(other)) == []
+        await ledger.note_open([], [])
+
+    opened(database, story)
+
+
+def test_a_request_with_its_outcome_is_told_by_that_and_one_that_came_after_it_too(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        ended = record()
+        await ledger.write([ended])
+        await ledger.note_open([waiting(ended.id, created_at=ended.created_at)], [])
+        assert list(await ledger.find(ended.id)) == [ended]
+        again = waiting(ended.id, created_at=ended.completed_at + 1.0)
+        await ledger.note_open([again], [])
+        assert list(await ledger.find(ended.id)) == [ended, again]
+
+    opened(database, story)
+
+
+def test_requests_that_never_got_an_outcome_are_removed_by_their_age(database: Database) -> None:
+    async def story(ledger: Ledger) -> None:
+        old, young = waiting(new_id()), waiting(new_id(), created_at=AT + 100.0)
+        await ledger.note_open([old, young], [])
+        await ledger.prune(AT + 50.0, 10)
+        assert list(await ledger.find(old.id)) == []
+        assert list(await ledger.find(young.id)) == [young]
+
+    opened(database, story)
+
+
 def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database) -> None:
     sqlite = database.url.startswith("sqlite")
     database.query(VERSIONS)

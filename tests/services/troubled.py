@@ -239,7 +239,7 @@ class Connection:
         self._epoch = self.server.epoch
         return read
 
-    async def state(self, tenant: str, id: str) -> EntryState | None:
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
         return await self._call("stage", (tenant, id), lambda inner: inner.state(tenant, id))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:

@@ -25,6 +25,8 @@ class FakeLedger:
         pruned: what was asked of `prune`.
         old: records that are too old.
         opened, closed: how often.
+        waiting: records of requests without an outcome, by tenant and id.
+        noted: records of such requests that were noted, in all.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,8 @@ class FakeLedger:
         self.pruned: list[tuple[float, float, int]] = []
         self.old = 0
         self.opened = self.closed = 0
+        self.waiting: dict[tuple[str, str], LedgerRecord] = {}
+        self.noted = 0
 
     @property
     def records(self) -> list[LedgerRecord]:
@@ -62,6 +66,13 @@ class FakeLedger:
         if refused or self.unloved.intersection(record.id for record in batch):
             raise ValueError("not that one")
         self.batches.append(batch)
+
+    async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
+        await self._answer()
+        for key in ended:
+            del self.waiting[key]
+        self.waiting |= {(record.tenant, record.id): record for record in records}
+        self.noted += len(records)
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         await self._answer()

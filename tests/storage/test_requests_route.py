@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -123,15 +124,34 @@ def test_who_has_no_gateway_answers_from_the_ledger(role: Role) -> None:
     played(scene)
 
 
-def test_the_broker_tells_where_a_request_of_another_gateway_stands_if_its_tenant_is_named() -> None:
+def test_the_broker_tells_where_a_request_of_another_gateway_stands_whether_its_tenant_is_named_or_not() -> None:
     async def scene(stand: Stand, _: Port) -> None:
         id = new_id()
         asked = asyncio.ensure_future(stand.gateway.ask(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
         await asyncio.sleep(0.05)
         port = Port(stand, Role.CONTROLLER, ledger=ledger_of())
-        assert (await port.get(f"/internal/requests/{id}?tenant=acme")).json["status"] == "processing"
+        for query in ("?tenant=acme", ""):
+            assert (await port.get(f"/internal/requests/{id}{query}")).json["status"] == "processing"
         assert (await port.get(f"/internal/requests/{id}?tenant=globex")).status == 404
         await asked
+
+    played(scene)
+
+
+def test_a_request_that_the_ledger_alone_knows_to_be_taken_in_is_queued_and_lost_when_its_time_is_long_over() -> None:
+    async def scene(stand: Stand, _: Port) -> None:
+        ledger, now = FakeLedger(), time.time()
+        port = Port(stand, Role.CONTROLLER, ledger=ledger)
+        waits, lost = (
+            record(new_id(), status="queued", created_at=now - 1.0, completed_at=now + by) for by in (4.0, -3600.0)
+        )
+        ledger.batches.append([waits, lost])
+        told = (await port.get(f"/internal/requests/{waits.id}")).json
+        assert (told["status"], told["latency_ms"], told["completed_at"], told["error"]) == ("queued", None, None, None)
+        assert (told["tenant"], told["model"], told["tier"]) == ("acme", "m", "free")
+        told = (await port.get(f"/internal/requests/{lost.id}")).json
+        assert (told["status"], told["completed_at"]) == ("failed", None)
+        assert "its gateway has ended" in told["error"]["message"]
 
     played(scene)
 

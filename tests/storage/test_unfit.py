@@ -301,7 +301,8 @@ def test_rows_are_pruned_with_the_privileges_that_the_docs_ask_for(own: Postgres
         await ledger.close()
 
     asyncio.run(make())
-    for privileges in ("SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"):
+    first = "SELECT ON headway_schema", "SELECT, INSERT, DELETE ON headway_requests"
+    for privileges in (*first, "SELECT, INSERT, UPDATE, DELETE ON headway_open_requests"):
         own.query(f"GRANT {privileges} TO keeper", url=url)
     asyncio.run(main())
 

@@ -274,9 +274,10 @@ class MemoryBroker:
             await box.arrival.wait()
         return list(box.replies), box.acknowledged + len(box.replies)
 
-    async def state(self, tenant: str, id: str) -> EntryState | None:
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
         """See Broker."""
-        queued = self._entries.get((tenant, id))
+        owner = tenant or next((owner for owner, known in self._entries if known == id), "")
+        queued = self._entries.get((owner if tenant is None else tenant, id))
         return None if queued is None or queued.state == GONE else self._state(queued)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:

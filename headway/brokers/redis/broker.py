@@ -349,7 +349,7 @@ class RedisBroker:
         self._router.forget((reply.tenant, reply.id) for reply in replies)
         return replies, cursor
 
-    async def state(self, tenant: str, id: str) -> EntryState | None:
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
         """See Broker."""
         return await self._lookup.state(tenant, id)
 

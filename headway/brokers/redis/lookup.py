@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ from headway.brokers.redis.shard_router import ShardRouter
 from headway.model import EntryState, Reply, model_and_version
 
 T = TypeVar("T")
+
+_SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 class Lookup:
@@ -29,8 +32,12 @@ class Lookup:
     def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
         self._queues, self._router = queues, router
 
-    async def state(self, tenant: str, id: str) -> EntryState | None:
-        """See Broker."""
+    async def state(self, tenant: str | None, id: str) -> EntryState | None:
+        """See Broker. Without a tenant all queues are looked through, a part at a time."""
+        if tenant is None:
+            await self._look_again()
+            found = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
+            return next((one for one in found if one is not None), None)
         return await self._found(tenant, id, lambda queue, key: queue.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
@@ -63,3 +70,16 @@ class Lookup:
     async def _look_again(self) -> None:
         await self._router.read_registry()
         await self._queues.look(at_once=True)
+
+
+async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
+    """State of the first entry of an id that is found in a queue."""
+    prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
+    ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
+    while True:
+        cursor, owners = await queue.connection.call("owners", prefix, cursor, ending)
+        for key in owners:
+            if (state := await queue.state(key)) is not None:
+                return state
+        if cursor == b"0":
+            return None

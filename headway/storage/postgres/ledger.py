@@ -16,6 +16,7 @@ from asyncpg.pgproto.pgproto import UUID
 from msgspec.structs import astuple
 
 from headway.model import LedgerRecord
+from headway.storage.open_rows import COLUMNS, open_record, open_row, together
 from headway.storage.postgres.connection import RowRefused
 from headway.storage.postgres.connection_pair import ConnectionPair
 
@@ -46,6 +47,17 @@ _INSERT = f"""
 INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CONFLICT DO NOTHING
 """  # noqa: S608
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
+_NOTE = f"""
+INSERT INTO headway_open_requests ({", ".join(COLUMNS)})
+SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::timestamptz[])
+ON CONFLICT (id, tenant) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])}
+"""  # noqa: S608
+_FORGET = """
+DELETE FROM headway_open_requests AS open USING unnest($1::uuid[], $2::text[]) AS gone (id, tenant)
+WHERE open.id = gone.id AND open.tenant = gone.tenant
+"""
+_FIND_OPEN = f"SELECT {', '.join(COLUMNS)} FROM headway_open_requests WHERE id = $1"  # noqa: S608
+_PRUNE_OPEN = "DELETE FROM headway_open_requests WHERE due_at < $1"
 _PRUNE = """
 WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
@@ -86,6 +98,14 @@ class PostgresLedger:
         async with self._pair.writing() as session:
             await session.execute(_INSERT, *zip(*rows, strict=True))
 
+    async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
+        """See Ledger."""
+        async with self._pair.writing() as session:
+            if ended:
+                await session.execute(_FORGET, [UUID(id) for _, id in ended], [tenant for tenant, _ in ended])
+            if records:
+                await session.execute(_NOTE, *zip(*map(_open_row, records), strict=True))
+
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """See Ledger."""
         try:
@@ -93,11 +113,14 @@ class PostgresLedger:
         except ValueError:
             return ()
         async with self._pair.asking() as session:
-            return [_record(row) for row in await session.fetch(_FIND, key)]
+            ended = [_record(row) for row in await session.fetch(_FIND, key)]
+            waiting = [_open_record(row) for row in await session.fetch(_FIND_OPEN, key)]
+        return together(ended, waiting)
 
     async def prune(self, before: float, limit: int) -> int:
         """See Ledger."""
         async with self._pair.asking() as session:
+            await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)
 
@@ -109,6 +132,15 @@ class PostgresLedger:
 def _row(record: LedgerRecord) -> tuple[Any, ...]:
     row = astuple(record)
     return (UUID(row[0]), *row[1:6], _from_unix(row[6], UTC), _from_unix(row[7], UTC), *row[8:])
+
+
+def _open_row(record: LedgerRecord) -> tuple[Any, ...]:
+    id, *rest, created_at, due_at = open_row(record)
+    return UUID(id), *rest, _from_unix(created_at, UTC), _from_unix(due_at, UTC)
+
+
+def _open_record(row: Sequence[Any]) -> LedgerRecord:
+    return open_record([str(row[0]), *tuple(row)[1:7], row[7].timestamp(), row[8].timestamp()])
 
 
 def _record(row: Sequence[Any]) -> LedgerRecord:

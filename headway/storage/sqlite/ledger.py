@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from headway.model import LedgerRecord
+from headway.storage.open_rows import COLUMNS, open_record, open_row, together
 from headway.storage.sqlite.database import SqliteDatabase
 
 ROWS = 50
@@ -37,6 +38,10 @@ def _insert(rows: int, width: int) -> str:
 
 _FULL = {width: _insert(ROWS, width) for width in (_BUT_CONTENT, _ALL)}
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = ? ORDER BY completed_at DESC"  # noqa: S608
+_NOTE = f"INSERT OR REPLACE INTO headway_open_requests VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
+_FORGET = "DELETE FROM headway_open_requests WHERE id = ? AND tenant = ?"
+_FIND_OPEN = "SELECT * FROM headway_open_requests WHERE id = ?"
+_PRUNE_OPEN = "DELETE FROM headway_open_requests WHERE due_at < ?"
 _PRUNE = """
 DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
     SELECT id, tenant, completed_at FROM headway_requests WHERE completed_at < ? ORDER BY completed_at LIMIT ?
@@ -68,18 +73,35 @@ class SqliteLedger:
 
         await self._file.write(work)
 
+    async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
+        """See Ledger."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.executemany(_FORGET, [(_key(id), tenant) for tenant, id in ended])
+            connection.executemany(_NOTE, [(_key(one.id), *open_row(one)[1:]) for one in records])
+
+        await self._file.write(work)
+
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """See Ledger."""
         try:
             key = uuid.UUID(id).bytes
         except ValueError:
             return ()
-        rows = await self._file.read(lambda connection: connection.execute(_FIND, (key,)).fetchall())
-        return [_record(row) for row in rows]
+        ended, waiting = await self._file.read(
+            lambda connection: [connection.execute(sql, (key,)).fetchall() for sql in (_FIND, _FIND_OPEN)]
+        )
+        found = [open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
+        return together([_record(row) for row in ended], found)
 
     async def prune(self, before: float, limit: int) -> int:
         """See Ledger."""
-        return await self._file.write(lambda connection: connection.execute(_PRUNE, (before, limit)).rowcount)
+
+        def work(connection: sqlite3.Connection) -> int:
+            connection.execute(_PRUNE_OPEN, (before,))
+            return connection.execute(_PRUNE, (before, limit)).rowcount
+
+        return await self._file.write(work)
 
     async def close(self) -> None:
         """See Ledger."""
@@ -89,9 +111,13 @@ class SqliteLedger:
 def _write(connection: sqlite3.Connection, records: Sequence[LedgerRecord], width: int) -> None:
     values: list[object] = []
     for record in records:
-        values.append(bytes.fromhex(record.id.replace("-", "")))
+        values.append(_key(record.id))
         values += astuple(record)[1:width]
     connection.execute(_FULL[width] if len(records) == ROWS else _insert(len(records), width), values)
+
+
+def _key(id: str) -> bytes:
+    return bytes.fromhex(id.replace("-", ""))
 
 
 def _record(row: tuple[Any, ...]) -> LedgerRecord:

@@ -166,6 +166,17 @@ redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom
   return entry and standing(s, entry.key) or AT_END
 end}
 
+-- owners: keys of entries of an id, of whatever tenants, that are found in a part of the queue; with the cursor of the next part.
+-- Arguments: cursor, and the id as a pattern has it. Only people ask without a tenant.
+redis.register_function{function_name = VERSION .. '_owners', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+  local answer = redis.call('HSCAN', keys[1] .. 'e', args[1], 'MATCH', '*\0' .. args[2], 'COUNT', 1000)
+  local owners = {}
+  for i = 1, #answer[2], 2 do
+    owners[#owners + 1] = answer[2][i]
+  end
+  return {answer[1], owners}
+end}
+
 -- recall: where a task stands, and if it has its outcome, that, as a stream has it.
 redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)

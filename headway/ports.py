@@ -108,8 +108,7 @@ class RequestQueue(QueueCondition, Protocol):
 
         A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
         and the first under an idempotency key runs on for later requests with that key. Nothing changes for a
-        submission that has its outcome, or for other submissions and gateways under the same id.
-        """
+        submission that has its outcome, or for other submissions and gateways under the same id."""
         ...
 
     async def probe(self, gateway: str) -> None:
@@ -119,15 +118,13 @@ class RequestQueue(QueueCondition, Protocol):
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Forget a task. Without such a task, nothing happens.
 
-        A task that has not run never does. Its outcome is not kept, and whoever waits for it gets a reply that says so.
-        """
+        A task that has not run never does. Its outcome is not kept, and whoever waits for it gets a reply that says so."""
         ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` that come after cursor `after` (0 at first). Returns them with the new cursor.
 
-        A call with a cursor acknowledges all replies up to it. A call with the same cursor again repeats them.
-        """
+        A call with a cursor acknowledges all replies up to it. A call with the same cursor again repeats them."""
         ...
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
@@ -461,12 +458,9 @@ class KeyStore(KeyHistory, Protocol):
         ...
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`.
+        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`; returns their number.
 
-        Returns their number.
-
-        No change tells of it, as these keys were refused already.
-        """
+        No change tells of it, as these keys were refused already."""
         ...
 
     async def close(self) -> None:

@@ -287,11 +287,7 @@ class Settings(Readings, ScalingSettings):
     ledger_buffer: int = _setting(
         100_000, _LEDGER, "Most records that wait for a database that is slow or away; more are dropped and counted."
     )
-    ledger_rows: str = _setting(
-        "ended",
-        _LEDGER,
-        "What is recorded: `ended`, requests that have ended; `all`, also those that were taken in and have not, as `queued`.",
-    )
+    ledger_rows: str = _setting("ended", _LEDGER, "Requests that are recorded: `ended`, or `all`, as `queued` first.")
     ledger_content: bool = _setting(False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.")
 
     cache: bool = _setting(False, _SHARING, "Keep outputs and answer the same request of the same tenant with them.")

@@ -5,10 +5,14 @@
 The first run may load and compile what later ones find ready, and so may the first of each size: neither says what a
 batch takes. A batch is taken to need at most as much longer as it is larger, and is not run when that may not fit into
 the time left. Small steps then lead as far up as time allows.
+
+A run that takes far longer than those before it foresee says as little: its machine may have stood still. Its size is run once
+more, and what it took beyond that is not counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 WarmUpRun = tuple[int, float]
@@ -16,6 +20,11 @@ WarmUpRun = tuple[int, float]
 
 BUDGET = 10.0
 """Most seconds that all runs after the first may take together, as far as can be foreseen."""
+
+FAR = 3.0
+"""Times as long as foreseen from which on a run is run once more."""
+LEAST_STOP = 0.5
+"""Least seconds beyond what was foreseen for that."""
 
 
 def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
@@ -27,9 +36,12 @@ def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
     """
     if not runs:
         return 1
-    left = BUDGET - sum(seconds for _, seconds in runs[1:])
+    took = [_foreseen(runs, at) if _stood_still(runs, at) else runs[at][1] for at in range(1, len(runs))]
+    left = BUDGET - sum(took)
     if len(runs) == 1:
         return 1 if runs[0][1] <= left else None
+    if _stood_still(runs, len(runs) - 1):
+        return runs[-1][0]
     largest = max(size for size, _ in runs)
     seconds = min(seconds for size, seconds in runs[1:] if size == largest)
     if largest < most:
@@ -45,3 +57,16 @@ def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
     for size, seconds in runs[1:]:
         best[size] = min(seconds, best.get(size, seconds))
     return tuple(sorted(best.items()))
+
+
+def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
+    """Most seconds that the run at a place was expected to take, by those before it."""
+    size = runs[at][0]
+    return min((seconds * size / before for before, seconds in runs[:at] if before <= size), default=math.inf)
+
+
+def _stood_still(runs: Sequence[WarmUpRun], at: int) -> bool:
+    """Whether the run at a place, which is the first of its size but for the cold one, took far longer than foreseen."""
+    (size, seconds), foreseen = runs[at], _foreseen(runs, at)
+    first = all(before != size for before, _ in runs[1:at])
+    return first and seconds > max(FAR * foreseen, foreseen + LEAST_STOP)

@@ -177,3 +177,13 @@ def test_a_letter_that_comes_again_is_kept_once() -> None:
     for _ in range(10):
         asyncio.run(box.add(letter("a", 1_000)))
     assert kept(box) == ["a"]
+
+
+@story
+async def test_an_entry_that_died_again_in_another_queue_is_listed_once_by_its_last_death(harness: Harness) -> None:
+    first, last = (letter("a", model=model, died_at=at) for model, at in zip(MODELS, (1000.0, 2000.0)))  # noqa: B905
+    await harness.dead.add(first)
+    await harness.dead.add(letter("b", died_at=1500.0))
+    await harness.dead.add(last)
+    assert [(one.entry.id, one.died_at) for one in await harness.dead.list()] == [("a", 2000.0), ("b", 1500.0)]
+    assert list(await harness.dead.find("a")) == [last]

@@ -40,6 +40,21 @@ def test_one_that_takes_too_long_for_one_input_is_run_once() -> None:
     assert [size for size, _ in all_runs(32, lambda size: BUDGET + 1.0)] == [1]
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_machine_that_stands_still_once_is_not_taken_for_the_speed_of_the_model(at: int) -> None:
+    runs: list[WarmUpRun] = []
+    while (size := next_size(runs, 32)) is not None:
+        runs.append((size, 0.01 + 0.001 * size + (10.0 if len(runs) == at else 0.0)))
+        assert len(runs) < 8
+    assert dict(measured(runs)) == pytest.approx({1: 0.011, 32: 0.042})
+
+
+def test_a_batch_that_is_slow_again_is_the_speed_of_the_model() -> None:
+    runs = all_runs(32, lambda size: 9.0 if size == 32 else 0.01)
+    assert [size for size, _ in runs] == [1, 1, 32, 32]
+    assert measured(runs) == ((1, 0.01), (32, 9.0))
+
+
 def test_the_largest_batch_may_be_one_input() -> None:
     assert [size for size, _ in all_runs(1, lambda size: 0.1)] == [1, 1]
 

@@ -176,3 +176,14 @@ def test_when_the_last_process_has_been_gone_for_a_while_nothing_is_left(
             break
         server.command("BLPOP", "nothing", "0.1")  # Nothing comes: it is the server's own time that has to pass.
     assert server.ends() == {}
+
+
+@story
+async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: Stand) -> None:
+    for id in ("a", "b"):
+        await harness.broker.enqueue([sharing(id, key(id, keep=2.0))])
+        await harness.answer(await harness.claim())
+    account = {"kb", "kd", "kn", "ko", "ku"}
+    assert account <= {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
+    await harness.reaping(5.0)
+    assert not account & {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}

@@ -64,8 +64,11 @@ class RedisDeadLetters:
                 letter = _read(one)
                 if letter is not None:
                     found.append(letter)
-        found.sort(key=lambda letter: letter.died_at, reverse=True)
-        return found[:limit]
+        found.sort(
+            key=lambda letter: letter.died_at
+        )  # The newest of an entry that died again in another shard or zone.
+        newest = {(letter.entry.tenant, letter.entry.id): letter for letter in found}
+        return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """See DeadLetters. Of an entry that died again in another shard the newest dead letter counts."""

@@ -32,7 +32,9 @@ local function take_off(base, name)
   if tonumber(redis.call('ZINCRBY', base .. 'kb', weight, tenant)) >= 0 then
     redis.call('ZREM', base .. 'kb', tenant)
   end
-  redis.call('DECRBY', base .. 'ku', weight)
+  if redis.call('DECRBY', base .. 'ku', weight) <= 0 and redis.call('EXISTS', base .. 'kd') == 0 then
+    redis.call('DEL', base .. 'ku', base .. 'kn')  -- Nothing is kept, and numbers may begin anew.
+  end
 end
 
 local function drop(base, name)

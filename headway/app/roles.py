@@ -24,6 +24,7 @@ _OF_CLIENTS = (
     "request_timeout_ms",
     "max_body_bytes",
     "max_header_bytes",
+    "cors_origins",
     "max_connections",
     "header_timeout_ms",
     "body_timeout_ms",

@@ -372,6 +372,12 @@ _FUNCTION = (
     "Name a function of the target as its module does, for example tokens.",
 )
 _ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+_ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
+_ORIGINS = (
+    rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
+    "must be origins, each of scheme, host and perhaps a port, without a path, or *",
+    "For example https://app.example,http://localhost:5173.",
+)
 _HOST_NAMES = (
     r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
     "must be host names, without ports, with commas between them",
@@ -459,6 +465,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _made_of("host", *_ADDRESS),
     _made_of("admin_host", *_ADDRESS),
     _made_of("admin_names", *_HOST_NAMES),
+    _made_of("cors_origins", *_ORIGINS),
     _made_of("admin_token", *_TOKEN),
     _made_of("remote_token", *_TOKEN),
     _made_of("scale_target", *_REPLICAS),

@@ -340,6 +340,12 @@ class Settings(Readings, ScalingSettings):
         "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
         "no bound.",
     )
+    cors_origins: str = _setting(
+        "",
+        _LIMITS,
+        "Comma-separated origins, such as https://app.example, whose pages may ask the public port from a browser; *: all pages; left out: "
+        "none.",
+    )
     header_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's header.", "ms")
     body_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's body.", "ms")
     keep_alive_ms: float = _setting(30_000.0, _LIMITS, "How long an idle connection stays open.", "ms")

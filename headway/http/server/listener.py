@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.refusal_traces import RefusalTraces
+from headway.http.inference.cross_origin import CrossOriginConnection, Origins
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
@@ -124,11 +125,7 @@ class Listener:
             SettingError: the address cannot be had.
         """
         context = self._context = self._make_context()
-        protocol: Callable[[], asyncio.Protocol] = (
-            (lambda: FastPathConnection(context))
-            if isinstance(context, InferenceContext)
-            else (lambda: Connection(context))
-        )
+        protocol = _protocol(context)
         if self._certificates is not None:
             context.scheme = "https"
             tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
@@ -237,6 +234,16 @@ class Listener:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+
+def _protocol(context: ConnectionContext) -> Callable[[], asyncio.Protocol]:
+    """Maker of a listener's connections."""
+    if not isinstance(context, InferenceContext):
+        return lambda: Connection(context)
+    if context.settings.cors_origins:
+        origins = Origins(context.settings.cors_origins)
+        return lambda: CrossOriginConnection(context, origins)
+    return lambda: FastPathConnection(context)
 
 
 def _refuse_plain(connection: Connection) -> None:

@@ -1,0 +1,110 @@
+"""Pages of other sites: who may ask, what the browser is told before, and that nobody else pays for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headway.config import Settings
+from headway.errors import SettingError
+from headway.http.inference.cross_origin import Origins
+from tests.http.stand import Stand, get, post, served
+
+APP = "https://app.example"
+ALLOWED = "access-control-allow-origin"
+PATHS = (
+    "/v1/inference",
+    "/v1/predict",
+    "/v1/result/x",
+    "/v1/models",
+    "/v2/models/default/infer",
+    "/readyz",
+    "/openapi.json",
+)
+
+
+def preflight(path: str, origin: str = APP, method: str = "POST") -> bytes:
+    fields = (
+        f"Origin: {origin}",
+        f"Access-Control-Request-Method: {method}",
+        "Access-Control-Request-Headers: authorization,x",
+    )
+    return get(path, *fields).replace(b"GET", b"OPTIONS", 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_browser_is_told_that_it_may_ask_without_a_credential(path: str) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(preflight(path))
+        assert (answer.status, answer.body) == (204, b"")
+        assert answer.header[ALLOWED] == APP
+        assert answer.header["access-control-allow-headers"] == "authorization,x"
+        assert "POST" in answer.header["access-control-allow-methods"]
+        assert answer.header["vary"] == "origin"
+        refused = await stand.ask(preflight(path, "https://evil.example"))
+        assert (refused.status, ALLOWED in refused.header) == (403, False)
+        assert "--cors-origins" in refused.json["message"]
+
+    served(main, keys={"ada": {}}, whole=True, cors_origins=f"http://localhost:5173, {APP}")
+
+
+def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_remembered() -> None:
+    ada = "Authorization: Bearer ada"
+    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
+    plain = post('{"input": "a"}', "/v1/inference", ada)
+
+    async def main(stand: Stand) -> None:
+        for request in (asked, asked, plain, plain, asked, asked):
+            answer = await stand.ask(request)
+            assert answer.status == 200
+            assert answer.header.get(ALLOWED) == (APP if request is asked else None)
+        for request, status in (
+            (post("{}", "/v1/inference", ada, f"Origin: {APP}"), 400),
+            (post("{}", "/v1/inference", f"Origin: {APP}"), 401),
+            (get("/nowhere", f"Origin: {APP}"), 404),
+            (get("/v1/models", ada, f"Origin: {APP}"), 200),
+            (post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}", "Prefer: respond-async"), 202),
+        ):
+            answer = await stand.ask(request)
+            assert (answer.status, answer.header[ALLOWED]) == (status, APP)
+            assert "x-request-id" in answer.header["access-control-expose-headers"]
+        large = json.dumps({"input": "HTTP/1.1 200 OK " * 20_000})
+        answer = await stand.ask(post(large, "/v1/inference", ada, f"Origin: {APP}"))
+        assert (answer.status, answer.header[ALLOWED]) == (200, APP)
+        assert len(answer.json["output"]) == 320_000
+        assert (
+            ALLOWED
+            not in (
+                await stand.ask(post('{"input": "a"}', "/v1/inference", ada, "Origin: https://evil.example"))
+            ).header
+        )
+
+    served(main, keys={"ada": {}}, whole=True, cors_origins=APP)
+
+
+def test_a_star_stands_for_all_pages() -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Origin: null"))
+        assert (answer.header[ALLOWED], "vary" in answer.header) == ("*", False)
+
+    served(main, cors_origins="*")
+
+
+def test_where_no_page_may_ask_nothing_is_said() -> None:
+    async def main(stand: Stand) -> None:
+        assert ALLOWED not in (await stand.ask(preflight("/v1/inference"))).header
+        assert ALLOWED not in (await stand.ask(post('{"input": "a"}', "/v1/inference", f"Origin: {APP}"))).header
+
+    served(main)
+
+
+@pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://a,*", "ftp://a", "https://a b"])
+def test_what_is_no_origin_is_refused_as_a_setting(origins: str) -> None:
+    with pytest.raises(SettingError, match="must be origins"):
+        Settings(cors_origins=origins)
+
+
+def test_an_origin_is_told_whatever_its_case() -> None:
+    assert Origins("https://app.example").lines(b"HTTPS://APP.EXAMPLE")
+    assert not Origins("https://app.example").lines(b"https://app.example.evil")

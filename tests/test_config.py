@@ -157,6 +157,8 @@ def test_the_environment_is_named_as_it_was_written() -> None:
         ("HEADWAY_PORT_8000_TCP_PROTO", []),
         ("HEADWAY_TEST_REQUIRE_SERVERS", []),
         ("MAX_BATCHSIZE", []),
+        ("HEADWAY_PROT", ["HEADWAY_PORT"]),
+        ("HEADWAY_HSOT", ["HEADWAY_HOST"]),
     ],
 )
 def test_a_variable_much_like_a_setting_is_told_from_what_others_set(name: str, meant: list[str]) -> None:
@@ -182,6 +184,11 @@ BAD_FILES: list[tuple[str, str]] = [
     ("model = {}", r"some\.toml: model = '…': is a table, and must be text\. Write \[models\.NAME\]; `model` is"),
     ("[models.a]\ntaget = 4", r"some\.toml: \[models\.a\] taget = 4: there is no such setting\. Did you mean target\?"),
     ("[models.a]\nversoin = 4", r"\[models\.a\] versoin = 4: there is no such setting\. Did you mean version\?"),
+    (
+        "[server]\nport = 80\nhost = 'a'",
+        r"server = '…': there is no such setting\. Settings stand in no table: write port, host at the top",
+    ),
+    ("[server]\nprt = 80", r"server = '…': there is no such setting\. Remove it"),
     ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
     ("port = ", r"--config = '.*some\.toml': is not valid TOML"),
     ("port = " + "9" * 5000, r"--config = '.*some\.toml': is not valid TOML"),

@@ -188,8 +188,13 @@ def unknown(
     spelt: str, name: str, value: object, allowed: Mapping[str, Any] | tuple[str, ...] = FIELDS
 ) -> SettingError:
     """Error of a name that no setting has."""
-    near = difflib.get_close_matches(name, allowed, 1)
+    table = value if isinstance(value, dict) and "models" in allowed else None
+    near = difflib.get_close_matches(name, allowed if table is None else ("models", "target"), 1)
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
+    if not near and table and not table.keys() - FIELDS.keys():
+        hint = (
+            f"Settings stand in no table: write {', '.join(table)} at the top of the file, without the line [{name}]."
+        )
     value = shown(FIELDS[near[0]], value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
     return SettingError(spelt, value, "there is no such setting", hint)
 

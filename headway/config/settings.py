@@ -341,10 +341,7 @@ class Settings(Readings, ScalingSettings):
         "no bound.",
     )
     cors_origins: str = _setting(
-        "",
-        _LIMITS,
-        "Comma-separated origins, such as https://app.example, whose pages may ask the public port from a browser; *: all pages; left out: "
-        "none.",
+        "", _LIMITS, "Comma-separated origins whose pages may ask from a browser; *: all; left out: none."
     )
     header_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's header.", "ms")
     body_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's body.", "ms")
@@ -359,11 +356,7 @@ class Settings(Readings, ScalingSettings):
         "", _REMOTE, "Name of the model over there, for dialects that name it in each request or in the path."
     )
     remote_rate: float = _setting(
-        0.0,
-        _REMOTE,
-        "Most calls to the remote API in a second, from all slots of a process together and with repeated ones; 0: no bound. What waits "
-        "for its turn counts towards `gpu_timeout_ms`.",
-        "calls/s",
+        0.0, _REMOTE, "Most calls to the API in a second, from all slots of a process; 0: no bound.", "calls/s"
     )
     remote_token: str = _setting(
         "", _REMOTE, "Bearer token sent to the remote API; better set in the environment.", show=_hidden

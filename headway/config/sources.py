@@ -200,8 +200,12 @@ def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[s
     found = []
     for name, value in environ.items():
         if value and name.startswith(PREFIX) and name not in names:
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), rest, 1, ALIKE)
-            found += [(name, PREFIX + one) for one in near]
+            given = name.removeprefix(PREFIX)
+            near = difflib.get_close_matches(given, rest, 1, ALIKE)
+            near = near or [
+                one for one in rest if sorted(one) == sorted(given)
+            ]  # Letters change places in short names, too.
+            found += [(name, PREFIX + one) for one in near[:1]]
     return found
 
 

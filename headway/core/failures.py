@@ -99,7 +99,11 @@ def no_fallback(model: str) -> str:
 def no_default(served: Iterable[str]) -> Failure:
     """Refusal because the request names no model, and there are several."""
     there = ", ".join(sorted(served))
-    return Failure(errors.BAD_REQUEST, f"the request names no model, and there is no default; name one of: {there}")
+    message = (
+        "the request names no model, and there is no default (which /api/inference needs, as its body has no place for a name); "
+        f"name one of: {there}"
+    )
+    return Failure(errors.BAD_REQUEST, message)
 
 
 def not_here(model: str) -> Failure:

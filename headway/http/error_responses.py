@@ -12,6 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from headway import errors
 from headway.core.excerpt import excerpt
@@ -47,6 +48,12 @@ def refusal(
     return Response(body, errors.STATUS[code], fields)
 
 
+def _is_served(request: Request, path: str) -> bool:
+    """Whether the application has a route at a path, with whatever method."""
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
+
+
 def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
     """Make Starlette's `exception_handlers`.
 
@@ -74,7 +81,11 @@ def handlers(hint: str = "", under: str = "/") -> Mapping[Any, Handler]:
         allowed = getattr(exc, "headers", None) or {}
         if "Allow" not in allowed:
             path = request.url.path
-            message = f"nothing is served at {excerpt(path)}{hint if path.startswith(under) else ''}"
+            message = f"nothing is served at {excerpt(path)}"
+            if (bare := path.rstrip("/")) != path and _is_served(request, bare):
+                message += f"; leave out the slash at its end: {excerpt(bare)}"
+            elif path.startswith(under):
+                message += hint
             return answer(request, errors.NOT_FOUND, message)
         methods = sorted({*allowed["Allow"].split(", "), "OPTIONS"})
         allow = {"allow": ", ".join(methods)}

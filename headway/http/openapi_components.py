@@ -19,6 +19,7 @@ _VERSION = {
     "minLength": 1,
     "description": "Version of the model that must answer; left out: any.",
 }
+_SAME_VERSION = {**_VERSION, "description": "The same as `version`, by the name that answers have for it."}
 _LATENCY = {"type": "number", "description": "Milliseconds from the complete request to its answer, on the server."}
 _ID = {"type": "string", "pattern": "^req_[0-9a-f-]{36}$"}
 
@@ -142,6 +143,7 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
                     "description": "Handed to the model as it is.",
                 },
                 "version": _VERSION,
+                "model_version": _SAME_VERSION,
                 "client_id": {"type": ["string", "null"], "description": "Yours to use; not looked at."},
             },
         ),
@@ -161,7 +163,8 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
         "PlainRequest": object_of(("input",), {"input": taken}),
         "PlainAnswer": object_of(("output", "request_id", "latency_ms"), predicted),
         "PredictRequest": object_of(
-            ("model_id", "input_data"), {"model_id": {"type": "string"}, "input_data": taken, "version": _VERSION}
+            ("model_id", "input_data"),
+            {"model_id": {"type": "string"}, "input_data": taken, "version": _VERSION, "model_version": _SAME_VERSION},
         ),
         "PredictAnswer": object_of(("request_id", "output", "latency_ms"), predicted),
         "Task": object_of(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),

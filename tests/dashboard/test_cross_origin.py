@@ -17,7 +17,6 @@ from tests.docs.pages import ROOT, blocks
 from tests.e2e.server import launched
 from tests.identity.writing import entry, key_of
 
-
 pytestmark = pytest.mark.processes
 
 

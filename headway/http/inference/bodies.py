@@ -16,6 +16,7 @@ from headway.config import Settings
 from headway.core import values
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.meant import meant
 from headway.model import Octets, Value
 
 
@@ -29,6 +30,7 @@ MAX_DEPTH = 32
 ABSENT = msgspec.Raw()
 """Value of `parameters` where a body has none."""
 
+_NO_INPUT = "Object missing required field `input`"
 _NUL = "the input contains U+0000, which not every model can hold; remove it"
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -95,11 +97,11 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
                 inputs = [check(value) for value in _several(asked.inputs, most)]
-                return asked.model, inputs, parameters, _version(asked.version)
+                return asked.model, inputs, parameters, _version(asked)
             if asked.input is ABSENT:
-                raise BadRequest("Object missing required field `input`")
+                raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
             value = values.read(bytes(asked.input))
-            version = _version(asked.version)
+            version = _version(asked)
         except values.NoValue as exc:
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -109,11 +111,16 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
     return read
 
 
-def _version(version: str | None) -> str:
-    """Version that a body asks for; empty: any."""
-    if version == "":
-        raise BadRequest("Expected the name of a version, or none - at `$.version`")
-    return version or ""
+def _version(asked: Any) -> str:
+    """Version that a body asks for, by either name that it may have; empty: any."""
+    version, named = asked.version, asked.model_version
+    if "" in (version, named):
+        raise BadRequest(
+            f"Expected the name of a version, or none - at `$.{'version' if not version else 'model_version'}`"
+        )
+    if version and named and version != named:
+        raise BadRequest("the body has both `version` and `model_version`, which differ; expected one of them")
+    return version or named or ""
 
 
 def _several(raw: msgspec.Raw, most: int) -> list[Value]:
@@ -251,7 +258,7 @@ def why_not(exc: Exception, body: bytes) -> str:
     if isinstance(exc, RecursionError):
         return "the body is nested too deeply"
     if isinstance(exc, msgspec.ValidationError):
-        return str(exc)
+        return (problem := str(exc)) + meant(problem, body)
     if not body:
         return "the body is empty; expected a JSON object"
     if _LONE_SURROGATE.search(body):

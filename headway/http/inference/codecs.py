@@ -127,6 +127,7 @@ class _Inference(msgspec.Struct, gc=False):
     client_id: str | None = None
     inputs: msgspec.UnsetType = msgspec.UNSET
     version: msgspec.UnsetType = msgspec.UNSET
+    model_version: msgspec.UnsetType = msgspec.UNSET
 
 
 class _Plain(msgspec.Struct, gc=False):
@@ -140,6 +141,7 @@ class _Predict(msgspec.Struct, gc=False):
     input: str = msgspec.field(name="input_data")
     parameters: ClassVar[msgspec.Raw] = ABSENT
     version: msgspec.UnsetType = msgspec.UNSET
+    model_version: msgspec.UnsetType = msgspec.UNSET
 
 
 class _AnyInference(msgspec.Struct, gc=False):
@@ -149,6 +151,7 @@ class _AnyInference(msgspec.Struct, gc=False):
     parameters: msgspec.Raw = ABSENT
     client_id: str | None = None
     version: str | None = None
+    model_version: str | None = None
 
 
 class _AnyPlain(msgspec.Struct, gc=False):
@@ -157,6 +160,7 @@ class _AnyPlain(msgspec.Struct, gc=False):
     model: ClassVar[None] = None
     parameters: ClassVar[msgspec.Raw] = ABSENT
     version: ClassVar[None] = None
+    model_version: ClassVar[None] = None
 
 
 class _AnyPredict(msgspec.Struct, gc=False):
@@ -165,6 +169,7 @@ class _AnyPredict(msgspec.Struct, gc=False):
     inputs: ClassVar[msgspec.Raw] = ABSENT
     parameters: ClassVar[msgspec.Raw] = ABSENT
     version: str | None = None
+    model_version: str | None = None
 
 
 class _Metadata(msgspec.Struct, gc=False):

@@ -35,6 +35,7 @@ class ProcessView:
         starting: whether the process has not come up yet.
         figures: reads the figures of the process for its metrics.
         expected: healthy workers that the fleet should have; 0: nobody has said.
+        ledger_trouble: says why nothing gets into the ledger of this process now; empty while it works.
         memory: bytes that the broker's servers use, and most that they may; None where the broker is in this process.
     """
 
@@ -54,6 +55,7 @@ class ProcessView:
     figures: Callable[[], ProcessFigures] = lambda: ProcessFigures(())
     expected: int = 0
     memory: Callable[[], tuple[int, int]] | None = None
+    ledger_trouble: Callable[[], str] = str
 
     async def state(self) -> State:
         """Return the state that the metrics show. Raises nothing: a broker that does not answer is part of it."""

@@ -98,6 +98,8 @@ class _Routes:
             code = 200 if status in readiness.SERVING else 503
             return as_json({"status": status, "message": str(exc), **self._own()}, code)
         status, _ = self._ready.judge(workers)
+        if status == "ok" and process.ledger_trouble():
+            status = "degraded"
         return as_json({"status": status, **_load(workers, depths, process.settings.tier_names), **self._own(),
                         "dead_letters": dead})  # fmt: skip
 
@@ -114,6 +116,7 @@ class _Routes:
             "policy": process.settings.policy,
             "broker": process.settings.broker_shown,
             "version": __version__,
+            **({"ledger": trouble} if (trouble := process.ledger_trouble()) else {}),
         }
 
     async def workers(self, request: Request) -> Response:

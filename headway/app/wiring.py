@@ -213,6 +213,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         figures,
         expected,
         bundle.memory,
+        ledger_writer.trouble if ledger_writer is not None else str,
     )
     snapshots = SnapshotSource(shown, ready.learn)
     certificates = make_certificates(settings, counters) if listener.takes_address else None

@@ -134,6 +134,8 @@ def _summary(found: dict[str, Any]) -> str:
     if found.get("expected_workers") and not away:  # A process of an earlier version does not tell.
         healthy = sum(worker["status"] == "healthy" for worker in found["workers"])
         lines["workers"] = f"{healthy} of {found['expected_workers']} expected are healthy"
+    if found.get("ledger"):
+        lines["ledger"] = found["ledger"]
     lines["policy"] = found["policy"]
     lines["version"] = found["version"]
     return "\n".join(f"{name:<13} {escape(value)}" for name, value in lines.items())

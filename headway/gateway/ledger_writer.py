@@ -125,6 +125,11 @@ class LedgerWriter:
         """Requests whose records are not written yet."""
         return self._noted + len(self._unended) + len(self._records)
 
+    def trouble(self) -> str:
+        """Words on why nothing gets into the ledger now; empty while it takes what it is given."""
+        error = self._availability.error
+        return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
+
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Note requests that have ended; never waits."""
         self._notes.append((self._wall(), now, requests))

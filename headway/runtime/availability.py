@@ -28,6 +28,7 @@ class Availability:
     Attributes:
         since: instant at which the first call began that was not answered; None while calls are answered.
         outages: number of outages so far, one that goes on included.
+        error: text of the last failure; empty while calls are answered.
     """
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
@@ -36,6 +37,7 @@ class Availability:
         self._what = what
         self.since: float | None = None
         self.outages = 0
+        self.error = ""
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
@@ -49,11 +51,12 @@ class Availability:
             self.since = began
             self.outages += 1
         self._damaged |= damaged
+        self.error = str(error)
 
     def over(self) -> bool:
         """Note that a call was answered; True when that ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))
-        self.since, self._damaged = None, False
+        self.since, self._damaged, self.error = None, False, ""
         return True

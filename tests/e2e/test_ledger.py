@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.client import Gate, wait_until
 from tests.e2e.fleet import HARDY, PATIENT, fleet
-from tests.e2e.server import Server, launched, serving
+from tests.e2e.server import Server, launched, run_cli, serving
 from tests.servers.postgres import PostgresServer, SharedPostgres
 from tests.servers.redis import SharedServers
 
@@ -185,8 +185,13 @@ def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
 
         wait_until(is_full)
         wait_until(lambda: server.get("/readyz").status == 200)
+        health = server.admin("/internal/health").json
+        assert (health["status"], health["ledger"].partition(": ")[0]) == ("degraded", "takes nothing")
+        told = run_cli(server, tmp_path, "status")
+        assert (told.returncode, "ledger        takes nothing: " in told.stdout) == (0, True)
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         server.logged("the ledger is back")
+        wait_until(lambda: server.admin("/internal/health").json["status"] == "ok")
         before = dropped(server)
         ask_some(server, 10)
         assert dropped(server) == before

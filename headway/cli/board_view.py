@@ -205,8 +205,8 @@ class BoardView:
             for one in self._batches.values()
             if _failed(one)
         ]
-        for instant, worker, _, status, restarts in self._changes:
-            found.append((instant, f"{worker} is {status}{after(restarts)}"))
+        for instant, worker, _, status, restarts, *cause in self._changes:
+            found.append((instant, f"{worker} is {status}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
         for instant, model, before, desired, _, reason in self._scalings:
             found.append((instant, f"{model}: {before} to {desired} workers, {reason}"))
         newest = sorted(found, reverse=True)[:MOST_EVENTS]

@@ -55,6 +55,7 @@ class SlotChange(msgspec.Struct, frozen=True, array_like=True):
         status: its status from then on, a value of WorkerStatus.
         restarts: number of times its process was replaced.
         ago: seconds from the change to the notice that tells of it.
+        cause: last error that led to it; empty where there was none.
     """
 
     worker: str
@@ -62,6 +63,7 @@ class SlotChange(msgspec.Struct, frozen=True, array_like=True):
     status: str
     restarts: int
     ago: float = 0.0
+    cause: str = ""
 
 
 class ScalingChange(msgspec.Struct, frozen=True, array_like=True):

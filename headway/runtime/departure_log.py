@@ -7,6 +7,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
+from headway.core.excerpt import excerpt
 from headway.model import Lease, Slot, WorkerStatus
 from headway.model.board import ARRIVED, BatchDeparture, ScalingChange, SlotChange
 
@@ -49,15 +50,16 @@ class DepartureLog:
         if departure is not None:
             self._tell(replace(departure, seconds=seconds, outcome=outcome))
 
-    def became(self, slot: Slot, status: WorkerStatus, restarts: int) -> None:
-        """Note the status of a slot; one that it has had is nothing new."""
+    def became(self, slot: Slot, status: WorkerStatus, restarts: int, cause: str = "") -> None:
+        """Note the status of a slot, and the last error that led to it; a status that it has had is nothing new."""
         if self._statuses.get(slot.worker) is status:
             return
         self._statuses[slot.worker] = status
         if status is WorkerStatus.OFFLINE:
             del self._statuses[slot.worker]
         if len(self._changes) < MOST:
-            change = SlotChange(slot.worker, slot.model, status.value, restarts)
+            cause = "" if status is WorkerStatus.HEALTHY else excerpt(cause)
+            change = SlotChange(slot.worker, slot.model, status.value, restarts, cause=cause)
             self._changes.append((self._clock(), change))
         else:
             self._untold += 1

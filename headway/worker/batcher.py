@@ -428,6 +428,7 @@ class Batcher:
         """Stop the present backend. A fresh one takes its place if one is ready."""
         old, self._backend, self._fresh = self._backend, self._fresh, None
         if self._backend is None:
+            self.starting.cause = getattr(old, "ended", "") or self.starting.cause
             await self._become(WorkerStatus.STARTING)
         if old is not None:
             await old.stop()
@@ -452,7 +453,7 @@ class Batcher:
 
     async def _become(self, status: WorkerStatus) -> None:
         self._status = status
-        self._counters.departures.became(self.slot, status, max(self._restarts, 0))
+        self._counters.departures.became(self.slot, status, max(self._restarts, 0), self.starting.cause)
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:

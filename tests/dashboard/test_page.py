@@ -64,6 +64,39 @@ def test_every_panel_moves_under_load_at_any_process(stage: Stage, role: str) ->
     stage.run(under_load(stage, act()))
 
 
+@pytest.mark.parametrize("width", [1280, 1440, 1600, 1920, 2560])
+def test_no_table_is_cut_on_a_desktop(stage: Stage, width: int) -> None:
+    cut = """[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)
+        .map((one) => one.getAttribute('aria-label'))"""
+
+    async def act() -> None:
+        page = await stage.open(stage.gateway)
+        await page.size(width, 900)
+        await page.until(LIVE)
+        for moves in MOVES.values():
+            await page.until(moves)
+        assert await page.run(cut) == []
+
+    stage.run(under_load(stage, act()))
+
+
+def test_the_lines_of_the_charts_have_no_tiers_colour(stage: Stage) -> None:
+    colours = """(() => {
+      const of = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+      const lines = [...document.querySelectorAll('#latency-chart .swatch, #arrivals-chart .swatch')].map((one) => one.style.background);
+      const tiers = [0, 1, 2, 3, 4, 5, 6, 7].map((tier) => of(`tier-${tier}`));
+      return [lines, lines.filter((line) => tiers.includes(of(line.replace(/var\\(--|\\)/g, ''))))];
+    })()"""
+
+    async def act() -> None:
+        page = await stage.open(stage.gateway)
+        await page.until(LIVE)
+        lines, shared = await page.run(colours)
+        assert (len(lines), shared) == (8, [])
+
+    stage.run(act())
+
+
 def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
     async def act() -> None:
         page = await stage.open(stage.gateway)
@@ -74,7 +107,8 @@ def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
         async with http, http.get(f"http://127.0.0.1:{worker.admin_port}/internal/workers") as answer:
             pid = next(one["pid"] for one in (await answer.json())["workers"] if one["worker_id"] == name)
         os.kill(pid, signal.SIGKILL)
-        await page.until(f"document.querySelector('#events').textContent.includes({json.dumps(name + ' is starting')})")
+        killed = json.dumps(f"{name} is starting: died of SIGKILL")
+        await page.until(f"document.querySelector('#events').textContent.includes({killed})")
         back = json.dumps(f"{name} is healthy, after 1 restart")
         await page.until(f"document.querySelector('#events').textContent.includes({back})")
 

@@ -146,7 +146,8 @@ class Hub:
             self._news[key] = self._departures[key] = departure
             self._departures.move_to_end(key)
         changes = [
-            [round(notice.at - one.ago, 3), one.worker, one.model, one.status, one.restarts] for one in notice.changes
+            [round(notice.at - one.ago, 3), one.worker, one.model, one.status, one.restarts, one.cause]
+            for one in notice.changes
         ]
         self._changes.extend(changes)
         self._new_changes += changes

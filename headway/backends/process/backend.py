@@ -210,6 +210,11 @@ class ProcessBackend:
             self._check_limits()
         return items
 
+    @property
+    def ended(self) -> str:
+        """Words on how its process has ended; empty while it lives."""
+        return self._child.cause if self._child is not None else ""
+
     async def gone(self) -> None:
         """Return when the child has died or was killed; or, between batches, when it is too big or too old."""
         if self._child is not None:

@@ -24,8 +24,8 @@ export class Charts {
     this.rows = rows;
     this.tiers = tiers;
     this.promise = promise / 1000;
-    this.keys("latency", [["P50", "tier-1"], ["P95", "accent"], ["P99", "quiet"]]);
-    this.keys("arrivals", [["answered", "tier-1"], ["refused", "tier-2"], ["failed", "bad"], ["capacity", "ink"], ["usable part of it", "quiet"]]);
+    this.keys("latency", [["P50", "p50"], ["P95", "ink"], ["P99", "p99"]]);
+    this.keys("arrivals", [["answered", "p50"], ["refused", "warn"], ["failed", "bad"], ["capacity", "ink"], ["usable part of it", "quiet"]]);
     this.keys("queue", tiers.map((tier, index) => [tier, `tier-${index % 8}`]));
   }
 
@@ -55,16 +55,16 @@ export class Charts {
     chart(latency.canvas, {
       ...common, show: milliseconds, level: { value: this.promise, name: `promise ${milliseconds(this.promise)}` },
       lines: [
-        { of: (row) => row[P99], colour: colour("quiet"), width: 1 },
-        { of: (row) => row[P50], colour: colour("tier-1") },
-        { of: (row) => row[P95], colour: colour("accent"), width: 2 },
+        { of: (row) => row[P99], colour: colour("p99"), dashed: true },
+        { of: (row) => row[P50], colour: colour("p50") },
+        { of: (row) => row[P95], colour: colour("ink"), width: 2 },
       ],
     });
     chart(arrivals.canvas, {
       ...common, show: rate, least: 1,
       areas: [
-        { of: (row) => row[ANSWERED], colour: colour("tier-1") },
-        { of: (row) => row[REFUSED], colour: colour("tier-2") },
+        { of: (row) => row[ANSWERED], colour: colour("p50") },
+        { of: (row) => row[REFUSED], colour: colour("warn") },
         { of: (row) => Math.max(row[FAILED] - row[REFUSED], 0), colour: colour("bad") },
       ],
       lines: [

@@ -98,9 +98,9 @@ export class Events {
     for (const one of departures) {
       if (failed(one)) this.known.set(`b ${one[WORKER]} ${one[LEFT]}`, [one[LEFT] + one[SECONDS], `${one[WORKER]}: a batch of ${one[SIZE]} came back ${cameBack(one)}`, "bad"]);
     }
-    for (const [at, worker, , name, restarts] of changes) {
+    for (const [at, worker, , name, restarts, cause] of changes) {
       const text = restarts ? `${worker} is ${name}, after ${restarts} ${restarts === 1 ? "restart" : "restarts"}` : `${worker} is ${name}`;
-      this.known.set(`c ${worker} ${at} ${name}`, [at, text, name === "healthy" ? "good" : "warn"]);
+      this.known.set(`c ${worker} ${at} ${name}`, [at, cause ? `${text}: ${cause}` : text, name === "healthy" ? "good" : "warn"]);
     }
     const newest = [...this.known].sort(([, one], [, other]) => other[0] - one[0]).slice(0, EVENTS);
     this.known = new Map(newest);

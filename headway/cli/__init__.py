@@ -156,6 +156,8 @@ class LazyCommand(TyperCommand):
             if isinstance(parameter, TyperOption | TyperArgument) and parameter.help:
                 parameter.help = _plain(parameter.help)
         _defer(command)
+        if {"-h", "--help", "--help-all"}.intersection(args):
+            args = self._short_help(command, args)
         try:
             return command.make_context(info_name, args, parent=parent, **extra)
         except Exception as exc:
@@ -170,6 +172,18 @@ class LazyCommand(TyperCommand):
             elif value := _value_of(exc, given):
                 exc.message = f"{value!r}: {exc.message}"  # type: ignore[attr-defined]
             raise
+
+    def _short_help(self, command: Any, args: list[str]) -> list[str]:
+        """Make the help of a command with many options a short one, unless all of it is asked for; returns its arguments."""
+        from headway.cli.help_pages import ALL, MANY, asks, shorten
+
+        if asks(args):
+            return ["--help" if arg == ALL else arg for arg in args]
+        if len(command.params) > MANY:
+            from headway.config import FIELDS
+
+            shorten(command, FIELDS, self.name or "")
+        return args
 
 
 def _value_of(error: Exception, args: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ if __name__ == "__main__":
 '''
 
 SETTINGS = """\
-# Settings of the commands that are run in this folder. `headway serve --help` lists them all.
+# Settings of the commands that are run in this folder. `headway serve --help-all` lists them all.
 # A flag beats the environment (HEADWAY_MAX_BATCH_SIZE), which beats this file.
 
 model = "{name}"          # name under which it is served

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 import headway
+from headway.app.roles import ROLES as PARTS
 from headway.cli import COMMANDS
 from headway.cli.flags import with_settings
+from headway.cli.help_pages import COMMON
 from headway.config import FIELDS, Settings, flag, kind
+from headway.model import Role
 from tests.cli.command import ROOT, code_of, run
 
 HEAVY = {
@@ -30,6 +33,14 @@ HEAVY = {
     "uvloop",
 }
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
+
+
+@functools.cache
+def all_help_of(command: str) -> str:
+    """The help of a command with all settings."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert code_of([command, "--help-all"]) == 0
+    return out.getvalue()
 
 
 @functools.cache
@@ -119,6 +130,22 @@ def test_help_lists_every_command() -> None:
         assert summary[:30] in shown
 
 
+@pytest.mark.parametrize("role", ["serve", "gateway", "worker", "controller"])
+def test_the_help_of_a_role_is_short_and_says_how_to_see_all_of_it(role: str) -> None:
+    short, whole = help_of(role), all_help_of(role)
+    assert f"headway {role} --help-all" in " ".join(short.split())
+    assert len(short.splitlines()) < 140 < len(whole.splitlines())
+    flags = {flag(name) for name in PARTS[Role(role)].settings if FIELDS[name].metadata["has_flag"]}
+    assert {one for one in flags if one[:18] not in whole} == set(), "a long one is cut at 80 columns"
+    assert {flag(name) for name in COMMON} & flags <= {one for one in flags if f" {one} " in short}
+    assert "--ledger-retention" not in short
+
+
+def test_all_help_of_a_short_command_is_its_help() -> None:
+    assert all_help_of("plan") == help_of("plan")
+    assert FIELDS.keys() >= COMMON
+
+
 def test_the_help_names_no_file_that_a_wheel_does_not_have() -> None:
     for command in ([], *([name] for name in COMMANDS)):
         assert "examples/" not in help_of(*command)
@@ -169,7 +196,7 @@ def test_serve_has_a_flag_for_every_setting_in_its_group(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
-    assert code_of(["serve", "--help"]) == 0
+    assert code_of(["serve", "--help-all"]) == 0
     shown = capsys.readouterr().out
     flowing = re.sub(r"[│\s]+", " ", shown)  # A default may stand on two lines.
     for name, field in FIELDS.items():

@@ -23,7 +23,7 @@ def test_a_role_has_the_flags_of_what_it_does(
     role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
-    assert code_of([role, "--help"]) == 0
+    assert code_of([role, "--help-all"]) == 0
     shown = capsys.readouterr().out
     flags = set(re.findall(r"^│ +(--[a-z-]+)", shown, re.MULTILINE))
     assert flags == {flag(name) for name in ROLES[role] if FIELDS[name].metadata["has_flag"]} | {"--config", "--help"}

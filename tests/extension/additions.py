@@ -407,7 +407,7 @@ def _encode_error(
         after("headway/http/inference/routes.py", '    "/v1/predict": predict,\n', '    "/brew": brew,\n'),
         after(
             "headway/http/openapi.py",
-            '        "/v1/predict": _predict(settings, kinds),\n',
+            '        "/v1/predict": _predict(settings, models, example),\n',
             '        "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
         ),
     ],

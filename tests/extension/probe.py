@@ -103,7 +103,7 @@ def main() -> None:
     seen["bounds"] = refusal(steep_s="601")
     seen["unknown policy"] = refusal(policy="impatient")
     seen["refusal"] = "TEAPOT" in errors.REFUSALS
-    seen["help"] = {name: shown(name, "--help") for name in ("serve", "simulate", "butler")}
+    seen["help"] = {name: shown(name, "--help-all") for name in ("serve", "simulate", "butler")}
     seen["no broker"] = ""
     try:
         wiring.build(load({}, {}), Role("butler"), "kettle://boil")

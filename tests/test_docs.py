@@ -46,23 +46,23 @@ def test_the_table_of_settings_is_that_of_the_settings() -> None:
     assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
 
 
-NUMBERS = runpy.run_path(str(DOCS / "numbers.py"))
+NUMBERS = runpy.run_path(str(DOCS / "quoted.py"))
 KEPT = json.loads(NUMBERS["KEPT"].read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_quotes_numbers_as_they_were_measured(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert NUMBERS["renewed"](text, KEPT) == text, "run: python docs/numbers.py"
+    assert NUMBERS["renewed"](text, KEPT) == text, "run: python docs/quoted.py"
     if page.parent.name in ("benchmarks", "decisions"):
         return
     beside_peers = re.findall(r"^.*(?:mosec|Triton).*\d\.\d\d.*$", text, re.MULTILINE)
     unquoted = [line for line in beside_peers if "<!-- " not in line and "| Headway 0.1.0 |" not in line]
-    assert unquoted == [], "a figure beside a peer's is quoted from docs/benchmarks/numbers.json: see docs/numbers.py"
+    assert unquoted == [], "a figure beside a peer's is quoted from docs/benchmarks/numbers.json: see docs/quoted.py"
 
 
 def test_the_page_of_numbers_is_that_of_the_last_runs() -> None:
-    assert NUMBERS["TABLE"].read_text(encoding="utf-8") == NUMBERS["table"](KEPT), "run: python docs/numbers.py"
+    assert NUMBERS["TABLE"].read_text(encoding="utf-8") == NUMBERS["table"](KEPT), "run: python docs/quoted.py"
 
 
 def test_a_quote_follows_its_number_and_one_of_nothing_is_told() -> None:

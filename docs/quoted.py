@@ -1,7 +1,7 @@
 """Measured numbers: taken from what the benchmarks left in bench/out, and written into the pages that quote them.
 
-python docs/numbers.py              # writes the pages anew from benchmarks/numbers.json
-python docs/numbers.py NAME …       # takes over the last run of these benchmarks first: `peer`, `cases`, …
+python docs/quoted.py              # writes the pages anew from benchmarks/numbers.json
+python docs/quoted.py NAME …       # takes over the last run of these benchmarks first: `peer`, `cases`, …
 
 A page quotes a number with a comment behind it, `149.7 ms<!-- promised: H1: p95 -->`: the program's name, and what it checked.
 The quote keeps its number of decimals.
@@ -25,7 +25,7 @@ QUOTE = re.compile(
 )
 HEAD = """# Numbers
 
-One run of each program on one machine, by `python docs/numbers.py NAME`; README, the other pages and the changelog quote these.
+One run of each program on one machine, by `python docs/quoted.py NAME`; README, the other pages and the changelog quote these.
 Ratios and simulated figures travel between machines, microseconds and milliseconds do not. Edit nothing here by hand.
 """
 

@@ -8,14 +8,14 @@ import structlog
 
 from headway.core import health
 from headway.core.slot_pace import DECAY, SlotPace
-from headway.core.values import as_json, octets
-from headway.model import Lease, Slot, Value, WorkerInfo, WorkerStatus
+from headway.core.values import as_json
+from headway.model import Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend
 
 log = structlog.get_logger(__name__)
 
 MOST_EXAMPLE = 500
-"""Most characters of a target's example that heartbeats tell."""
+"""Characters, or octets, of the longest example of a target that heartbeats tell."""
 FAILED_INPUTS = 200.0
 """Number of inputs, the last ones, of which the share that failed is told; older ones count less and less."""
 BUSY_WEIGHT = 0.16
@@ -24,7 +24,7 @@ BUSY_WEIGHT = 0.16
 
 def _shown(example: Value | None) -> str:
     """JSON text of an example, unless it is long."""
-    if example is None or len(octets(example)) > MOST_EXAMPLE:
+    if example is None or len(example.content if isinstance(example, Octets) else example) > MOST_EXAMPLE:
         return ""
     return as_json(example).decode()
 

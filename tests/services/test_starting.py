@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from headway.errors import BatchRaised, BatchTimeout, TargetError
 from headway.model import Entry, ItemResult, Slot
-from headway.worker.starting import Limits, start
+from headway.worker.starting import Limits, StartState, start
 from tests.services.fake_backend import FakeBackend
 from tests.virtual_time import run
 
@@ -117,3 +117,16 @@ def test_a_model_slower_than_the_queue_deadline_is_told_of() -> None:
         "Start with --gpu-timeout-ms 5000 --queue-timeout-ms 5000 --request-timeout-ms 10000,"
     )
     assert len(started(Slow(2.5, 0.5), Limits(3.0, 4.0, 2.0))) == 2, "a second batch decides"
+
+
+def test_a_slot_that_is_not_up_tells_the_error_of_its_last_batch() -> None:
+    state = StartState()
+    assert state.reason(0.0) == ""
+    assert state.rests(0.0) == "rests after failed batches"
+    state.cause = "died of SIGKILL"
+    assert state.reason(0.0) == "starts anew; the last error: died of SIGKILL"
+    assert state.rests(7.0) == "rests for 7 s, as it was asked to; the last error: died of SIGKILL"
+    state.since = 1.0
+    assert state.reason(4.0) == "has been loading for 3 s; the last error: died of SIGKILL"
+    state.since, state.trouble = None, "it does not load"
+    assert state.reason(4.0) == "it does not load"

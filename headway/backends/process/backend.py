@@ -217,8 +217,10 @@ class ProcessBackend:
 
     async def gone(self) -> None:
         """Return when the child has died or was killed; or, between batches, when it is too big or too old."""
-        if self._child is not None:
-            await self._child.gone.wait()
+        if (child := self._child) is not None:
+            await child.gone.wait()
+            if child.doomed and not child.dismissed:  # Its cause is known once it has been reaped.
+                await self._reap(child)
 
     async def stop(self) -> None:
         """End the child: gently when it is idle, else at once. The child is reaped, and its descendants are killed."""

@@ -46,6 +46,7 @@ RULES = (
     Rule("worker process ended", "", HOST),
     Rule("worker process must be killed to end", "", HOST),
     Rule("worker output dropped", "", HOST),
+    Rule("worker does not start", "its process died of SIGKILL", HOST),
     Rule("worker dies again and again", "", HOST),
     Rule("probe failed", "", HOST),
     Rule("versions of a model have a weight and no worker", "", ("worker", "gpu"), of_others=True),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from headway import errors
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import BatchRun, Entry
+from headway.model import BatchRun, Entry, Failure
 from headway.runtime.counters import Counters
 
 MOST_WORKERS = 10_000
@@ -15,6 +16,11 @@ MOST_WORKERS = 10_000
 MOST_TENANTS = 100
 """Tenants whose tokens are counted by themselves; those of any other count under OTHER. The ledger has each."""
 OTHER = "other"
+
+
+def outcome_of(failure: Failure) -> str:
+    """Outcome under which a failure is counted: the error that its client is shown."""
+    return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
 @dataclass(slots=True)
@@ -62,7 +68,7 @@ class OutcomeCounts:
             if reply.failure is not None:
                 answers.failed += 1
                 answers.failed_seconds += latency
-                self._count(entry, reply.failure.code.lower())
+                self._count(entry, outcome_of(reply.failure))
             if reply.tokens is not None:
                 self._count_tokens(entry, reply.tokens.used, "shared" if reply.shared is not None else "run")
             if reply.shared is not None:
@@ -114,7 +120,7 @@ class OutcomeCounts:
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
         elif failure is not None:
-            self._count(entry, failure.code.lower())
+            self._count(entry, outcome_of(failure))
             tier = self._tiers[entry.tier]
             if ending is Ending.TIMED_OUT:
                 self._counters.request_seconds[entry.model, tier].observe(now - request.since)

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 BACKLOG = 2048
 """Connections that the system holds until they are accepted."""
 
-HANDLES = 8
+HANDLES = 4
 """Handles on a listening socket, and so the most connections that are accepted in one turn of the event loop: libuv takes one for each. With a single
 one, who comes behind 300 others waits for 300 turns, however much else each of them does."""
 

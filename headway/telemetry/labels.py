@@ -27,7 +27,11 @@ _BEFORE_A_MODEL = frozenset((
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
 ))  # fmt: skip
 """Codes of what is refused before it is a request for a model."""
-OUTCOMES = ("ok", "cancelled", *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL))
+OUTCOMES = (
+    "ok",
+    "cancelled",
+    *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN),
+)
 """Outcomes of requests for a model that is served."""
 REFUSED = (
     "answer", "bodies", "broker", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded", "policy",

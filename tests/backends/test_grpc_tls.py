@@ -86,7 +86,7 @@ def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, told: str, f
     async def main() -> None:
         async with served_grpc(handle, tls=server_credentials(authority)) as url:
             backend, _ = backend_for(url, *files(authority, other))
-            with pytest.raises(TargetError, match=r"credentials and certificates") as raised:
+            with pytest.raises(TargetError, match=r"check host and port, the certificates") as raised:
                 await backend.start()
         assert told in str(raised.value)
 

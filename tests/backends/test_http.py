@@ -429,7 +429,11 @@ def test_a_target_that_fails_its_warm_up_is_refused_with_the_reason(
             with pytest.raises(RemoteError, match="was not started"):
                 await backend.run(batch("a"), LONG)
             assert str(caught.value).startswith(f"target {url}: the warm-up batch ['warm-up'] failed: ")
-            assert "remote_format" in str(caught.value)
+            assert (
+                "Use " in str(caught.value)
+                or "check " in str(caught.value).lower()
+                or "--remote-format" in str(caught.value)
+            )
 
     asyncio.run(main())
 

@@ -83,7 +83,7 @@ class _Host:
         self.pool = WorkerPool(batcher, 1, 1)
         self._strays = StrayWatcher(lambda: self.pool.batchers, broker, clock)
         self.supervisor = Supervisor()
-        self.presence = Presence(name, version, clock())
+        self.presence = Presence(name, version, clock(), host=True)
         history.processes.append(self.presence)
 
     async def start(self) -> None:

@@ -41,7 +41,7 @@ HARDY = ("--gpu-timeout-ms", "30000", "--lease-ms", "60000")
 LEASE = 5.0
 """Seconds after which what a silent worker runs is given to another, where that is what matters. A machine that stands
 still for some seconds takes no lease away from a worker that lives."""
-FORGETFUL = ("--gpu-timeout-ms", "30000", "--lease-ms", f"{LEASE * 1000:g}")
+FORGETFUL = ("--gpu-timeout-ms", "30000", "--lease-ms", f"{LEASE * 1000:g}", "--broker-timeout-ms", "4000")
 """Flags of a worker that may be killed, or cut off, while a batch runs."""
 LATE = 10.0
 """Seconds that a busy machine may take for what is due."""

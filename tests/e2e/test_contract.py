@@ -63,7 +63,7 @@ def filter_case(context, case):
         return False
     return not (several and "respond-async" in str((case.headers or {}).get("Prefer")))
 """
-ROUTES = 23
+ROUTES = 24
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
 UNLINKED = "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "/versions/"
 """Paths with the version of a model mean what those without it do."""

@@ -253,8 +253,8 @@ CANCELLED = "CANCELLED"
     [
         (
             "docs/guide.md",
-            "| 429 | `SHED` |",
-            "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` |",
+            "| 429 | `SHED` | at this load",
+            "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` | at this load",
         )
     ],
 )

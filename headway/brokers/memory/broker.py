@@ -483,8 +483,7 @@ class MemoryBroker:
 
     def _wake_idle(self, name: str, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
-        wakeups = self._wakeups[name]
-        if not wakeups.idle or wakeups.coming:
+        if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
         found = self._queues[name].wake(wakeups.idle, now)
         if isinstance(found, str):

@@ -326,7 +326,10 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
 
 def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
     """Every reason and outcome in the code is among those that are there from the start."""
-    assert {code.lower() for code in errors.REFUSALS} - set(labels.OUTCOMES) == {"unauthenticated"}
+    assert {code.lower() for code in errors.REFUSALS} - set(labels.OUTCOMES) == {
+        "unauthenticated",
+        *(code.lower() for code in errors.SHOWN),
+    } & {"unauthenticated", "scarce"}
     assert {*labels.REFUSED, *labels.REFUSED_UNREAD, *labels.REFUSED_STRANGERS} >= {
         failures.POLICY, failures.CULPRIT, failures.over_capacity(1.0).reason, failures.scarcity(1.0).reason,
         failures.conflict().reason, failures.refusal(1.0, tier_only=True).reason,

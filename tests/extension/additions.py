@@ -367,6 +367,7 @@ import msgspec
 from headway.config import Settings
 from headway.http.inference.bodies import ABSENT, body_reader, value_reader
 from headway.http.inference.codecs import Codec
+from headway.model import TokenCount
 
 
 class _Order(msgspec.Struct, gc=False):
@@ -387,7 +388,7 @@ def brew(settings: Settings) -> Codec:
     return Codec(read, _write, read_value, encode_error=_encode_error)
 
 
-def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str) -> bytes:
+def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None) -> bytes:
     return msgspec.json.encode({"cup": output})
 
 

@@ -39,6 +39,7 @@ export async function run(url: string): Promise<object> {
   const chat = await of('chat', made.chat({ body: { messages: [{ role: 'user', content: 'h' }] } })) as made.ChatAnswer;
   texts.push((chat.choices[0].message as { content: string }).content);
   texts.push((await of('complete', made.complete({ body: { prompt: 'i' } })) as made.CompletionAnswer).choices[0].text);
+  await of('respond', made.respond({ body: { input: 'k' } }));
   const numbers = (await of('embed', made.embed({ body: { input: 'e:' } }))).data[0].embedding;
   const body: made.OipRequest = { inputs: [{ name: 'INPUT0', datatype: 'BYTES', shape: [1], data: ['j'] }] };
   const model = { model: 'text' };

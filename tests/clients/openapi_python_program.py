@@ -57,6 +57,7 @@ def main() -> None:
     message = made_of.ChatRequestMessagesItem(role="user", content="h")
     seen["texts"].append(call("chat", body=made_of.ChatRequest(messages=[message])).choices[0].message["content"])
     seen["texts"].append(call("complete", body=made_of.CompletionRequest(prompt="i")).choices[0].text)
+    call("respond", body=made_of.ResponseRequest(input_="k"))
     seen["numbers"] = call("embed", body=made_of.EmbeddingRequest(input_="e:")).data[0].embedding
     tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["j"]}
     asked = made_of.OipRequest.from_dict({"inputs": [tensor]})

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headway.core.memory_room import bytes_of
 from headway.gateway.pending import PendingRequest
 from headway.model import Failure, Reply
 from headway.runtime.timing_wheel import TimingWheel
 
 LATE_SECONDS = 60.0
 """Seconds after its deadline for which a task's outcome is waited for. A batch seldom takes as long."""
+
+MOST = 10_000
+"""Most late tasks of a gateway. One more ends the one that has waited the longest, as late."""
+MOST_BYTES = 16 << 20
+"""Most bytes of their large inputs, which are held for the ledger; what exceeds it ends the oldest, too."""
 
 _Name = tuple[str, str, int]
 
@@ -29,6 +35,8 @@ class LateTasks:
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
         self._clock, self._end = clock, end
         self._held: dict[_Name, PendingRequest] = {}
+        """Late tasks by tenant, id and nonce, the oldest first."""
+        self._bytes = 0
         self._deadlines: TimingWheel[_Name] = TimingWheel(clock, self._overdue)
 
     def hold(self, task: PendingRequest, failure: Failure) -> None:
@@ -37,11 +45,16 @@ class LateTasks:
         task.reply = Reply(entry.id, entry.tenant, None, failure)
         name = (entry.tenant, entry.id, entry.nonce)
         self._held[name] = task
+        self._bytes += bytes_of(entry)
         self._deadlines.watch(name, self._clock() + LATE_SECONDS)
+        while self._held and (len(self._held) > MOST or self._bytes > MOST_BYTES):
+            self._overdue([next(iter(self._held))])
 
     def take(self, reply: Reply, ended: list[PendingRequest]) -> bool:
         """Take a reply. The late task that it is for joins those that have ended; False if it is for none."""
-        task = self._held.pop((reply.tenant, reply.id, reply.nonce), None)
+        if not self._held:
+            return False
+        task = self._let_go((reply.tenant, reply.id, reply.nonce))
         if task is not None:
             task.reply = reply
             ended.append(task)
@@ -52,6 +65,12 @@ class LateTasks:
         self._overdue(list(self._held))
 
     def _overdue(self, names: Sequence[_Name]) -> None:
-        ended = [task for name in names if (task := self._held.pop(name, None)) is not None]
+        ended = [task for name in names if (task := self._let_go(name)) is not None]
         if ended:
             self._end(ended)
+
+    def _let_go(self, name: _Name) -> PendingRequest | None:
+        task = self._held.pop(name, None)
+        if task is not None:
+            self._bytes -= bytes_of(task.entry)
+        return task

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
+from headway.gateway import late_tasks
 from headway.gateway.late_tasks import LATE_SECONDS
 from headway.model import Reply
 from tests.services.fake_backend import FakeBackend
@@ -82,5 +85,29 @@ def test_a_task_that_is_waited_for_is_told_of_its_deadline_when_that_passes() ->
             assert await fleet.answered(asked) == ["DEADLINE_EXCEEDED"]
             assert clock() - asked.at < 0.6
             assert fleet.journals[0].outcomes == [("a", "DEADLINE_EXCEEDED")]
+
+    run(main)
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MOST", 3), ("MOST_BYTES", 3 * 5_000)])
+def test_late_tasks_are_bounded_and_the_oldest_is_noted_first(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_tasks, bound, most)
+    texts = [f"{number}" * 3_900 for number in range(5)]
+
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(1.0), gateways=1, model="m") as fleet:
+            fleet.ask("busy")
+            await asyncio.sleep(0.05)
+            for text in texts:
+                asked = fleet.ask(text, task=True, timeout=1.5)
+                await asked.was_admitted.wait()
+                fleet.gateways[0].detach(ANYBODY.tenant, asked.id)
+            await asyncio.sleep(1.6)
+            late = [(text, "DEADLINE_EXCEEDED") for text in texts[:2]]
+            assert fleet.journals[0].outcomes == [("busy", "ok"), *late]
+            await asyncio.sleep(1.5)
+            assert fleet.journals[0].outcomes[3:] == [(text, "ok") for text in texts[2:]]
 
     run(main)

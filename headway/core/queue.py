@@ -139,11 +139,13 @@ class ModelQueue:
             pace = self._gate_now(now).pace(0)
             return admission.Refused(max(over / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=True)
         if self._fresh or entry.count > 1:
-            ahead: float = tier_queue.depth + (self.limits.others(entry) if entry.count > 1 else 0)
+            ahead: float = tier_queue.depth
             for above in self._tier_queues[:tier]:
                 ahead += above.depth
             if self._weighs:
-                ahead = self._size_of(self._tier_queues[: tier + 1]) + self.limits.others(entry)
+                ahead = self._size_of(self._tier_queues[: tier + 1])
+            if entry.count > 1:
+                ahead += self.limits.others(entry)
             if ahead and (refused := self._judged(entry, ahead, now)) is not None:
                 return refused
         self._newest = now

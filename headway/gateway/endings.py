@@ -22,7 +22,10 @@ def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], endin
     for pending in ended:
         sink = pending.sink
         pending.sink = NOBODY
-        tell(sink, pending.reply)
+        try:
+            sink.answer(pending.reply)
+        except Exception:
+            log.exception("an answer could not be written", request_id=pending.reply.id)
 
 
 def tell(sink: ReplySink, reply: Reply) -> None:

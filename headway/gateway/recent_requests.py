@@ -12,10 +12,8 @@ from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatu
 REMEMBERED = 10_000
 """Most answered requests that are known; their inputs and outputs are not kept."""
 
-_Answered = tuple[
-    str, Principal, tuple[str, int, str], float, float, Failure | None, BatchRun | None, WholeOutcome | None
-]
-"""Id, principal, (model, tier, version of the queue), instant and seconds of a request, why it failed, and its run.
+_Answered = tuple[str, Principal, str, int, str, float, float, Failure | None, BatchRun | None, WholeOutcome | None]
+"""Id, principal, model, tier, version of the queue, instant and seconds of a request, why it failed, and its run.
 
 Of the first of several inputs also the outcome of the request, which has its id and may come later.
 """
@@ -39,10 +37,10 @@ class RecentRequests:
             requests = [one for one in requests if one.whole is not None and one.whole.ended]
         for request in requests:
             entry, reply = request.entry, request.reply
-            seconds = now - request.since
-            asked = entry.model, entry.tier, entry.version
-            whole = None if request.several is None else request.whole
-            self._last.append((entry.id, request.principal, asked, now, seconds, reply.failure, reply.ran, whole))
+            self._last.append((
+                entry.id, request.principal, entry.model, entry.tier, entry.version, now, now - request.since, reply.failure,
+                reply.ran, None if request.several is None else request.whole,
+            ))  # fmt: skip
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """Status of the last request of this id, of this tenant if one is named."""
@@ -52,7 +50,7 @@ class RecentRequests:
         return None
 
     def _status(self, one: _Answered) -> RequestStatus:
-        _, principal, (model, tier, version), at, seconds, failure, ran, whole = one
+        _, principal, model, tier, version, at, seconds, failure, ran, whole = one
         begun, part, whose = at - seconds, "", (principal.tenant, principal.user, model, tier)
         if whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from headway.model import ItemResult, Lease, Slot
 from headway.runtime.counters import ITEM, OK, Counters
 from headway.worker.slot_figures import SlotFigures
+
+_output = attrgetter("output")
 
 
 class RunCounts:
@@ -24,7 +27,7 @@ class RunCounts:
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
         """Count a batch that came back after `seconds`; inputs that did not run, as they are for another version, are left out."""
         elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
-        failed = sum(item.output is None for item in items) - elsewhere
+        failed = [*map(_output, items)].count(None) - elsewhere
         self._ran(lease, seconds)
         self._fared(len(items) - elsewhere, failed, ITEM)
 

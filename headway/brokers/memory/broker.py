@@ -134,7 +134,7 @@ class MemoryBroker:
                 answers.append(None)
             elif before is not None and before.state != GONE:
                 answers.append(failures.conflict())
-            elif entry.payer in turned_away:
+            elif turned_away and entry.payer in turned_away:
                 answers.append(turned_away[entry.payer])
             else:
                 answers.append(failure := self._admit(entry, now))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headway.errors import RequestError
 from headway.http.inference.codecs import no_text
+from headway.http.inference.inference_head import HEAD
 from headway.http.server.connection import WRITING
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Failure
@@ -53,7 +54,8 @@ class AnswerSender:
                 self.make_later()
                 return
             fields = self._marks + self._kind
-            head = connection.head_of(connection.inference.bare_opening, connection.codec, fields, answer.length)
+            ending, opening = connection.ending_of(connection.codec), connection.inference.bare_opening
+            head = HEAD % (opening, connection.id.encode(), ending, fields, answer.length)
         except UnicodeEncodeError:
             connection.fail(no_text(), self._marks)
         except RequestError as exc:

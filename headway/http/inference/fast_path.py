@@ -30,7 +30,7 @@ from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, TokensOfEach, whole
-from headway.http.inference.inference_head import SHOWN, InferenceHead, read_inference_head, several_as_task
+from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, WRITING, Connection
 from headway.http.server.connection_context import InferenceContext
@@ -41,7 +41,6 @@ from headway.model import Failure, Principal, Reply, Value
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
 _NOBODY = Principal(user="", tenant="", tier=0)
-_SHOWN = SHOWN.encode()
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
@@ -163,7 +162,7 @@ class FastPathConnection(Connection):
             shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
             if reply.unkept:
                 shared += b"x-headway-kept: no\r\n"
-            output, used = reply.output, tokens or (reply.tokens,)
+            output = reply.output
             if output is None:
                 self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
             else:
@@ -179,6 +178,7 @@ class FastPathConnection(Connection):
                         body = request.codec.write(shown, text, milliseconds, version, reply.tokens)
                     else:
                         opening = inference.bare_opening
+                        used = tokens or (reply.tokens,)
                         more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
                         if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
                             self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
@@ -191,7 +191,10 @@ class FastPathConnection(Connection):
                 except RequestError as exc:
                     self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
                 else:
-                    head = self.head_of(opening, request.codec, shared, len(body))
+                    ending = b"connection: close\r\n" if self.last or inference.closing else b""
+                    if self.principal.limits:
+                        ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
+                    head = HEAD % (opening, self.id.encode(), ending, shared, len(body))
                     for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                         self.transport.write(part)
             self.rest_from(now)
@@ -199,17 +202,11 @@ class FastPathConnection(Connection):
             self.fault(exc)
 
     def ending_of(self, codec: Codec) -> bytes:
-        """Lines of the answer's header on the end of the connection, and on what the principal has left of its limits."""
+        """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
         ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
         if self.principal.limits:
             ending += codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
-        self.principal = _NOBODY
         return ending
-
-    def head_of(self, opening: bytes, codec: Codec, fields: bytes, length: int) -> bytes:
-        """Header of the answer to the request in hand; `fields` are lines of it."""
-        ending = self.ending_of(codec)
-        return b"%b%b%b\r\n%b%bcontent-length: %d\r\n\r\n" % (opening, _SHOWN, self.id.encode(), ending, fields, length)
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the inference routes here, all others in the app."""
@@ -478,7 +475,9 @@ class FastPathConnection(Connection):
     def rest_from(self, now: float = 0.0) -> None:
         """End the request in hand, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
         self.request = self.exchange = None
-        self._end_fan_out()
+        self.principal = _NOBODY
+        if self.fan_out is not None:
+            self._end_fan_out()
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:

@@ -21,6 +21,9 @@ from headway.model import RequestOptions
 SHOWN = "req_"
 """Prefix of a request's id wherever clients see it."""
 
+HEAD = b"%b" + SHOWN.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
+"""Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
+
 MOST_KEY = 255
 """Most characters of an idempotency key."""
 

@@ -62,7 +62,7 @@ def describe_process(
             **({} if controller is None else _of_controllers(settings)),
         },
         arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
-        tenants={model: one.tenants for model, one in arrivals.items()},
+        tenant_rates={model: one.tenants for model, one in arrivals.items()},
         zone=settings.zone,
         scalable=dict(scalable),
     )

@@ -1,6 +1,6 @@
 """Shared bucket: a token bucket whose tokens go to those who ask, in even parts.
 
-    level of a tenant   what it has taken and not worked off; each tenant that has one works off as fast as every other
+    level of a tenant   what it has taken and not worked off; each tenant that has one works off as fast as its weight tells
     level               of all together; it falls at the rate, whoever asks, so that no token is lost
 
 A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a whole burst and then
@@ -8,16 +8,20 @@ the rate; n that want all they can get end with one part of n + 1 each, and whoe
 `core/memory_room.py`, whose rule it is). A tenant that has worked off all it took may take besides, up to `MOST`: so
 whoever asks for less than its part of the rate is let in, whatever the others ask for.
 
-Levels are counted in bursts, so that a change of the rate leaves the filled part of the bucket as it is. Working off is
+A weight is 1 unless it is set. Levels are counted in bursts, so that a change of the rate leaves the filled part of the bucket as it is. Working off is
 generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): a tenant has
-the virtual instant at which it is done, and the clock goes as fast as the number of tenants lets it.
+the virtual instant at which it is done, and the clock goes as fast as the weights of the tenants let it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+"""All tenants have the weight 1."""
 ROUNDING = 1e-9
 """Part of a burst by which rounding alone may move a level."""
 FULL = 2.0
@@ -38,7 +42,7 @@ class SharedBucket:
         burst: most tokens that one tenant may take at once.
     """
 
-    __slots__ = ("_at", "_done", "_order", "_sum", "_virtual", "burst", "rate")
+    __slots__ = ("_at", "_done", "_order", "_sum", "_virtual", "_weight", "_weights", "burst", "rate")
 
     def __init__(self) -> None:
         self.rate = self.burst = math.inf
@@ -46,8 +50,9 @@ class SharedBucket:
         self._virtual = 0.0
         self._done: dict[str, float] = {}
         """Virtual instants at which the tenants with a level have worked it off."""
-        self._sum = 0.0
-        """Sum of these."""
+        self._weights: Mapping[str, float] = NO_WEIGHTS
+        self._sum = self._weight = 0.0
+        """Sum of these, each times its tenant's weight, and of these weights."""
         self._order: list[tuple[float, str]] = []
         """Heap with an instant of each of these tenants that is not later than its own; and some that are out of date."""
 
@@ -59,7 +64,7 @@ class SharedBucket:
     @property
     def level(self) -> float:
         """Level of all tenants together, in bursts."""
-        return self._sum - len(self._done) * self._virtual
+        return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:
         """Take `count` tokens for a tenant: 0; or none: the seconds until they would be there if nobody else asked."""
@@ -69,38 +74,53 @@ class SharedBucket:
         if not self.burst:
             return count / LEAST_RATE
         part = count / self.burst
-        own = self._done.get(tenant, self._virtual) - self._virtual
+        weight = self._weights.get(tenant, 1.0)
+        own = (self._done.get(tenant, self._virtual) - self._virtual) * weight
         level = self.level
         over = own + level + 2.0 * part - FULL
         beyond = level + 2.0 * part - MOST if part <= 1.0 + ROUNDING else math.inf
         if over <= ROUNDING or (own <= ROUNDING and beyond <= ROUNDING):
             self._set(tenant, own + part)
             return 0.0
-        active = max(len(self._done), 1)
+        active = self._weight / weight if tenant in self._done else 1.0 + self._weight / weight
         seconds = min(max(over / (1.0 + 1.0 / active), over - own), max(own * active, beyond))
         return seconds * self.burst / max(self.rate, LEAST_RATE)
 
     def give_back(self, tenant: str, count: int) -> None:
         """Give `count` tokens back that a tenant took; no more than it has a level for."""
         if tenant in self._done and self.burst:
-            self._set(tenant, self._done[tenant] - self._virtual - count / self.burst)
+            own = (self._done[tenant] - self._virtual) * self._weights.get(tenant, 1.0)
+            self._set(tenant, own - count / self.burst)
 
-    def set_rate(self, rate: float, burst: float, now: float) -> None:
-        """Set the tokens per second, and those of a burst, from now on. An infinite rate forgets all levels."""
+    def set_rate(self, rate: float, burst: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
+        """Set the tokens per second, and those of a burst, from now on. An infinite rate forgets all levels.
+
+        `weights`: of tenants, each above 0 and at most 1; of all others it is 1.
+        """
         self._work_off(now)
         self.rate, self.burst = rate, burst
         if rate == math.inf:
             self._done.clear()
             self._begin_afresh()
+        elif weights != self._weights:
+            before = self._weights
+            levels = {one: (done - self._virtual) * before.get(one, 1.0) for one, done in self._done.items()}
+            self._done.clear()
+            self._begin_afresh()
+            self._weights = weights
+            for tenant, level in levels.items():
+                self._set(tenant, level)
 
     def _set(self, tenant: str, level: float) -> None:
         """Set the level of a tenant."""
-        before = self._done.pop(tenant, None)
+        before, weight = self._done.pop(tenant, None), self._weights.get(tenant, 1.0)
         if before is not None:
-            self._sum -= before
+            self._sum -= before * weight
+            self._weight -= weight
         if level > ROUNDING:
-            self._done[tenant] = done = self._virtual + level
-            self._sum += done
+            self._done[tenant] = done = self._virtual + level / weight
+            self._sum += done * weight
+            self._weight += weight
             if before is None or done < before:
                 heapq.heappush(self._order, (done, tenant))
                 if len(self._order) > 2 * len(self._done) + STALE:
@@ -122,17 +142,19 @@ class SharedBucket:
                 heapq.heappop(order)
             elif own > instant:
                 heapq.heapreplace(order, (own, tenant))
-            elif (needed := (own - self._virtual) * len(done)) > left:
-                self._virtual += left / len(done)
+            elif (needed := (own - self._virtual) * self._weight) > left:
+                self._virtual += left / self._weight
                 return
             else:
                 heapq.heappop(order)
                 left -= needed
                 self._virtual = own
-                self._sum -= done.pop(tenant)
+                weight = self._weights.get(tenant, 1.0)
+                self._sum -= done.pop(tenant) * weight
+                self._weight -= weight
         self._begin_afresh()
 
     def _begin_afresh(self) -> None:
         """Begin the virtual time anew, once nobody has a level."""
-        self._virtual = self._sum = 0.0
+        self._virtual = self._sum = self._weight = 0.0
         self._order.clear()

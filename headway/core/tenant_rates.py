@@ -31,8 +31,8 @@ class TenantRates:
             tenant = OTHERS
         came[tenant] = came.get(tenant, 0) + count
 
-    def average(self, elapsed: float, weight: float) -> tuple[float, ...]:
-        """Average the arrivals since the last call. Returns the averages of those that send most, the most first.
+    def average(self, elapsed: float, weight: float) -> dict[str, float]:
+        """Average the arrivals since the last call. Returns the averages of those tenants that send most, the most first.
 
         Arguments:
             elapsed: seconds since the last call.
@@ -48,4 +48,5 @@ class TenantRates:
         if len(averages) > MOST:
             averages = dict(heapq.nlargest(MOST, averages.items(), key=lambda one: one[1]))
         self._averages = averages
-        return tuple(heapq.nlargest(TOLD, averages.values()))
+        known = ((tenant, average) for tenant, average in averages.items() if tenant != OTHERS)
+        return dict(heapq.nlargest(TOLD, known, key=lambda one: one[1]))

@@ -7,6 +7,8 @@ Higher tiers are counted and never held up: they have the rest of the GPUs, and 
 The room is filled from arrivals, not from what was let in, and from measured batch times, which do not depend on it: so
 nothing feeds back, and it settles as fast as its figures do. A gateway's share goes by its part of the lowest tier's
 arrivals. A tenth is dealt evenly, for a gateway to which traffic has just moved; together all shares are the room.
+A tenant counts once, at however many gateways it asks: its part is divided among these as its arrivals are, and at each it
+has the weight of its arrivals there among all it sends.
 
 It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time: tokens keep their
 worth when the rate changes.
@@ -15,11 +17,11 @@ worth when the rate changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from headway.core.shared_bucket import SharedBucket
+from headway.core.shared_bucket import NO_WEIGHTS, SharedBucket
 from headway.core.tenant_rates import TenantRates
 from headway.model import Capacity
 
@@ -30,6 +32,8 @@ LEAST_BURST = 10.0
 """
 DEALT = 0.1
 """Part of the room that is dealt to all gateways evenly."""
+LEAST_WEIGHT = 0.01
+"""Least weight of a tenant at a gateway, so that what it took there is worked off in time."""
 AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
 
@@ -40,12 +44,12 @@ class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         higher: of the tiers above the lowest.
         lowest: of the lowest tier.
-        tenants: of the tenants of the lowest tier that send most, the most first. Empty: one tenant sends all of it.
+        tenants: of the tenants of the lowest tier that send most, by name. Empty: one tenant sends all of it.
     """
 
     higher: float = 0.0
     lowest: float = 0.0
-    tenants: tuple[float, ...] = ()
+    tenants: dict[str, float] = {}
 
 
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
@@ -82,20 +86,47 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
         return room / gateways
     if total <= rest:
         return even + rest * own.lowest / total
-    level = _fair(rest, [group for one in (own, *others) for group in _groups(one)])
-    return even + math.fsum(count * min(rate, level) for rate, count in _groups(own))
+    whole = _together([own, *others])
+    unknown = [group for one in (own, *others) for group in _unknown(one)]
+    level = _fair(rest, [*((rate, 1.0) for rate in whole.values()), *unknown])
+    known = math.fsum(rate * min(1.0, level / whole[tenant]) for tenant, rate in own.tenants.items() if rate > 0.0)
+    return even + known + math.fsum(count * min(rate, level) for rate, count in _unknown(own))
 
 
-def _groups(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
-    """Rates of the tenants of the lowest tier, and how many have each.
+def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
+    """Parts of their arrivals that tenants send to one gateway, from LEAST_WEIGHT to 1; all others send to it alone.
 
-    Those that are not known one by one send no more than the last one that is.
+    Arguments:
+        own: arrivals at this gateway.
+        others: arrivals at each other one.
     """
-    known = rates.tenants or (rates.lowest,)
-    yield from ((rate, 1.0) for rate in known if rate > 0.0)
-    rest = rates.lowest - math.fsum(known)
-    if rest > 0.0 and known[-1] > 0.0:
-        yield known[-1], rest / known[-1]
+    elsewhere = _together(others)
+    return {
+        tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)
+        for tenant, rate in own.tenants.items()
+        if rate > 0.0 and elsewhere.get(tenant, 0.0) > 0.0
+    }
+
+
+def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
+    """Arrivals per second of the tenants that are known, at all gateways."""
+    whole: dict[str, float] = {}
+    for one in gateways:
+        for tenant, rate in one.tenants.items():
+            if rate > 0.0:
+                whole[tenant] = whole.get(tenant, 0.0) + rate
+    return whole
+
+
+def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
+    """Rates of the tenants of a gateway's lowest tier that are not known one by one, and how many have each.
+
+    They send no more than the one that sends least of those that are known. One tenant sends all where none is known.
+    """
+    rest = rates.lowest - math.fsum(rates.tenants.values())
+    least = min(rates.tenants.values(), default=rates.lowest)
+    if rest > 0.0 and least > 0.0:
+        yield least, rest / least
 
 
 def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
@@ -164,9 +195,12 @@ class Throttle:
         """
         self._bucket.give_back(tenant, count)
 
-    def set_rate(self, rate: float, now: float) -> None:
-        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as a part of a burst."""
-        self._bucket.set_rate(rate, max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0, now)
+    def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
+        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as a part of a burst.
+
+        `weights`: see the function of that name.
+        """
+        self._bucket.set_rate(rate, max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0, now, weights)
 
     def count(self, now: float) -> ArrivalRates:
         """Average the arrivals since the last call, and return the averages."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from headway.core.throttle import ArrivalRates, room, share
+from headway.core.shared_bucket import NO_WEIGHTS
+from headway.core.throttle import ArrivalRates, room, share, weights
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
@@ -82,7 +83,7 @@ class CapacityWatcher:
             if capacity is not None and self._fresh(capacity, now):
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]
                 whole = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates])
-                self._set(model, share(whole, own, rates))
+                self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
 
     def _fresh(self, capacity: Capacity, now: float) -> bool:
@@ -92,9 +93,9 @@ class CapacityWatcher:
             self._published[model], self._heard_at[model] = capacity.measured_at, now
         return now - self._heard_at[model] <= STALE_AFTER
 
-    def _set(self, model: str, rate: float) -> None:
+    def _set(self, model: str, rate: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         gateway = self._gateway
-        gateway.limiter.throttles[model].set_rate(rate, self._clock())
+        gateway.limiter.throttles[model].set_rate(rate, self._clock(), weights)
         if rate < math.inf:
             gateway.counters.throttle[model] = rate
         else:
@@ -114,5 +115,5 @@ def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
     """Arrivals for a model at another gateway; None where it does not serve that. An earlier release tells of one model."""
     found = member.arrivals.get(model)
     if found is not None:
-        return ArrivalRates(*found, member.tenants.get(model, ()))
+        return ArrivalRates(*found, member.tenant_rates.get(model, {}))
     return ArrivalRates(member.higher_per_second, member.lowest_per_second) if member.model == model else None

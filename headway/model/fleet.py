@@ -37,7 +37,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         lowest_per_second, higher_per_second: requests per second that come to a gateway for that model, of the lowest tier
         and of the others.
         arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
-        tenants: requests per second of the lowest tier that its busiest tenants send to a gateway, the most first, by model.
+        tenant_rates: requests per second of the lowest tier that its busiest tenants send to a gateway, by model and tenant.
         scalable: workers that it has and most that it can have, by model, where it makes them more or fewer by itself.
         zone: zone that it is in; empty where none is set.
         shared: settings in which all of a fleet must agree, by name.
@@ -61,7 +61,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: dict[str, tuple[float, float]] = {}
     scalable: dict[str, tuple[int, int]] = {}
     zone: str = ""
-    tenants: dict[str, tuple[float, ...]] = {}
+    tenant_rates: dict[str, dict[str, float]] = {}
 
 
 class WorkerStatus(enum.Enum):

@@ -14,7 +14,10 @@ from headway.core.shared_bucket import FULL, MOST, ROUNDING, STALE, SharedBucket
 RATES = st.floats(0.1, 1e4)
 STEPS = st.lists(
     st.tuples(
-        st.floats(0.0, 3.0), st.sampled_from("abcdef"), st.integers(1, 12), st.sampled_from(["take", "give", "rate"])
+        st.floats(0.0, 3.0),
+        st.sampled_from("abcdef"),
+        st.integers(1, 12),
+        st.sampled_from(["take", "give", "rate", "weight"]),
     ),
     max_size=60,
 )
@@ -28,23 +31,29 @@ def bucket_of(rate: float) -> SharedBucket:
 
 def levels(bucket: SharedBucket) -> dict[str, float]:
     """Levels of the tenants, in bursts."""
-    return {tenant: done - bucket._virtual for tenant, done in bucket._done.items()}
+    return {
+        tenant: (done - bucket._virtual) * bucket._weights.get(tenant, 1.0) for tenant, done in bucket._done.items()
+    }
 
 
 class Model:
-    """What the bucket says of itself, step by step: each tenant that has a level works off an even part of the rate."""
+    """What the bucket says of itself, step by step: tenants that have a level work off parts of the rate by weight."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.burst = rate, max(rate, 10.0)
         self.levels: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
 
     def wait(self, seconds: float) -> None:
         left = seconds * self.rate / self.burst
         while self.levels and left > 0.0:
-            least = min(self.levels.values())
-            step = min(least, left / len(self.levels))
-            left -= step * len(self.levels)
-            self.levels = {tenant: level - step for tenant, level in self.levels.items() if level - step > 1e-7}
+            weights = {tenant: self.weights.get(tenant, 1.0) for tenant in self.levels}
+            whole = math.fsum(weights.values())
+            least = min(level / weights[tenant] for tenant, level in self.levels.items())
+            step = min(least, left / whole)
+            left -= step * whole
+            levels = {tenant: level - step * weights[tenant] for tenant, level in self.levels.items()}
+            self.levels = {tenant: level for tenant, level in levels.items() if level > 1e-7}
             if step < least:
                 break
 
@@ -68,16 +77,17 @@ def test_it_does_what_its_rule_says(rate: float, steps: list[tuple[float, str, i
                 assert may
                 model.levels[tenant] = model.levels.get(tenant, 0.0) + count / model.burst
         elif what == "give":
-            bucket.set_rate(model.rate, model.burst, now)
+            bucket.set_rate(model.rate, model.burst, now, model.weights)
             bucket.give_back(tenant, count)
             left = model.levels.pop(tenant, 0.0) - count / model.burst
             if left > 1e-7:
                 model.levels[tenant] = left
+        elif what == "weight":
+            model.weights = model.weights | {tenant: count / 12}
         else:
             model.rate = rate * count
             model.burst = max(model.rate, 10.0)
-            bucket.set_rate(model.rate, model.burst, now)
-        bucket.set_rate(model.rate, model.burst, now)
+        bucket.set_rate(model.rate, model.burst, now, model.weights)
         assert levels(bucket) == pytest.approx(model.levels, abs=1e-5)
         assert bucket.level == pytest.approx(math.fsum(model.levels.values()), abs=1e-5)
         assert bucket.level <= MOST
@@ -97,9 +107,12 @@ def test_no_more_is_taken_than_the_rate_and_the_bursts(rate: float, steps: list[
 def test_who_comes_back_after_the_wait_is_let_in(
     rate: float, steps: list[tuple[float, str, int, str]], tenant: str, count: int
 ) -> None:
-    bucket, now = bucket_of(rate), 0.0
-    for seconds, one, many, _ in steps:
+    bucket, now, weights = bucket_of(rate), 0.0, dict[str, float]()
+    for seconds, one, many, what in steps:
         now += seconds
+        if what == "weight":
+            weights = weights | {one: many / 12}
+            bucket.set_rate(bucket.rate, bucket.burst, now, weights)
         bucket.take(one, many, now)
     wait = bucket.take(tenant, count, now)
     assert wait == 0.0 or bucket.take(tenant, count, now + wait + 1e-6 * (1.0 + wait)) == 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.throttle import BURST_SECONDS, LEAST_BURST, ArrivalRates, Throttle, room, share
+from headway.core.throttle import BURST_SECONDS, LEAST_BURST, ArrivalRates, Throttle, room, share, weights
 from headway.model import Capacity
 
 T = "acme"
@@ -22,9 +22,9 @@ def gateways(draw: st.DrawFn) -> list[ArrivalRates]:
     """Arrivals at some gateways, of which each knows the busiest of its tenants, or none of them."""
     told = []
     for _ in range(draw(st.integers(1, 8))):
-        tenants = sorted(draw(st.lists(RATES, max_size=6)), reverse=True)
-        others = draw(st.floats(0.0, 100.0)) * tenants[-1] if tenants else draw(RATES)
-        told.append(ArrivalRates(draw(RATES), math.fsum(tenants) + others, tuple(tenants)))
+        tenants = draw(st.dictionaries(st.sampled_from("abcdefgh"), RATES, max_size=6))
+        others = draw(st.floats(0.0, 100.0)) * min(tenants.values()) if tenants else draw(RATES)
+        told.append(ArrivalRates(draw(RATES), math.fsum(tenants.values()) + others, tenants))
     return told
 
 
@@ -77,22 +77,45 @@ def test_the_shares_of_all_gateways_are_the_room(room: float, told: list[Arrival
 def test_a_gateway_whose_tenants_ask_for_less_than_their_parts_gets_what_they_ask_for(
     room: float, told: list[ArrivalRates], asked: float
 ) -> None:
-    own = ArrivalRates(0.0, asked, (asked,))
-    tenants = 1 + sum(len(one.tenants) or 1 for one in told)
-    others = [msgspec.structs.replace(one, lowest=math.fsum(one.tenants) or one.lowest) for one in told]
+    own = ArrivalRates(0.0, asked, {"own": asked})
+    nameless = sum(not math.fsum(one.tenants.values()) for one in told)
+    tenants = 1 + len({tenant for one in told for tenant in one.tenants}) + nameless
+    others = [msgspec.structs.replace(one, lowest=math.fsum(one.tenants.values()) or one.lowest) for one in told]
     assert share(room, own, others) >= min(asked, 0.9 * room / tenants) * (1 - 1e-9)
 
 
 def test_a_flood_at_one_gateway_takes_nothing_of_another_gateways_tenants() -> None:
-    flood, quiet = ArrivalRates(0, 100, (100,)), ArrivalRates(0, 6, (3, 3))
+    flood, quiet = ArrivalRates(0, 100, {"flood": 100}), ArrivalRates(0, 6, {"a": 3, "b": 3})
     assert share(20, quiet, [flood]) == pytest.approx(6 + 1)
     assert share(20, flood, [quiet]) == pytest.approx(12 + 1)
-    both = ArrivalRates(0, 103, (100, 3))
+    both = ArrivalRates(0, 103, {"another": 100, "c": 3})
     assert share(20, both, [quiet]) == pytest.approx(9 + 3 + 1)
 
 
+def test_a_tenant_at_every_gateway_counts_once() -> None:
+    first, second = ArrivalRates(0, 158, {"flood": 150, "quiet": 8}), ArrivalRates(0, 50, {"flood": 50})
+    assert share(20, first, [second]) == pytest.approx(1 + 8 + 10 * 0.75)
+    assert share(20, second, [first]) == pytest.approx(1 + 10 * 0.25)
+    assert weights(first, [second]) == {"flood": 0.75}
+    assert weights(second, [first]) == {"flood": 0.25}
+    assert weights(first, []) == {}
+
+
+def test_who_asks_one_gateway_has_its_whole_part_beside_a_tenant_that_asks_both() -> None:
+    throttle = Throttle()
+    own, other = ArrivalRates(0, 158, {"flood": 150, "quiet": 8}), ArrivalRates(0, 150, {"flood": 150})
+    throttle.set_rate(share(20, own, [other]), 0.0, weights(own, [other]))
+    let_in = dict.fromkeys(("flood", "quiet"), 0)
+    for number in range(60 * 150):
+        now = number / 150
+        let_in["flood"] += throttle.admit("flood", now) == 0.0
+        if number % 18 == 0:
+            let_in["quiet"] += throttle.admit("quiet", now) == 0.0
+    assert let_in["quiet"] == 60 * 150 // 18
+
+
 def test_tenants_that_are_not_told_one_by_one_count_as_many_as_they_must_be() -> None:
-    many, one = ArrivalRates(0, 100, (2, 2)), ArrivalRates(0, 100, (100,))
+    many, one = ArrivalRates(0, 100, {"a": 2, "b": 2}), ArrivalRates(0, 100, {"c": 100})
     assert share(51, many, [one]) == pytest.approx(0.9 * 50 + 2.55)
     assert share(51, one, [many]) == pytest.approx(0.9 * 1 + 2.55)
 
@@ -285,4 +308,4 @@ def test_arrivals_are_told_by_tenant() -> None:
         throttle.give_back("a", 5)
         flow = throttle.count(look * 0.5)
     assert flow.lowest == pytest.approx(80, rel=0.01)
-    assert flow.tenants == pytest.approx((60, 10, 10), rel=0.01)
+    assert flow.tenants == pytest.approx({"b": 60, "a": 10, "c": 10}, rel=0.01)

@@ -166,7 +166,7 @@ class Fleets:
                 higher_per_second=flow.higher,
                 lowest_per_second=flow.lowest,
                 arrivals={"m": (flow.higher, flow.lowest)},
-                tenants={"m": flow.tenants},
+                tenant_rates={"m": flow.tenants},
             )
 
         return Membership(self.fleet, describe, self.clock, self.broker, slots)

@@ -196,7 +196,8 @@ def test_two_gateways_share_the_room_as_their_tenants_ask_for_it() -> None:
         asked = (2.0 * room, 0.3 * room)
         for seconds in (4.0, 20.0):
             here, there = await asyncio.gather(
-                flood(first, FREE, asked[0], seconds), flood(second, FREE, asked[1], seconds)
+                flood(first, FREE, asked[0], seconds),
+                flood(second, FREE, asked[1], seconds, Principal("eve", "globex", FREE)),
             )
         assert there.refused == {}
         let_in = 20.0 * asked[0] - here.refused["capacity"]
@@ -205,25 +206,27 @@ def test_two_gateways_share_the_room_as_their_tenants_ask_for_it() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize("floods", ["the only gateway", "the other gateway", "both gateways"])
 @pytest.mark.parametrize("flood_tier", [FREE, PAID])
-def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(gateways: int, flood_tier: int) -> None:
-    """The flood is of another free tenant, or of a paid one that asks to be served as a free one, at one gateway or the other."""
+def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(floods: str, flood_tier: int) -> None:
+    """The flood is of another free tenant, or of a paid one that asks to be served as a free one."""
 
     async def scene(fleets: Fleets) -> None:
         here, _ = await up(fleets, 2)
-        there = here
-        if gateways == 2:
+        flooded = [here]
+        if floods != "the only gateway":
             entrance, there = fleets.gateway()
             await entrance.start()
+            flooded = [there] if floods == "the other gateway" else [here, there]
         other = Principal("eve", "globex", flood_tier)
         for seconds in (4.0, 20.0):
-            quiet, loud = await asyncio.gather(
-                flood(here, FREE, 7.0, seconds), flood(there, FREE, 5 * 2 * PER_WORKER, seconds, other)
+            quiet, *loud = await asyncio.gather(
+                flood(here, FREE, 7.0, seconds),
+                *(flood(one, FREE, 5 * 2 * PER_WORKER, seconds, other) for one in flooded),
             )
         await asyncio.sleep(1.0)
         assert (quiet.ok, quiet.refused) == (140, {})
-        assert set(loud.refused) == {"capacity"}
+        assert all(set(one.refused) == {"capacity"} for one in loud)
 
     played(scene)
 

@@ -41,7 +41,7 @@ def take(kept: dict[str, Any], name: str) -> None:
     machine = run["machine"]
     kept[name] = {
         "date": run["started_at"][:10],
-        "command": " ".join(run["command"]),
+        "command": " ".join(run["command"]).removeprefix(f"{ROOT}/"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}",
         "checks": [{**check, "value": round(check["value"], 4)} for check in run["checks"]],
     }

@@ -477,6 +477,7 @@ class Queue:
     ) -> Sequence[entry_wire.Apart | None]:
         """Inputs and parameters of a lease that are stored apart, None for any other entry. The lease is renewed while they are read."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
                 await self.extend(fence)

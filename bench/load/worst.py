@@ -292,11 +292,11 @@ def _listed(number: int) -> bytes:
 NEIGHBOURS: dict[str, Worst] = {
     "free": Worst(
         "300 requests/s of a tier that has room for 20", lambda n: _ask(f"flood {n}"), 30, every=0.1, limited=False, bound=125,
-        worker_flags=_FEW, controller_flags=_LITTLE, tier="free", calm_tier="free", rate=8.0,
+        worker_flags=_FEW, controller_flags=_LITTLE, tier="free", calm_tier="free", rate=5.0,
     ),
     "paid as free": Worst(
         "the same by a higher tier that asks as the lowest", lambda n: _ask(f"flood {n}", "X-Request-Tier: free"), 30, every=0.1,
-        limited=False, bound=125, worker_flags=_FEW, controller_flags=_LITTLE, calm_tier="free", rate=8.0,
+        limited=False, bound=125, worker_flags=_FEW, controller_flags=_LITTLE, calm_tier="free", rate=5.0,
     ),
     "list parameters": Worst(
         "160, and 8, texts with 900 kB of parameters",

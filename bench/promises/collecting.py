@@ -40,10 +40,13 @@ def collect(made: Fleet, evidence: Evidence) -> None:
 def _letters(door: Server) -> Iterator[Letter]:
     for listed in door.ask(f"/internal/dlq?limit={MOST}")["letters"]:
         tenant = urllib.parse.quote(listed["tenant"])
-        input = None
-        with contextlib.suppress(urllib.error.HTTPError):
+        input, refused = None, ""
+        try:
             input = door.ask(f"/internal/dlq/{listed['id']}?tenant={tenant}")["input"]
-        yield Letter(listed["tenant"], listed["id"].removeprefix("req_"), input, listed["cause"], listed["attempts"])
+        except urllib.error.HTTPError as exc:
+            refused = f"{exc.code} {exc.read().decode()}; listed as {listed}"
+        id = listed["id"].removeprefix("req_")
+        yield Letter(listed["tenant"], id, input, listed["cause"], listed["attempts"], refused)
 
 
 def keys_in(client: redis.Redis) -> Iterator[Key]:

@@ -1,7 +1,7 @@
 """Redis when all is answered: which kinds of keys may be left, with what in them, and for how long at most.
 
 A key is the fleet's, of the account of limits and kept outcomes, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
-`18_kept.lua` and `19_board.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
+`18_kept.lua`, `19_board.lua` and `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from tests.promises.operation import History, Violation
 
 LIFE, MINUTES, KEPT, LETTERS = 3600.0, 120.0, 90_000.0, 7 * 86_400.0
 """Seconds for which kinds of keys last when nobody renews them: state, what is read soon, accounts, dead letters."""
+OUTPUTS = 240.0
+"""Seconds for which an output stays apart that nothing keeps, and those who have yet to read it."""
 GRACE = 5.0
 """Seconds by which an end may be later: it is rounded, or belongs to a request that is under way."""
 NAME = re.compile(r"[^:]+:\{(?P<tag>[^}]+)\}(?P<queue>[^:]*):(?P<kind>.*)", re.DOTALL)
@@ -43,6 +45,8 @@ LIMITS = (
     Kind(r"kb|ku|kn|kd|ko:.*", KEPT),
     Kind(r"bq", LIFE),
 )
+OUTPUT, KEPT_OUTPUT = r"R:.*", Kind(r"R:.*", KEPT + OUTPUTS)
+"""Names of outputs apart, and the kind of one beside which its keys are: it stays as long as these."""
 QUEUE = (
     Kind(r"q", 3000.0),
     Kind(r"[lat]\d|tw|d|x|y|ys|s|p|b", LIFE, 0),
@@ -53,7 +57,10 @@ QUEUE = (
     Kind(r"r:.*", MINUTES),
     Kind(r"kc:.*", 180.0),
     Kind(r"k:.*", KEPT),
-    Kind(r"[PR]:.*", 120.0),
+    Kind(r"P:.*", MINUTES),
+    Kind(OUTPUT, OUTPUTS),
+    Kind(r"Q:.*", OUTPUTS),
+    Kind(r"K:.*", KEPT + OUTPUTS),
     Kind(r"z|zl|o|on|u|o:.*|zp:.*|oc|ou|ql", LETTERS),
     Kind(r"qs", LETTERS),
 )
@@ -63,8 +70,12 @@ SCOPES = {"fleet": FLEET, "limits": LIMITS}
 
 def at_rest(history: History) -> Iterator[Violation]:
     """What is wrong with what is left in Redis; nothing where nobody looked."""
-    for key in history.evidence.keys or ():
+    keys = history.evidence.keys or ()
+    keeping = {key.name for key in keys}
+    for key in keys:
         kind = kind_of(key)
+        if kind is not None and kind.names == OUTPUT and key.name.replace(":R:", ":K:", 1) in keeping:
+            kind = KEPT_OUTPUT
         if kind is None:
             yield Violation("a key in Redis of a kind that nobody knows", str(key))
         elif key.ttl < 0.0:

@@ -12,7 +12,9 @@ from tests.promises.operation import History, Presence
 from tests.promises.spans import Span, common, union
 
 KNOWN_SECONDS = 5.0
-"""Seconds after which all gateways that are not paused go by new weights, and know of workers that have come or recovered."""
+"""Seconds after which all gateways that are not paused go by new weights, and know of workers that have come or recovered, if no
+controller is in trouble meanwhile.
+"""
 ALWAYS: list[Span] = [(-math.inf, math.inf)]
 
 Name = TypeVar("Name", bound=Hashable)
@@ -25,24 +27,31 @@ def bare_times(history: History, names: Callable[[Presence], Iterable[Name]]) ->
         history: history with processes and faults.
         names: worker host to what it serves.
     """
-    trouble = _trouble(history.faults)
+    watch = [fault for fault in history.faults if fault.what.startswith("controller")]
+    trouble = _trouble(history.faults, watch)
     found: dict[Name, list[Span]] = {}
     for host in history.processes:
         if not host.host or len(host.models) > 1:  # Any of several models may not be loaded now.
             continue
-        away = [(-math.inf, host.up + KNOWN_SECONDS), *trouble[""], *trouble[host.name]]
+        away = [(-math.inf, _known(host.up, watch)), *trouble[""], *trouble[host.name]]
         away += [(host.gone, math.inf)] if host.gone is not None else []
         for name in names(host):
             found[name] = common(found.get(name, ALWAYS), union(away))
     return found
 
 
-def _trouble(faults: Sequence[Fault]) -> defaultdict[str, list[Span]]:
+def _known(since: float, watch: Sequence[Fault]) -> float:
+    """Instant by which gateways know of a worker that has been healthy since then, as controllers tell them."""
+    late = [fault.ended or math.inf for fault in watch if fault.began <= since + KNOWN_SECONDS]
+    return max([since, *(ended for ended in late if since < ended < math.inf)]) + KNOWN_SECONDS
+
+
+def _trouble(faults: Sequence[Fault], watch: Sequence[Fault]) -> defaultdict[str, list[Span]]:
     """Times in which a host may not be taken for healthy, by its name; those of all hosts are at ""."""
     found = defaultdict[str, list[Span]](list)
     for fault in faults:
         role = fault.what.partition(" ")[0]
         if role in ("redis", "connections", "worker", "gpu", "service"):
-            ended = math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS
+            ended = math.inf if fault.ended is None else _known(fault.ended, watch)
             found[fault.whom if role in ("worker", "gpu", "service") else ""].append((fault.began, ended))
     return found

@@ -27,13 +27,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter; the input of one that is listed and cannot be shown is None."""
+    """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead."""
 
     tenant: str
     id: str
     input: str | None
     cause: str = ""
     attempts: int = 1
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

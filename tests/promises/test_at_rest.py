@@ -17,6 +17,10 @@ LEFT = [
     Key("headway:{default:0}+zone-1:r:gateway-7", "stream", 0, 118.0),
     Key("headway:{default:0}:z", "hash", 19, 604_798.0),
     Key("headway:{default:0}:P:token", "string", 90_000, 40.0),
+    Key("headway:{default:0}:R:shared", "string", 90_000, 230.0),
+    Key("headway:{default:0}:Q:shared", "set", 1, 230.0),
+    Key("headway:{default:0}:R:kept", "string", 90_000, 3800.0),
+    Key("headway:{default:0}:K:kept", "set", 2, 3800.0),
 ]
 """What a fleet leaves."""
 
@@ -50,8 +54,18 @@ def test_a_key_without_an_end_is_found_out() -> None:
     assert found(Key("headway:{default:0}:R:token", "string", 90_000, -1.0)) == {"a key in Redis without an end"}
 
 
-def test_a_key_that_ends_too_late_is_found_out() -> None:
-    assert found(Key("headway:{default:0}:q", "string", 880, 7200.0)) == {"a key in Redis that ends too late"}
+@pytest.mark.parametrize(
+    "key",
+    [
+        Key("headway:{default:0}:q", "string", 880, 7200.0),
+        Key("headway:{default:0}:R:of-none", "string", 90_000, 3800.0),
+        Key("headway:{default:0}@3:R:kept", "string", 90_000, 3800.0),
+        Key("headway:{default:0}:Q:kept", "set", 1, 3800.0),
+    ],
+    ids=str,
+)
+def test_a_key_that_ends_too_late_is_found_out(key: Key) -> None:
+    assert found(key) == {"a key in Redis that ends too late"}
 
 
 @pytest.mark.parametrize("kind", ["l2", "a1", "x", "y", "s", "p", "e", "v", "v:flight", "vs", "vd", "d", "tw", "b"])

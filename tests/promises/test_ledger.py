@@ -69,6 +69,17 @@ def test_a_failed_list_is_not_completed_in_the_ledger(it: Scribe) -> None:
     assert promises(it) == {ANOTHER}
 
 
+def test_an_answer_whose_row_its_killed_gateway_had_is_lost_whatever_else_its_id_was_told(it: Scribe) -> None:
+    [output] = it.run("b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "b", "two", output=output)
+    it.ask((4.0, 5.0), "b", "two", output=output)
+    it.history.operations[-1].gateway = "killed"
+    it.row("two", input="b", output=output)
+    assert promises(it) == {MISSING}
+    it.fault("gateway killed", (5.5, 6.0), "killed")
+    assert not promises(it)
+
+
 def test_an_answer_without_a_row_is_found_out_unless_the_ledger_says_that_rows_were_dropped(it: Scribe) -> None:
     it.ask((0.0, 30.0), "b", "two", **LATE)
     assert promises(it) == {MISSING}

@@ -352,3 +352,26 @@ async def test_a_leader_that_left_is_tried_again_for_its_followers(harness: Harn
     await harness.advance(1.0)
     await harness.answer(await harness.claim())
     assert {id: reply.output for id, reply in (await drained(harness)).items()} == {"second": output("asked")}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("size", [0, 70_000])
+@story
+async def test_the_dead_letter_of_a_leader_that_left_is_found_by_its_id(
+    harness: Harness, alone: bool, size: int
+) -> None:
+    text = "x" * size
+    await admit(harness, sharing("first", key(), input=text), sharing("second", key(), input=text))
+    await harness.broker.withdraw([("t", "first", 0)], "g")
+    if alone:
+        await harness.broker.complete(await harness.claim(), [ItemResult(None, "rejected")])
+    else:
+        for _ in range(2):
+            await harness.broker.release(await harness.claim(), failed())
+            await harness.advance(1.0)
+    assert {id: code(reply) for id, reply in (await drained(harness)).items()} == {"second": errors.REJECTED_BY_MODEL}
+    [letter] = await harness.dead.find("first", "t")
+    assert (letter.entry.tenant, letter.entry.id, letter.entry.input) == ("t", "first", text)
+    assert [letter.entry.id for letter in await harness.dead.list()] == ["first"]
+    assert await harness.dead.remove("first", "t") == 1
+    assert await harness.dead.count() == 0

@@ -125,7 +125,7 @@ end
 local function bury(s, entry, attempts, failure)
   local payload = redis.call('HGET', s.prefix .. 'p', entry.key)
   local letter = struct.pack(LETTER_HEAD, s.now, attempts, #failure) .. failure .. (payload or '')
-  dead.keep(s.prefix, entry.key, letter, entry.token)
+  dead.keep(s.prefix, own_key(entry), letter, entry.token)
 end
 
 -- Answer and take out what waited too long apart from the tier queues.

@@ -82,6 +82,11 @@ local function key_of(member)
   return string.sub(member, DIGITS + 1)
 end
 
+-- The key that an entry has for its client. One that goes on when nobody waits for it itself any more is found under its member.
+local function own_key(entry)
+  return entry.gateway == '' and key_of(entry.key) or entry.key
+end
+
 local function tenant_of(key)
   return string.match(key, '^(.*)%z')
 end

@@ -44,11 +44,6 @@ local function add(s, field, bytes)
   return left
 end
 
--- An entry that goes on when nobody waits for it itself any more is found under its member.
-local function owner_of(entry)
-  return tenant_of(entry.gateway == '' and key_of(entry.key) or entry.key)
-end
-
 -- Whether a new entry's tenant may have so much more.
 function large.fits(s, entry)
   if entry.bytes == 0 then
@@ -72,7 +67,7 @@ end
 -- An entry has come to its end.
 function large.let_go(s, entry)
   if entry.bytes > 0 then
-    add(s, OF .. owner_of(entry), -entry.bytes)
+    add(s, OF .. tenant_of(own_key(entry)), -entry.bytes)
     if add(s, ALL, -entry.bytes) <= 0 then
       redis.call('DEL', s.prefix .. 'b')
     end

@@ -33,6 +33,35 @@ _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
 """Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
 
 
+class KnownKinds(Protocol):
+    """Facts of the models that readers of requests go by; ModelKinds describes each."""
+
+    @property
+    def default(self) -> str:
+        """Name of the model of requests that name none; empty where there is none."""
+
+    @property
+    def refusal(self) -> Callable[[str, str], Failure | None]:
+        """Failure of a request for a version of a model; None where it is not known to be wrong."""
+
+    def __contains__(self, model: object) -> bool: ...
+
+    def seen_by(self, only: Collection[str]) -> KnownKinds:
+        """See ModelKinds."""
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        """See ModelKinds."""
+
+    def takes(self, model: str) -> ValueKind | None:
+        """See ModelKinds."""
+
+    def gives(self, model: str) -> ValueKind | None:
+        """See ModelKinds."""
+
+    def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
+        """See ModelKinds."""
+
+
 class ModelKinds:
     """Served models: their names and versions, and the kinds of their values.
 
@@ -116,6 +145,10 @@ class ModelKinds:
     def visible(self, only: Collection[str]) -> list[str]:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
         return [model for model in self.models if model in only] if only else self.models
+
+    def seen_by(self, only: Collection[str]) -> KnownKinds:
+        """Models as a credential may know them that may ask `only` some, empty for all. Others are as if they did not exist."""
+        return _Seen(self, only) if only else self
 
     def versions(self, model: str) -> tuple[str, ...]:
         """Versions of a model that workers run or, before there is one, that is to be run; empty for an unknown model."""
@@ -241,3 +274,36 @@ class KindsWatcher:
         """Take note of what workers report."""
         for learner in self._learners:
             learner.learn(workers)
+
+
+class _Seen:
+    """The models as a credential sees them that may ask `only` some."""
+
+    def __init__(self, kinds: ModelKinds, only: Collection[str]) -> None:
+        self._kinds, self._only = kinds, only
+
+    @property
+    def default(self) -> str:
+        return self._kinds.default
+
+    @property
+    def refusal(self) -> Callable[[str, str], Failure | None]:
+        return self._kinds.refusal
+
+    def seen_by(self, only: Collection[str]) -> KnownKinds:
+        return _Seen(self._kinds, only) if only else self._kinds
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._only and model in self._kinds
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        return self._kinds.versions(model) if model in self else ()
+
+    def takes(self, model: str) -> ValueKind | None:
+        return self._kinds.takes(model) if model in self else None
+
+    def gives(self, model: str) -> ValueKind | None:
+        return self._kinds.gives(model) if model in self else None
+
+    def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
+        return self._kinds.check(model, input, only) if model in self else None

@@ -14,6 +14,7 @@ import msgspec
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.model_kinds import KnownKinds
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.http.inference.codecs import no_text
@@ -22,7 +23,7 @@ from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Entry, Failure, Reply, RequestOptions
 
-ReadMessage = Callable[[bytes, RequestOptions], Exchange]
+ReadMessage = Callable[[bytes, RequestOptions, KnownKinds], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
 
 Raises RequestError.
@@ -128,7 +129,7 @@ class InferenceCall(Call):
         port = self.port
         self._begun = monotonic() - waited
         try:
-            exchange = self._read(body, options)
+            exchange = self._read(body, options, port.intake.kinds.seen_by(self.principal.models))
         except RequestError:
             self.tier = port.settings.tier_names[self.principal.tier]
             self.charge()

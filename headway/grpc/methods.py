@@ -76,8 +76,8 @@ class RepeatedMethod:
 
 
 def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
-    predict = predict_reader(port.settings, port.intake.kinds)
-    infer = infer_reader(port.settings, port.intake.kinds)
+    predict = predict_reader(port.settings)
+    infer = infer_reader(port.settings)
     found: dict[str, MakeCall] = {
         f"/{_PREDICTS}": lambda metadata: InferenceCall(port, metadata, predict, f"grpc {_PREDICTS}"),
         f"/{messages.HEALTH}/Check": lambda metadata: PlainCall(port, metadata, health.check),

@@ -16,7 +16,7 @@ from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.errors import NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
@@ -40,16 +40,15 @@ _OTHER_CONTENTS = tuple(
 )
 
 
-def infer_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
+def infer_reader(settings: Settings) -> ReadMessage:
     """Make the reader of the messages of ModelInfer and ModelStreamInfer.
 
     Arguments:
         settings: bounds of inputs and parameters, tiers, and the default model.
-        kinds: what the models take and give.
     """
     most, tiers, check = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names), value_checker(settings)
 
-    def read(body: bytes, options: RequestOptions) -> Exchange:
+    def read(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
         asked = messages.read(_REQUEST, body)
         model = asked.model_name or kinds.default
         check_version(kinds, model, asked.model_version or None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headway.config import Settings
 from headway.core import values
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.grpc import messages
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
@@ -18,16 +18,15 @@ _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
 
 
-def predict_reader(settings: Settings, kinds: ModelKinds) -> ReadMessage:
+def predict_reader(settings: Settings) -> ReadMessage:
     """Make the reader of the method's messages.
 
     Arguments:
         settings: bounds of inputs, and the default model.
-        kinds: what the models take and give.
     """
     text = text_reader(settings)
 
-    def read(body: bytes, options: RequestOptions) -> Exchange:
+    def read(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
         asked = messages.read(_REQUEST, body)
         model = asked.model_id or kinds.default
         octets = kinds.takes(model) is ValueKind.BYTES

@@ -144,13 +144,10 @@ GRPC_WORDS = (
 )  # fmt: skip
 
 _READERS = [
-    (settings, kinds, kind)
+    (settings, read, kind, _kinds(kind))
     for settings in _SETTINGS
     for kind in ValueKind
-    for kinds in (
-        predict_reader(settings, _kinds(kind)),
-        infer_reader(settings, _kinds(kind)),
-    )
+    for read in (predict_reader(settings), infer_reader(settings))
 ]
 _REQUESTS = [
     request
@@ -162,9 +159,9 @@ _REQUESTS = [
 
 def check_grpc(data: bytes) -> None:
     """A message is read or refused, by each method of each service; the answer to what is let through can be written."""
-    for settings, read, kind in _READERS:
+    for settings, read, kind, kinds in _READERS:
         try:
-            exchange = read(data, _OPTIONS)
+            exchange = read(data, _OPTIONS, kinds)
         except RequestError as exc:
             _check_error(exc)
             continue

@@ -7,14 +7,14 @@ function that writes the answer, which holds whatever the codec has to remember 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.server.head import Head
 from headway.model import DedupKind, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
@@ -107,8 +107,12 @@ class CodecContext:
     """
 
     settings: Settings
-    kinds: ModelKinds
+    kinds: KnownKinds
     counters: Counters
+
+    def seen_by(self, only: Collection[str]) -> CodecContext:
+        """Facts that a credential may know which may ask `only` some models; see ModelKinds."""
+        return replace(self, kinds=self.kinds.seen_by(only)) if only else self
 
 
 class RequestTarget(NamedTuple):

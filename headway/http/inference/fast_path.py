@@ -321,7 +321,7 @@ class FastPathConnection(Connection):
             return
         self.principal = principal
         try:
-            request = read_inference_head(codec, head, target, inference.codec_context, self.origin)
+            request = read_inference_head(codec, head, target, inference.codec_context, self.origin, principal.models)
         except RequestError as exc:
             over = inference.charge(self.principal, self.id)
             self.refuse(over or exc, head, None if over else "none")
@@ -412,7 +412,8 @@ class FastPathConnection(Connection):
                 try:
                     model, text, parameters = request.codec.read(body)
                 except OtherInput as exc:
-                    exchange = read_other(request.codec, body, exc, request.options, self.inference.codec_context)
+                    context = self.inference.codec_context.seen_by(self.principal.models)
+                    exchange = read_other(request.codec, body, exc, request.options, context)
             if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
                 raise several_as_task()
         except RequestError as exc:

@@ -7,7 +7,7 @@ equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headway.config import Settings
 from headway.core.trace_context import read_trace_context
@@ -70,7 +70,12 @@ class InferenceHead:
 
 
 def read_inference_head(
-    codec: Codec, head: Head, target: RequestTarget, context: CodecContext, origin: str | None
+    codec: Codec,
+    head: Head,
+    target: RequestTarget,
+    context: CodecContext,
+    origin: str | None,
+    only: Collection[str] = (),
 ) -> InferenceHead:
     """Read an inference request's head.
 
@@ -80,6 +85,7 @@ def read_inference_head(
         target: its target.
         context: settings of the tiers, the longest timeout, and the largest body; what the models take.
         origin: see RequestOptions.
+        only: the models that the credential may ask; empty for all.
 
     Raises:
         RequestError: a header field or the target is wrong, or the body is announced as too large.
@@ -98,7 +104,7 @@ def read_inference_head(
     asked.wish, asked.wait, asked.coding = wish, min(wait, options.timeout), coding
     asked.repeatable = asked.repeatable and not coding
     if codec.open is not None:
-        asked.read = codec.open(head, target, options, context)
+        asked.read = codec.open(head, target, options, context.seen_by(only))
     else:
         target.refuse_named("name it in the body of /v1/inference")
     return asked

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.errors import BadRequest, RequestError
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
@@ -62,7 +62,7 @@ def with_version(options: RequestOptions, version: str | None) -> RequestOptions
     return replace(options, version=version) if version else options
 
 
-def check_version(kinds: ModelKinds, model: str, version: str | None) -> None:
+def check_version(kinds: KnownKinds, model: str, version: str | None) -> None:
     """Check that a version of a model is one that is served; None: any. A model that is not known is not looked at.
 
     Raises:

@@ -9,7 +9,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.chat_template import Message, Render, load_template
@@ -62,7 +62,7 @@ def chat(settings: Settings) -> Codec:
     check, parameters = input_checker(settings), parameters_reader(settings)
     render_for = templates(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         raw = members.get("messages")

@@ -12,7 +12,7 @@ import msgspec
 from headway.config import Settings
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
@@ -59,7 +59,7 @@ def embeddings(settings: Settings) -> Codec:
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         inputs = take_inputs(members, "input", most, check)

@@ -15,7 +15,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
@@ -98,7 +98,7 @@ def responses(settings: Settings) -> Codec:
     check, parameters = input_checker(settings), parameters_reader(settings)
     render_for = templates(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: ModelKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model") or kinds.default
         echoed: dict[str, Any] = {name: members[name] for name in _ECHOED if name in members}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget
 from headway.http.openai.errors import encode_error
@@ -19,7 +19,7 @@ from headway.model import RequestOptions
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
-Make = Callable[[bytes, RequestOptions, ModelKinds], Exchange]
+Make = Callable[[bytes, RequestOptions, KnownKinds], Exchange]
 """Body, options and served models to exchange. Raises RequestError."""
 
 

@@ -1,0 +1,107 @@
+"""A model that a credential may not ask is read like one that is not served: nothing of it shows, whatever the body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from headway.config import Settings
+from headway.errors import RequestError
+from headway.gateway.model_kinds import ModelKinds
+from headway.grpc import messages
+from headway.grpc.open_inference import infer_reader
+from headway.grpc.predict import predict_reader
+from headway.http.inference.bodies import OtherInput
+from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
+from headway.http.inference.inference_head import read_inference_head
+from headway.http.inference.other_inputs import read_other
+from headway.http.inference.routes import codecs
+from headway.http.oip.infer import infer
+from headway.http.server.head import Head
+from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
+
+SETTINGS = Settings()
+OPTIONS = RequestOptions(4.0)
+ONLY = frozenset({"mine"})
+KINDS = ModelKinds(["mine", "other"])
+BODIES = [
+    b"{",
+    b"{}",
+    b'{"inputs":[{"name":"INPUT","shape":[1],"datatype":"FP32","data":[1.5]}]}',
+    b'{"inputs":[{"name":"INPUT","shape":[1],"datatype":"BYTES","data":["a"]}]}',
+    b'{"inputs":[{"name":"INPUT","shape":[2],"datatype":"BYTES","data":["a"]}]}',
+    b'{"inputs":[{"name":"INPUT","shape":[1],"datatype":"BYTES","data":["not base64!"]}],"outputs":[{"name":"no"}]}',
+]
+TENSORS = [json.loads(body)["inputs"][0] for body in BODIES[2:5]]
+
+
+def http_oip(model: str, body: bytes, version: str | None) -> Exchange:
+    head = Head(b"POST", b"/v2/models/m/infer", "1.1", [])
+    head.length = len(body)
+    target = RequestTarget({"model": model} | ({"version": version} if version else {}), b"")
+    asked = read_inference_head(infer(SETTINGS), head, target, CodecContext(SETTINGS, KINDS, Counters()), None, ONLY)
+    assert asked.read is not None
+    return asked.read(body)
+
+
+def native(model: str, body: bytes, version: str | None) -> Exchange:
+    """The body's tensors, or what it is, as the input."""
+    try:
+        input: object = json.loads(body).get("inputs")
+    except ValueError:
+        input = 1.5
+    asked = {"model": model, "input": input} | ({"model_version": version} if version else {})
+    context = CodecContext(SETTINGS, KINDS, Counters()).seen_by(ONLY)
+    codec = codecs(SETTINGS)["/v1/inference"]
+    return read_other(codec, json.dumps(asked).encode(), OtherInput("a text"), OPTIONS, context)
+
+
+def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:
+    asked = messages.message("inference.ModelInferRequest")(model_name=model, model_version=version or "")
+    place = BODIES.index(body)
+    for tensor in TENSORS[place - 2 : place - 1] if place > 1 else ():
+        made = asked.inputs.add(name="INPUT", datatype=tensor["datatype"], shape=tensor["shape"])
+        data = [str(one).encode() for one in tensor["data"]]
+        made.contents.bytes_contents.extend(data if tensor["datatype"] == "BYTES" else [])
+    return infer_reader(SETTINGS)(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
+
+
+def grpc_predict(model: str, body: bytes, version: str | None) -> Exchange:
+    asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=body + b"\xff")
+    return predict_reader(SETTINGS)(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
+
+
+def told(read: Callable[[str, bytes, str | None], Exchange], model: str, body: bytes, version: str | None) -> object:
+    """What comes of a request, with the name of its model left out."""
+    try:
+        found = read(model, body, version)
+    except RequestError as exc:
+        return exc.code, exc.message.replace(model, "…"), exc.retry_after
+    return (found.model or "").replace(model, "…"), found.input, found.options
+
+
+@pytest.mark.parametrize("read", [http_oip, native, grpc_infer, grpc_predict])
+@pytest.mark.parametrize("takes", ValueKind)
+@pytest.mark.parametrize("version", [None, "1", "no"])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_hidden_model_is_read_like_an_unknown_one(
+    read: Callable[[str, bytes, str | None], Exchange], takes: ValueKind, version: str | None, body: bytes
+) -> None:
+    KINDS.learn([
+        WorkerInfo(worker_id="w", model=model, status=WorkerStatus.HEALTHY, takes=takes.value, gives=takes.value)
+        for model in KINDS.models
+    ])  # fmt: skip
+    assert told(read, "other", body, version) == told(read, "nowhere", body, version)
+
+
+def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
+    kinds = ModelKinds(["mine", "other"])
+    seen = kinds.seen_by(ONLY)
+    assert ("mine" in seen, "other" in seen, seen.takes("mine")) == (True, False, None)
+    kinds.learn([WorkerInfo(worker_id="w", model="mine", status=WorkerStatus.HEALTHY, takes="bytes", gives="json")])
+    assert (seen.takes("mine"), seen.gives("mine")) == (ValueKind.BYTES, ValueKind.JSON)
+    assert seen.check("mine", "no base64!") is not None
+    assert kinds.seen_by(()) is kinds

@@ -21,9 +21,11 @@ from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, log, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall, ReadMessage
 from headway.grpc.statuses import trailers_of
+from headway.oip.parameters import FINAL, FINAL_WISH
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
+_INFERRED = messages.message("inference.ModelInferResponse")
 
 
 class Item:
@@ -35,13 +37,14 @@ class Item:
     Attributes:
         error: error that it has failed with before it was submitted; None for none.
         id: id that the client gave it.
+        final: whether its answer says that it is the last.
         held: bytes that are counted for it.
         alone: whether it has the room that its stream holds for reading.
         answer: message of the answer, once it is begun.
         left: set once that has left.
     """
 
-    __slots__ = ("alone", "answer", "call", "error", "held", "id", "left")
+    __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
 
     answer: asyncio.Task[bytes]
 
@@ -49,6 +52,7 @@ class Item:
         self.call = call
         self.error: RequestError | None = None
         self.id = ""
+        self.final = False
         self.held = 0
         self.alone = False
         self.left = asyncio.Event()
@@ -61,6 +65,9 @@ Begun = dict[asyncio.Task[bytes], Item]
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
 """Byte before the length of the answer to one request within the message of a stream."""
+
+_FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())
+"""Parameter that makes the answer to a request its last, as it stands behind the message of that answer."""
 
 MOST_ITEMS = 256
 """Most requests of one stream that are in hand at once; beyond them nothing is read."""
@@ -153,10 +160,10 @@ class InferStreamCall(StreamCall):
         try:
             options, id = call.begin(context)
             call.submit(context, body, options, id, waited)
-            item.id = call.asked_id
+            item.id, item.final = call.asked_id, call.asks_final
         except Exception as exc:
             item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
-            item.id = _id_of(body)
+            item.id, item.final = _told_in(body)
 
     async def _answer(self, item: Item) -> bytes:
         """Message of the answer to one request."""
@@ -166,7 +173,7 @@ class InferStreamCall(StreamCall):
                 raise item.error
             message, _ = await call.outcome()
             self._hold_answer(item, len(message))
-            return _succeeded(message)
+            return _succeeded(message + _FINAL if item.final else message)
         except RequestError as exc:
             error = exc.with_traceback(None)
         except Exception as exc:
@@ -174,7 +181,7 @@ class InferStreamCall(StreamCall):
         finally:
             call.release()
         call.count_refusal(error)
-        return _failed(item.id, error, call.shown)
+        return _failed(item, error)
 
     def _hold_answer(self, item: Item, amount: int) -> None:
         """Count the bytes of an answer in place of its request's. Raises RequestError: the owner holds too many."""
@@ -215,18 +222,21 @@ def _succeeded(message: bytes) -> bytes:
     return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
 
 
-def _failed(id: str, error: RequestError, shown: str) -> bytes:
+def _failed(item: Item, error: RequestError) -> bytes:
     """Message of the answer to a request that has failed."""
     text = error.message.encode("utf-8", "backslashreplace").decode()
-    answer = _RESPONSE(error_message=text, infer_response={"id": id})
-    for name, value in trailers_of(error.code, shown, error.retry_after, error.reason):
+    answer = _RESPONSE(error_message=text, infer_response={"id": item.id})
+    for name, value in trailers_of(error.code, item.call.shown, error.retry_after, error.reason):
         answer.infer_response.parameters[name].string_param = value
+    if item.final:
+        answer.infer_response.parameters[FINAL].bool_param = True
     return bytes(answer.SerializeToString())
 
 
-def _id_of(body: bytes) -> str:
-    """Id that the client gave a request; empty where it cannot be read."""
+def _told_in(body: bytes) -> tuple[str, bool]:
+    """Id that the client gave a request, and whether its answer says that it is the last; none of it where it cannot be read."""
     try:
-        return str(messages.read(_REQUEST, body).id)
+        asked = messages.read(_REQUEST, body)
     except BadRequest:
-        return ""
+        return "", False
+    return str(asked.id), FINAL_WISH in asked.parameters and asked.parameters[FINAL_WISH].bool_param

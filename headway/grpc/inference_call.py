@@ -62,6 +62,11 @@ class InferenceCall(Call):
         """Id that the message gives the request, once that is submitted."""
         return self._submission.exchange.id if self._submission is not None else ""
 
+    @property
+    def asks_final(self) -> bool:
+        """Whether the message asks that an answer on a stream says that it is the last."""
+        return self._submission is not None and self._submission.exchange.final
+
     async def answer(self, context: Any) -> bytes:
         """Message of the answer. Raises RequestError."""
         options, id = self.begin(context)

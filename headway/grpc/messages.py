@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from headway.errors import BadRequest
-from headway.protos import FILES, OPEN_INFERENCE, file_of, kinds_of, message
+from headway.protos import FILES, OPEN_INFERENCE, file_of, is_message, kinds_of, message
 
 __all__ = [
     "FILES",
@@ -19,6 +19,7 @@ __all__ = [
     "SERVICES",
     "Message",
     "file_of",
+    "is_message",
     "kinds_of",
     "message",
     "read",

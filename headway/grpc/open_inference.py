@@ -14,7 +14,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.excerpt import excerpt
-from headway.errors import NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
+from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.model_kinds import KnownKinds
 from headway.grpc import messages
@@ -77,7 +77,8 @@ def infer_reader(settings: Settings) -> ReadMessage:
             )
 
         input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
-        return Exchange(model, input, msgspec.json.encode(rest) if rest else b"", wishes.applied_to(options), write, id)
+        text = msgspec.json.encode(rest) if rest else b""
+        return Exchange(model, input, text, wishes.applied_to(options), write, id, wishes.final)
 
     return read
 
@@ -135,6 +136,9 @@ def _parameters_of(given: Any, most: int) -> dict[str, Any]:
     return found
 
 
+_NOT_THERE = (NOT_FOUND, NO_WORKERS)
+"""Codes of a model or version that is not served, or of which that is not known now: who waits for it asks until it is ready."""
+
 Answer = Callable[[Any, Principal], Awaitable[Any]]
 """Request message, and its principal, to the answer's members. Raises RequestError."""
 
@@ -180,7 +184,12 @@ class OpenInference:
         return metadata.ServerMetadata()
 
     async def _model_ready(self, asked: Any, principal: Principal) -> Any:
-        model = self._find(asked, principal)
+        try:
+            model = self._find(asked, principal)
+        except RequestError as exc:
+            if exc.code in _NOT_THERE:
+                return {"ready": False}
+            raise
         return {"ready": await self._ready() and self._kinds.has_worker(model)}
 
     async def _model(self, asked: Any, principal: Principal) -> Any:

@@ -50,11 +50,22 @@ class ReflectionCall(StreamCall):
             case "file_containing_symbol":
                 symbol = asked.file_containing_symbol
                 self._give_file(answer, messages.file_of(symbol) or symbol)
-            case "all_extension_numbers_of_type" | "file_containing_extension":
-                _fail(answer, _NOT_FOUND, "there are no extensions")
+            case "all_extension_numbers_of_type":
+                self._give_extensions(answer, asked.all_extension_numbers_of_type)
+            case "file_containing_extension":
+                of = asked.file_containing_extension
+                message = f"there is no extension {of.extension_number} of {excerpt(of.containing_type)}"
+                _fail(answer, _NOT_FOUND, message)
             case _:
                 _fail(answer, _UNIMPLEMENTED, "the question is not known")
         return answer
+
+    def _give_extensions(self, answer: Any, name: str) -> None:
+        """Tell that a type has no extensions, as none of the files has any."""
+        if messages.is_message(name):
+            answer.all_extension_numbers_response.base_type_name = name
+        else:
+            _fail(answer, _NOT_FOUND, f"there is no such type: {excerpt(name)}")
 
     def _give_file(self, answer: Any, name: str) -> None:
         found = messages.FILES.get(name)

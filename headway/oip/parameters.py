@@ -15,6 +15,11 @@ _T = TypeVar("_T")
 PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
+FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+"""Wish of Triton's clients on streams, and the parameter by which an answer says that it is the last to its request: each is."""
+
+KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
+"""Parameters that the protocol's servers know."""
 
 _MOST_MICROSECONDS = 2**63 - 1
 
@@ -26,11 +31,13 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
         tier: index of the highest tier that it asks for: 0, the highest there is, unless it asks for a lower one.
         timeout: seconds until the answer is worthless; None for no wish.
         binary: whether its outputs come in the binary form.
+        final: whether an answer on a stream says that it is the last to its request.
     """
 
     tier: int = 0
     timeout: float | None = None
     binary: bool = False
+    final: bool = False
 
     def applied_to(self, options: RequestOptions) -> RequestOptions:
         """Options of the request with these wishes: its tier may only become lower, its time only shorter."""
@@ -56,15 +63,22 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
     """
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
-    binary = parameters.get(BINARY_OUTPUT, False)
-    if not isinstance(binary, bool):
-        raise Malformed(f"the parameter `{BINARY_OUTPUT}` is no boolean; expected true or false")
-    return Wishes(max(priority - 1, 0), microseconds / 1e6 if microseconds else None, binary)
+    timeout = microseconds / 1e6 if microseconds else None
+    return Wishes(
+        max(priority - 1, 0), timeout, _boolean(parameters, BINARY_OUTPUT), _boolean(parameters, FINAL_WISH)
+    )
 
 
 def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:
     """Parameters that the target gets: all but those that the protocol knows."""
-    return {name: value for name, value in parameters.items() if name not in (PRIORITY, TIMEOUT, BINARY_OUTPUT)}
+    return {name: value for name, value in parameters.items() if name not in KNOWN}
+
+
+def _boolean(parameters: Mapping[str, Any], name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise Malformed(f"the parameter `{name}` is no boolean; expected true or false")
+    return value
 
 
 def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:

@@ -44,6 +44,15 @@ def kinds_of(service: str, method: str) -> tuple[Any, Any]:
     return message_factory.GetMessageClass(found.input_type), message_factory.GetMessageClass(found.output_type)
 
 
+def is_message(name: str) -> bool:
+    """Whether a full name is that of a message."""
+    try:
+        _POOL.FindMessageTypeByName(name)
+    except KeyError:
+        return False
+    return True
+
+
 def file_of(symbol: str) -> str | None:
     """Name of the file that has a symbol; None where none has it."""
     try:

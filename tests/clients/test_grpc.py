@@ -39,17 +39,17 @@ def test_tritonclient_works_unchanged(server: Server, port: int) -> None:
     assert told.pop("statistics") >= 7
     statuses = {name: status.removeprefix("StatusCode.") for name, (status, _) in told["refusals"].items()}
     assert statuses == {
-        "no key": "UNAUTHENTICATED", "other model": "NOT_FOUND", "other ready": "NOT_FOUND", "other version": "NOT_FOUND",
+        "no key": "UNAUTHENTICATED", "other model": "NOT_FOUND", "other metadata": "NOT_FOUND", "other version": "NOT_FOUND",
         "too large": "RESOURCE_EXHAUSTED",
         "element": "INVALID_ARGUMENT", "fault": "INTERNAL", "too late": "DEADLINE_EXCEEDED", "load": "UNIMPLEMENTED",
         "traces": "UNIMPLEMENTED",
     }  # fmt: skip
     assert told.pop("refusals")["element"][1].startswith("input 1 of 2, counted from 0: ")
     *answers, error = told.pop("stream")
-    assert answers == [["S0"], ["S1"], ["S2"]]
+    assert answers == [["S0"], ["S1"], ["S2"], True]
     assert "no model named" in error
     assert told == {
-        "health": [True, True, True],
+        "health": [True, True, True, False, False],
         "server": "headway",
         "inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": ["-1", "1"]}],
         "config": 1024,

@@ -56,8 +56,10 @@ def streamed() -> list[Any]:
         client.async_stream_infer("default", [tensor(f"s{number}")], request_id=str(number))
     client.async_stream_infer("other", [tensor("x")])
     *answers, error = [done.get(timeout=30) for _ in range(4)]
+    client.async_stream_infer("default", [tensor("last")], enable_empty_final_response=True)
+    last = done.get(timeout=30).get_response().parameters["triton_final_response"].bool_param
     client.stop_stream()
-    return [*(texts_of(answer) for answer in answers), str(error)]
+    return [*(texts_of(answer) for answer in answers), last, str(error)]
 
 
 ASKED: Any = {"headers": HEADERS, "as_json": True}
@@ -68,6 +70,8 @@ json.dump(
             client.is_server_live(),
             client.is_server_ready(),
             client.is_model_ready("default", headers=HEADERS),
+            client.is_model_ready("other", headers=HEADERS),
+            client.is_model_ready("default", "9", headers=HEADERS),
         ],
         "server": client.get_server_metadata(as_json=True)["name"],
         "inputs": client.get_model_metadata("default", **ASKED)["inputs"],
@@ -81,7 +85,7 @@ json.dump(
         "refusals": {
             "no key": status(lambda: infer("a", headers={})),
             "other model": status(lambda: infer("a", model_name="other")),
-            "other ready": status(lambda: client.is_model_ready("other", headers=HEADERS)),
+            "other metadata": status(lambda: client.get_model_metadata("other", headers=HEADERS)),
             "other version": status(lambda: infer("a", model_version="9")),
             "too large": status(lambda: infer("a" * 3_000_000)),
             "element": status(lambda: infer("good", "bad")),

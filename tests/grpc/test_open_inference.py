@@ -304,10 +304,25 @@ def test_what_is_said_of_a_model_is_for_those_who_may_ask_it() -> None:
             assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
             narrow = (("authorization", "Bearer narrow"),)
             assert (await client.fail(f"{service}/{method}", body, narrow)).status is Status.PERMISSION_DENIED
-            unknown = asked(name="other").SerializeToString()
-            assert (await client.fail(f"{service}/{method}", unknown, BEARER)).status is Status.NOT_FOUND
+            hidden = asked(name="nowhere").SerializeToString()
+            assert (await client.fail(f"{service}/{method}", hidden, narrow)).status is Status.PERMISSION_DENIED
+            if method != "ModelReady":
+                unknown = asked(name="other").SerializeToString()
+                found = await client.fail(f"{service}/{method}", unknown, BEARER)
+                assert (found.status, "no model named 'other'" in found.details) == (Status.NOT_FOUND, True)
+                assert found.details.endswith("there is: default")
             await say(client, method, BEARER, name="default")
         assert list((await say(client, "RepositoryIndex", narrow)).models) == []
+
+    served(main, KEYS)
+
+
+def test_a_model_or_version_that_is_not_served_is_not_ready() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        for members in ({"name": "other"}, {"name": "default", "version": "9"}):
+            assert not (await say(client, "ModelReady", BEARER, **members)).ready
+        assert not (await say(client, "ModelReady", (("authorization", "Bearer narrow"),), name="other")).ready
 
     served(main, KEYS)
 
@@ -348,6 +363,39 @@ def test_a_stream_answers_each_request_in_order_and_outlives_an_error() -> None:
         assert "malformed" in streamed(await call.read()).error_message
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is Status.OK
+
+    served(main)
+
+
+def test_an_answer_on_a_stream_says_that_it_is_the_last_where_that_is_asked_for() -> None:
+    async def main(port: Port) -> None:
+        def asked(*texts: str, wish: bool | None = True, **members: Any) -> bytes:
+            made = request(*texts, **members)
+            made.parameters["n"].int64_param = 3
+            if wish is not None:
+                made.parameters["triton_enable_empty_final_response"].bool_param = wish
+            return bytes(made.SerializeToString())
+
+        async def said(body: bytes) -> Any:
+            await call.write(body)
+            answer = streamed(await call.read())
+            parameters = answer.infer_response.parameters
+            last = parameters["triton_final_response"].bool_param if "triton_final_response" in parameters else None
+            return last, outputs(answer.infer_response) if not answer.error_message else answer.infer_response.id
+
+        call = port.client().stream(STREAM)
+        assert await said(asked("a", "b")) == (True, [b"A", b"B"])
+        assert await said(asked("a", wish=False)) == await said(asked("a", wish=None)) == (None, [b"A"])
+        assert await said(asked("a", id="x", model_version="9")) == (True, "x")
+        assert await said(asked("a", id="y", model_version="9", wish=False)) == (None, "y")
+        port.gateway.failure = Failure(errors.BACKEND_ERROR, "broken")
+        assert await said(asked("a", id="z")) == (True, "z")
+        assert await said(asked("a", id="z", wish=None)) == (None, "z")
+        assert {one.parameters for one in port.gateway.asked} == {b'{"n":3}'}
+        call.cancel()
+        port.gateway.failure = None
+        alone = answered(await port.client().ask(INFER, asked("a")))
+        assert (outputs(alone), dict(alone.parameters)) == ([b"A"], {})
 
     served(main)
 

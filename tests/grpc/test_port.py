@@ -97,7 +97,15 @@ def test_reflection_gives_all_services_and_their_files(version: str) -> None:
             assert pool.FindServiceByName(name).methods
         assert (await learn(file_by_filename="headway/v1/inference.proto")).HasField("file_descriptor_response")
         assert (await learn(file_by_filename="nothing.proto")).error_response.error_code == 5
-        assert (await learn(all_extension_numbers_of_type="x")).error_response.error_code == 5
+        message = "headway.v1.PredictRequest"
+        extensions = (await learn(all_extension_numbers_of_type=message)).all_extension_numbers_response
+        assert (extensions.base_type_name, list(extensions.extension_number)) == (message, [])
+        for name in ("x", "headway.v1.Inference"):
+            refused = (await learn(all_extension_numbers_of_type=name)).error_response
+            assert (refused.error_code, refused.error_message) == (5, f"there is no such type: {name}")
+        of = {"containing_type": message, "extension_number": 7}
+        refused = (await learn(file_containing_extension=of)).error_response
+        assert (refused.error_code, refused.error_message) == (5, f"there is no extension 7 of {message}")
         assert (await learn()).error_response.error_code == 12
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF

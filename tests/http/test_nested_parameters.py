@@ -14,7 +14,7 @@ from headway.config import Settings
 from headway.http.inference import codecs
 from headway.http.oip import requests
 from headway.http.openai.members import parameters_reader, read_members
-from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
+from headway.oip.parameters import KNOWN
 from headway.oip.tensors import Malformed
 
 TREES = {
@@ -47,7 +47,7 @@ def test_of_parameters_nothing_is_built(door: str, tree: bytes) -> None:
     assert peak(lambda: READERS[door](tree)) < 5 * len(tree)
 
 
-@pytest.mark.parametrize("name", [PRIORITY, TIMEOUT, BINARY_OUTPUT])
+@pytest.mark.parametrize("name", KNOWN)
 def test_of_a_parameter_of_the_protocol_nothing_is_built(name: str) -> None:
     raw = msgspec.Raw(b'{"' + name.encode() + b'":' + TREES["lists"] + b"}")
 

@@ -48,6 +48,7 @@ def test_a_process_that_leaves_is_live_and_not_ready() -> None:
 def test_metadata_tell_what_works() -> None:
     async def main(stand: Stand) -> None:
         server = (await stand.ask(get("/v2"))).json
+        assert (await stand.ask(get("/v2/"))).json == server, "clients join a base URL and nothing so"
         assert (server["name"], server["version"]) == ("headway", __version__)
         assert set(server["extensions"]) == {
             "binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics",
@@ -153,6 +154,7 @@ def test_models_are_not_loaded_over_http(what: str) -> None:
         (get(f"{MODEL}/versions/2/config"), 404, "has no version '2'"),
         (get("/v2/nothing"), 404, "nothing is served at /v2/nothing"),
         (post("{}", "/v2"), 405, "only GET, HEAD, OPTIONS"),
+        (post("{}", "/v2/"), 405, "only GET, HEAD, OPTIONS"),
         (post("{}", MODEL), 405, "only GET, HEAD, OPTIONS"),
         (get("/v2/repository/index"), 405, "only OPTIONS, POST"),
         (get(f"{MODEL}/infer"), 405, "only OPTIONS, POST"),

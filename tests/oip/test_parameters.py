@@ -19,6 +19,7 @@ from headway.oip.tensors import Malformed
         ({"priority": 3}, Wishes(tier=2)),
         ({"timeout": 1_500}, Wishes(timeout=0.0015)),
         ({"binary_data_output": True}, Wishes(binary=True)),
+        ({"triton_enable_empty_final_response": True}, Wishes(final=True)),
     ],
 )
 def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes) -> None:
@@ -40,6 +41,7 @@ def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes
         ({"timeout": 2**63}, "`timeout`"),
         ({"timeout": None}, "`timeout`"),
         ({"binary_data_output": 1}, "`binary_data_output` is no boolean"),
+        ({"triton_enable_empty_final_response": "yes"}, "`triton_enable_empty_final_response` is no boolean"),
     ],
 )
 def test_a_wrong_parameter_is_named(parameters: dict[str, Any], says: str) -> None:
@@ -49,5 +51,6 @@ def test_a_wrong_parameter_is_named(parameters: dict[str, Any], says: str) -> No
 
 
 def test_the_target_gets_what_the_protocol_does_not_know() -> None:
-    given = {"priority": 1, "timeout": 2, "binary_data_output": True, "temperature": 0.5, "sequence_id": 7}
+    known = {"priority": 1, "timeout": 2, "binary_data_output": True, "triton_enable_empty_final_response": True}
+    given = {**known, "temperature": 0.5, "sequence_id": 7}
     assert for_target(given) == {"temperature": 0.5, "sequence_id": 7}

@@ -82,6 +82,7 @@ class Exchange:
         options: options of the request.
         write: writes the answer.
         id: id by which the client knows the request, where its API has one and its failure is to tell it; else empty.
+        final: whether its answer on a stream says that it is the last.
     """
 
     model: str | None
@@ -90,6 +91,7 @@ class Exchange:
     options: RequestOptions
     write: WriteOutputs
     id: str = ""
+    final: bool = False
 
 
 ReadExchange = Callable[[bytes], Exchange]

@@ -17,7 +17,7 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.inference.bodies import ABSENT, parameter_members, why_not
 from headway.oip.elements import Element
-from headway.oip.parameters import BINARY_OUTPUT, NONE, PRIORITY, TIMEOUT, Wishes, for_target, read_wishes
+from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 from headway.oip.tensors import (
     OUTPUT,
     Malformed,
@@ -246,7 +246,7 @@ def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
     members = parameter_members(text, most)
     if not members:
         return NONE, b""
-    asked = {name: _figure(members[name]) for name in (PRIORITY, TIMEOUT, BINARY_OUTPUT) if name in members}
+    asked = {name: _figure(members[name]) for name in KNOWN if name in members}
     if not asked:
         return NONE, text
     wishes = read_wishes(asked, tiers)

@@ -41,7 +41,7 @@ def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
     version = f"{model}/versions/{{version}}"
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
     return [
-        Route("/v2", on.server),
+        *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Clients join a base URL and nothing so.
         Route("/v2/health/live", on.live),
         Route("/v2/health/ready", on.ready),
         Route("/v2/models/stats", on.all_statistics, middleware=known),

@@ -64,9 +64,7 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
     timeout = microseconds / 1e6 if microseconds else None
-    return Wishes(
-        max(priority - 1, 0), timeout, _boolean(parameters, BINARY_OUTPUT), _boolean(parameters, FINAL_WISH)
-    )
+    return Wishes(max(priority - 1, 0), timeout, _boolean(parameters, BINARY_OUTPUT), _boolean(parameters, FINAL_WISH))
 
 
 def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:

@@ -437,3 +437,17 @@ async def test_a_heartbeat_does_not_wait_for_the_queues_of_other_zones(
         await beat(harness.broker, "gpu-a")
         await asked.wait()
         await beat(harness.broker, "gpu-a")
+
+
+@story
+async def test_an_entry_that_died_in_two_zones_has_one_dead_letter(harness: RedisHarness) -> None:
+    await both(harness)
+    for nonce, (broker, worker) in enumerate([(harness.broker, "a-0"), (harness.peer(), "b-0")]):
+        await broker.enqueue([ask("text", id="twice", nonce=nonce)])
+        lease = await broker.claim(slot(worker), AT_ONCE)
+        assert isinstance(lease, Lease)
+        await broker.complete(lease, [ItemResult(None, f"rejected by {worker}")])
+    [letter] = await harness.dead.find("twice", "t")
+    assert letter.error == "rejected by b-0"
+    assert [one.error for one in await harness.dead.list()] == ["rejected by b-0"]
+    assert await harness.dead.count() == 1

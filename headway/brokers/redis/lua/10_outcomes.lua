@@ -97,10 +97,14 @@ local function drop_oldest(prefix, account)
   end
 end
 
--- Keep a letter, with the input that lies apart under a token, if there is one.
+-- Keep a letter, with the input that lies apart under a token, if there is one. An entry that died once more, in whichever version or
+-- zone, has its newest letter alone.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
   dead.drop(prefix, key)
+  for _, other in ipairs(siblings.with_letters(prefix)) do
+    dead.drop(other, key)
+  end
   local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
   redis.call('HSET', prefix .. 'z', key, letter)

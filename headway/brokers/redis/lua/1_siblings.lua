@@ -31,6 +31,18 @@ function siblings.others(s)
   return found
 end
 
+-- The prefixes of the other queues that have dead letters.
+function siblings.with_letters(prefix)
+  local tag, own = siblings.split(prefix)
+  local found = {}
+  for _, one in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
+    if one ~= own then
+      found[#found + 1] = tag .. one
+    end
+  end
+  return found
+end
+
 -- There are dead letters in this queue; queues that have none any more are taken off.
 function siblings.list_letters(prefix)
   local tag, own = siblings.split(prefix)

@@ -187,7 +187,8 @@ class InferenceCall(Call):
         outputs = [one.output for one in replies if one.output is not None]
         try:
             version = (reply.ran.version if reply.ran is not None else "") or port.settings.model_version
-            _, message = asked.exchange.write(self.shown, outputs, milliseconds, version)
+            tokens = [one.tokens for one in replies]
+            _, message = asked.exchange.write(self.shown, outputs, milliseconds, version, tokens)
             if isinstance(message, bytes) or asked.room is None or not asked.room.held:
                 message = whole(message)
             else:

@@ -25,7 +25,7 @@ from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, TokensOfEach, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import find_model, index_of, statistics
-from headway.model import Principal, RequestOptions, Value
+from headway.model import Principal, RequestOptions, Value, added_up
 from headway.oip import elements, metadata, parameters, tensors
 from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
 
@@ -72,6 +72,8 @@ def infer_reader(settings: Settings) -> ReadMessage:
             gives = kinds.gives(model)
             answer = _RESPONSE(model_name=model, model_version=version, id=id)
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
+            if (used := added_up(tokens)) is not None:
+                answer.parameters[parameters.TOKENS].int64_param = used.used
             return b"", _pieces(
                 answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outputs))
             )

@@ -12,7 +12,7 @@ from headway.grpc import messages
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.exchange import Exchange, TokensOfEach, Written
-from headway.model import Octets, RequestOptions, Value, ValueKind
+from headway.model import Octets, RequestOptions, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
@@ -37,6 +37,8 @@ def predict_reader(settings: Settings) -> ReadMessage:
         ) -> Written:
             output = octets_of(outputs[0], kinds.gives(model) is ValueKind.BYTES)
             answer = _RESPONSE(request_id=shown, output=output, latency_ms=milliseconds)
+            if (used := added_up(tokens)) is not None:
+                answer.tokens_used = used.used
             return b"", answer.SerializeToString()
 
         return Exchange(model, input, b"", options, write)

@@ -113,14 +113,11 @@ def object_of(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str
 
 def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
     taken, given = input_of(kinds), output_of(kinds)
-    metadata = object_of(
-        ("tokens_used", "latency_ms", "model_version"),
-        {
-            "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
-            "latency_ms": _LATENCY,
-            "model_version": {"type": "string"},
-        },
-    )
+    run = {
+        "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
+        "model_version": {"type": "string"},
+    }
+    metadata = object_of(("tokens_used", "latency_ms", "model_version"), {**run, "latency_ms": _LATENCY})
     predicted = {"request_id": _ID, "output": given, "latency_ms": _LATENCY}
     return {
         **kind_schemas(settings, kinds),
@@ -174,6 +171,7 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
                 "task_id": _ID,
                 "status": {"type": "string", "enum": ["PENDING", "SUCCESS", "FAILED"]},
                 "output": given,
+                "metadata": {**object_of(("tokens_used", "model_version"), run), "description": "Of an output."},
                 "error": {**schema("Problem"), "description": "Of a failure."},
             },
         ),

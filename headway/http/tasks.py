@@ -42,12 +42,20 @@ _ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12
 _WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
+class Metadata(msgspec.Struct, gc=False):
+    """What is known of the run of a task that has an output."""
+
+    tokens_used: int | None
+    model_version: str
+
+
 class Result(msgspec.Struct, gc=False, omit_defaults=True):
     """State of a task, with its output if there is one, or its failure."""
 
     task_id: str
     status: str
     output: str | msgspec.Raw | None = None
+    metadata: Metadata | None = None
     error: Problem | None = None
 
 
@@ -106,7 +114,7 @@ class _Tasks:
         if isinstance(known, EntryState):
             return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
         raw = read_accept(request.headers.raw, Form.JSON) is Form.OCTETS
-        response = _outcome(known, id, raw)
+        response = _outcome(known, id, raw, gateway.settings.model_version)
         if not gateway.broker.kept.keeps(
             known
         ):  # It came to who waited for it; who asks next hears that it was too large.
@@ -148,14 +156,16 @@ def _wait(request: Request) -> float:
     return min(float(values[0]), LONGEST_WAIT)
 
 
-def _outcome(reply: Reply, id: str, raw: bool) -> Response:
-    """Answer with an outcome; with `raw` an output is the body."""
+def _outcome(reply: Reply, id: str, raw: bool, version: str) -> Response:
+    """Answer with an outcome; with `raw` an output is the body. `version`: that of a model whose worker tells none."""
     shown = SHOWN + id
     if reply.output is not None:
         try:
             if raw:
                 return Response(octets_of(reply.output), media_type=OCTETS.decode())
-            return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output)))
+            used, ran = reply.tokens, reply.ran
+            metadata = Metadata(None if used is None else used.used, (ran.version if ran is not None else "") or version)
+            return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))
         except UnicodeEncodeError:
             failure = no_text()
     else:

@@ -18,6 +18,9 @@ BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """Wish of Triton's clients on streams, and the parameter by which an answer says that it is the last to its request: each is."""
 
+TOKENS = "tokens_used"
+"""Parameter of an answer: the tokens that all of its elements have used, where the target tells them."""
+
 KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
 """Parameters that the protocol's servers know."""
 

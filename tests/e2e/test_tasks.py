@@ -44,7 +44,9 @@ def test_from_the_request_to_its_being_forgotten(tmp_path: Path) -> None:
         wait_until(lambda: server.health()["pending"] == 2)
         gate.open()
         done = watcher.answer().json
-        assert done == {"task_id": path.rpartition("/")[2], "status": "SUCCESS", "output": gate.text().upper()}
+        metadata = {"tokens_used": None, "model_version": "1"}
+        told = {"task_id": path.rpartition("/")[2], "status": "SUCCESS", "output": gate.text().upper()}
+        assert done == {**told, "metadata": metadata}
         assert poll(line, path).json == done
         assert poll(line, path, "DELETE").status == 204
         assert poll(line, path).error == "NOT_FOUND"

@@ -16,7 +16,7 @@ from headway.gateway.client_quotas import HeldBytes
 from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
-from headway.model import DedupKind, Failure, Octets, WorkerInfo, WorkerStatus
+from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -33,6 +33,18 @@ def test_an_input_is_answered_with_its_output() -> None:
         assert dict(await call.trailing_metadata())["x-request-id"] == "req_" + ID.format(0)
         (asked,) = port.gateway.asked
         assert (asked.input, asked.model, asked.parameters, asked.tier) == ("hello", "default", b"", 1)
+
+    served(main)
+
+
+def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells_them() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        assert not predicted(await client.ask(PREDICT, predict("a"))).HasField("tokens_used")
+        for used in (7, 0):
+            port.gateway.tokens = TokenCount(used)
+            answer = predicted(await client.ask(PREDICT, predict("a")))
+            assert (answer.HasField("tokens_used"), answer.tokens_used) == (True, used)
 
     served(main)
 

@@ -15,7 +15,7 @@ from headway.config import Settings
 from headway.grpc import messages
 from headway.grpc.infer_stream import InferStreamCall, Item, Items
 from headway.grpc.inference_call import MOST_ANSWER
-from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
+from headway.model import Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, Port, served
@@ -75,6 +75,26 @@ def test_the_answer_to_several_inputs_tells_each_version_that_ran_one() -> None:
         for texts, version in (("ab", "3"), ("abc", "3,4")):
             answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
             assert answer.model_version == version
+
+    served(main)
+
+
+def test_the_tokens_of_all_elements_are_told_as_a_parameter_of_the_answer() -> None:
+    async def main(port: Port) -> None:
+        async def told(*texts: str) -> dict[str, int]:
+            answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
+            return {name: one.int64_param for name, one in answer.parameters.items()}
+
+        client = port.client()
+        assert await told("a") == await told("a", "b") == {}
+        port.gateway.tokens = TokenCount(7)
+        assert (await told("a"), await told("a", "b")) == ({"tokens_used": 7}, {"tokens_used": 14})
+        call = client.stream(STREAM)
+        asked = request("a")
+        asked.parameters["triton_enable_empty_final_response"].bool_param = True
+        await call.write(asked.SerializeToString())
+        assert set(streamed(await call.read()).infer_response.parameters) == {"tokens_used", "triton_final_response"}
+        call.cancel()
 
     served(main)
 

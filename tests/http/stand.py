@@ -352,7 +352,9 @@ async def _work(stand: Stand) -> None:
         stand.runs += map(shown, inputs)
         await stand.go.wait()
         items = [
-            ItemResult(None, "bad input") if shown(value).startswith("bad") else ItemResult(echo(value))
+            ItemResult(None, "bad input")
+            if shown(value).startswith("bad")
+            else ItemResult(echo(value), tokens=stand.gateway.tokens)
             for value in inputs
         ]
         await stand.broker.complete(claimed, items)

@@ -51,7 +51,9 @@ def test_a_task_is_handed_over_and_its_outcome_asked_for(path: str) -> None:
         for shown in (id, id.removeprefix("req_"), id.upper().replace("REQ_", "req_")):
             await client.send(get(f"/v1/result/{shown}?wait=25"))
             done = await client.answer()
-            assert (done.status, done.json) == (200, {"task_id": id, "status": "SUCCESS", "output": "A"})
+            metadata = {"tokens_used": None, "model_version": "1"}
+            told = {"task_id": id, "status": "SUCCESS", "output": "A", "metadata": metadata}
+            assert (done.status, done.json) == (200, told)
             assert done.header["cache-control"] == "no-store"
             assert done.header["x-request-id"] != id
         assert stand.runs == ["a"]

@@ -1,12 +1,15 @@
-"""Tokens in answers: what a target tells, on the native routes and on OpenAI's."""
+"""Tokens in answers over HTTP: what a target tells, on the native routes, on OpenAI's, and by the Open Inference Protocol."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
+
 from headway.model import TokenCount
-from tests.http.stand import Stand, post, served
+from headway.oip.tensors import pack
+from tests.http.stand import Stand, get, post, served
 
 
 def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does() -> None:
@@ -22,6 +25,43 @@ def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does(
         assert await used('{"inputs": ["a", "b"]}') == 14
         stand.gateway.output = b'{"label": 1}'
         assert await used('{"input": "a"}') == 7
+
+    served(main)
+
+
+def test_the_outcome_of_a_task_tells_its_tokens_and_version() -> None:
+    async def main(stand: Stand) -> None:
+        async def metadata(key: str) -> Any:
+            line = await stand.connect()
+            await line.send(post('{"input": "a"}', "/v1/inference", "Prefer: respond-async", f"Idempotency-Key: {key}"))
+            id = (await line.answer()).json["task_id"]
+            await line.send(get(f"/v1/result/{id}?wait=25"))
+            return (await line.answer()).json["metadata"]
+
+        stand.go.set()
+        assert await metadata("untold") == {"tokens_used": None, "model_version": "1"}
+        stand.gateway.tokens = TokenCount(7, 3)
+        told = {"tokens_used": 7, "model_version": "1"}
+        assert await metadata("told") == await metadata("told") == told, "an outcome that is kept tells them, too"
+
+    served(main, whole=True)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_open_inference_protocol_tells_the_tokens_as_a_parameter_of_the_answer(binary: bool) -> None:
+    async def main(stand: Stand) -> None:
+        async def told(*texts: str) -> Any:
+            tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+            asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+            answer = await stand.ask(post(json.dumps(asked), "/v2/models/default/infer"))
+            length = int(answer.header.get("inference-header-content-length", len(answer.body)))
+            assert answer.body[length:] == (pack([text.upper().encode() for text in texts]) if binary else b"")
+            return json.loads(answer.body[:length]).get("parameters")
+
+        assert await told("a") is await told("a", "b") is None
+        stand.gateway.tokens = TokenCount(7, 3)
+        assert await told("a") == {"tokens_used": 7}
+        assert await told("a", "b") == {"tokens_used": 14}
 
     served(main)
 

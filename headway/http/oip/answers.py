@@ -12,7 +12,7 @@ from headway.http.inference.exchange import JSON, TokensOfEach, Written
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.problem import escaped, problem_header
 from headway.http.server.framing import Encoded
-from headway.model import Value, ValueKind
+from headway.model import Value, ValueKind, added_up
 from headway.oip.elements import element_of
 from headway.oip.tensors import BYTES, OUTPUT, packed_size
 
@@ -35,11 +35,16 @@ class _Tensor(msgspec.Struct, gc=False):
     data: tuple[()] | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Used(msgspec.Struct, gc=False):
+    tokens_used: int
+
+
 class _Answer(msgspec.Struct, gc=False):
     model_name: str
     model_version: str
     outputs: tuple[_Tensor]
     id: str | msgspec.UnsetType = msgspec.UNSET
+    parameters: _Used | msgspec.UnsetType = msgspec.UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -68,28 +73,33 @@ class Answerer:
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
+        used = added_up(tokens)
+        told = msgspec.UNSET if used is None else _Used(used.used)
         if self._binary:
-            length = len(self._encode(version, parameters=_DataSize(_LARGEST)))
-            return _BINARY % length, self._packed(version, outputs, length)
-        document = self._encode(version, data=())
+            length = len(self._encode(version, told, parameters=_DataSize(_LARGEST)))
+            return _BINARY % length, self._packed(version, told, outputs, length)
+        document = self._encode(version, told, data=())
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
     def _encode(
         self,
         version: str,
+        told: _Used | msgspec.UnsetType,
         parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
         data: tuple[()] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         tensor = _Tensor(OUTPUT, BYTES, self._shape, parameters, data)
-        return _encode(_Answer(self._model, version, (tensor,), self._id))
+        return _encode(_Answer(self._model, version, (tensor,), self._id, told))
 
-    def _packed(self, version: str, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
+    def _packed(
+        self, version: str, told: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
+    ) -> Iterator[bytes]:
         """Pieces of the binary form, behind a JSON object of `length` bytes that tells how many these are."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self._gives))
             yield b""
-        yield self._encode(version, parameters=_DataSize(packed_size(elements))).ljust(length)
+        yield self._encode(version, told, parameters=_DataSize(packed_size(elements))).ljust(length)
         yield from packed_pieces(elements)
 
     def _texts(self, outputs: Sequence[Value]) -> Iterator[str]:

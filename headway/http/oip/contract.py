@@ -13,6 +13,7 @@ from headway.http.contract_kinds import Example
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.openapi_components import LIMITED, MARKED, header, parameter, schema
 from headway.model import ValueKind
+from headway.oip.parameters import TOKENS
 from headway.oip.tensors import BYTES, INPUT, OUTPUT
 
 MODEL = "/v2/models/{model}"
@@ -112,8 +113,10 @@ def schemas(settings: Settings) -> dict[str, Any]:
                 "model_version": text,
                 "id": {"type": "string", "description": "As the request had it."},
                 "outputs": {"type": "array", "items": _object({**tensor, "data": texts})},
+                "parameters": _object({TOKENS: {"type": "integer", "description": "As the model reports it."}}),
             },
             "id",
+            "parameters",
         ),
         "OipServer": _object({"name": text, "version": text, "extensions": {"type": "array", "items": text}}),
         "OipLive": _object({"live": {"type": "boolean"}}),

@@ -294,6 +294,20 @@ def test_a_connection_is_the_tenants_who_asked_last() -> None:
     served(main, keys=TENANTS)
 
 
+def test_silent_strangers_make_room_for_many_who_come_at_once() -> None:
+    async def main(stand: Stand) -> None:
+        for _ in range(18):
+            await stand.connect()
+        await settled(lambda: len(stand.door._connections()) == 18)
+        came = await asyncio.gather(*(stand.connect() for _ in range(12)))
+        for client in came:
+            await client.send(by(BOB))
+            assert (await client.answer()).status == 200
+        await gone(stand)
+
+    served(main, keys=TENANTS, max_connections=20)
+
+
 def test_silent_strangers_make_room_for_those_who_come() -> None:
     async def main(stand: Stand) -> None:
         silent = [await stand.connect() for _ in range(18)]

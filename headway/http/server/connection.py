@@ -375,7 +375,8 @@ class Connection(HttpToolsProtocol):
         bound(self.transport)
 
     def shutdown(self) -> None:
-        """Close at once."""
+        """Close at once. It no longer counts, though its socket is closed in the next turn of the event loop only."""
+        self.connections.discard(self)
         self.transport.abort()
 
     # Steps.

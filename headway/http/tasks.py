@@ -42,8 +42,8 @@ _ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12
 _WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
-class Metadata(msgspec.Struct, gc=False):
-    """What is known of the run of a task that has an output."""
+class TaskRun(msgspec.Struct, gc=False):
+    """Facts of the run of a task that has an output."""
 
     tokens_used: int | None
     model_version: str
@@ -55,7 +55,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
     task_id: str
     status: str
     output: str | msgspec.Raw | None = None
-    metadata: Metadata | None = None
+    metadata: TaskRun | None = None
     error: Problem | None = None
 
 
@@ -164,7 +164,7 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> Response:
             if raw:
                 return Response(octets_of(reply.output), media_type=OCTETS.decode())
             used, ran = reply.tokens, reply.ran
-            metadata = Metadata(
+            metadata = TaskRun(
                 None if used is None else used.used, (ran.version if ran is not None else "") or version
             )
             return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))

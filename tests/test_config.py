@@ -219,6 +219,19 @@ def test_a_file_that_cannot_be_read_is_a_setting_error(tmp_path: Path) -> None:
         load({}, {"HEADWAY_CONFIG": str(tmp_path / "none.toml")})
 
 
+def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount whose source is missing makes a folder of that name; tokens and keys would be lost in silence."""
+    monkeypatch.chdir(tmp_path)
+    assert load({}, {}) == Settings()
+    Path("headway.toml").mkdir()
+    with pytest.raises(SettingError, match=r"headway\.toml.*is no regular file.*take it away"):
+        load({}, {})
+    Path("headway.toml").rmdir()
+    Path("headway.toml").symlink_to("nowhere")
+    with pytest.raises(SettingError, match=r"headway\.toml.*is a link to a file that is not there"):
+        load({}, {})
+
+
 def test_secrets_are_never_shown(tmp_path: Path) -> None:
     canary = "can\x01ary"
     assert "canary" not in repr(Settings(admin_token="canary", remote_token="canary"))

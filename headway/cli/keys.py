@@ -100,7 +100,9 @@ def create(
         _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
         return
     if missing:
-        raise SettingError(", ".join(missing), "", "must be given", "Or give --service alone, for a service token.")
+        tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not tier else ""
+        hint = f"{tiers}Or give --service alone, for a service token."
+        raise SettingError(", ".join(missing), "", "must be given", hint)
     if tier not in settings.tier_names:
         raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
     now = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -53,14 +54,16 @@ def read_file(file: Path | None, source: str) -> FileTable:
         source: name of what names the file.
 
     Raises:
-        SettingError: there is no such file, or it is no regular file, or no TOML.
+        SettingError: there is no such file, or it is no regular file, or no TOML. A `headway.toml` that is there counts as named.
     """
     path = file or Path("headway.toml")
     if not is_file(path):
-        if file is None:
+        if file is None and not os.path.lexists(path):
             return FileTable(path, {})
-        reason = "is no regular file" if _is_there(path) else "no such file"
-        raise SettingError(source, str(file), reason, "Name an existing TOML file, or leave it out.")
+        nothing = "no such file" if file else "is a link to a file that is not there"
+        reason = "is no regular file" if _is_there(path) else nothing
+        mend = "Name an existing TOML file, or leave it out." if file else "Put a TOML file there, or take it away."
+        raise SettingError(source if file else "the file of settings", str(path), reason, mend)
     try:
         text = ""
         text = path.read_text(encoding="utf-8")

@@ -164,9 +164,7 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> Response:
             if raw:
                 return Response(octets_of(reply.output), media_type=OCTETS.decode())
             used, ran = reply.tokens, reply.ran
-            metadata = TaskRun(
-                None if used is None else used.used, (ran.version if ran is not None else "") or version
-            )
+            metadata = TaskRun(None if used is None else used.used, (ran.version if ran is not None else "") or version)
             return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))
         except UnicodeEncodeError:
             failure = no_text()

@@ -25,7 +25,7 @@ from bench.stand.proxies import KINDS, Behind, Certificates
 from headway.grpc import messages
 from tests.clients.environments import client_command
 from tests.e2e.client import PATIENCE, request, wait_until
-from tests.e2e.fleet import PATIENT, Fleet, fleet
+from tests.e2e.fleet import PATIENT, Fleet, fleet, pause, resume
 from tests.e2e.server import Server
 from tests.servers.balancers import Balancer
 from tests.servers.ports import Port
@@ -221,6 +221,25 @@ def test_a_proxy_asks_for_certificates_where_its_file_says_so(kind: str, stage: 
             except (ssl.SSLError, ConnectionError):
                 status = 400
             assert status == 400
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_leaves_behind_a_proxy_gives_up_its_place(kind: str, stage: Stage) -> None:
+    def counted(name: str, **labels: str) -> float:
+        return sum(one.metrics().value(name, **labels) for one in stage.fleet.gateways)
+
+    before = counted("requests_total", outcome="cancelled")
+    with stage.balancer(kind) as balancer:
+        paused = stage.fleet.workers
+        pause(*paused)
+        try:
+            with connection(balancer) as leaving:
+                leaving.request("POST", "/v1/inference", '{"input": "nobody waits"}')
+                wait_until(lambda: counted("pending_requests") == 1)
+            wait_until(lambda: counted("pending_requests") == 0)
+        finally:
+            resume(*paused)
+    assert counted("requests_total", outcome="cancelled") == before + 1
 
 
 def test_a_rolling_restart_of_the_gateways_fails_no_request_behind_any_proxy(stage: Stage) -> None:

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from headway import brokers
+from headway import brokers, errors
 from headway.app import backends, wiring
 from headway.app.backends import make_batchers, make_pool, worker_name
 from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
 from headway.app.fallbacks import make_fallback
+from headway.app.roles import ROLES
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -28,7 +29,9 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.config.models import ModelSettings
 from headway.config.target import parse_target
+from headway.core.retention import KEPT
 from headway.errors import SettingError, TargetError
+from headway.gateway.gateway import Gateway
 from headway.model import ItemResult, Lease, Role
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
@@ -297,3 +300,19 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
     table = ModelSettings("a", TARGET, (("cache_ttl_s", 5.0), ("min_warm", 1)))
     of_table = [("[models.a] cache_ttl_s", "--cache"), ("[models.a] min_warm", "--models-per-gpu")]
     assert told(Role.SERVE, models=(table,)) == of_table
+
+
+def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_there_are_not() -> None:
+    settings, counters, now = Settings(broker=BROKER), Counters(), 100.0
+    broker = MemoryBroker({}, DeadLetterBox(), counters, lambda: now, lambda: 0.5, KEPT)
+    gateway = Gateway(settings, [*settings.served], broker, counters, lambda: now)
+    models = wiring.make_fleet_models(settings, ROLES[Role.GATEWAY], broker, gateway, counters, lambda: now)
+    assert models is not None
+
+    def codes() -> list[str]:
+        found = (gateway.kinds.check(model, "a") for model in ("late", ""))
+        return [failure.code for failure in found if failure is not None]
+
+    assert codes() == [errors.NO_WORKERS] * 2
+    models.learn([])
+    assert codes() == [errors.NOT_FOUND, errors.BAD_REQUEST]

@@ -293,13 +293,16 @@ def make_fleet_models(
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     broker.know({}, others=True)
-    return FleetModels(
+    models = FleetModels(
         settings,
         partial(serve_models, broker, gateway),
         clock,
         partial(forget_model, gateway, counters),
         presumes=parts.gateway,
     )
+    if gateway is not None:
+        gateway.kinds.in_doubt = models.in_doubt
+    return models
 
 
 def served_models(

@@ -22,6 +22,13 @@ UNHEARD = "the worker did not report in time"
 """Text for clients about a batch whose lease was lost."""
 
 
+def error_of(failure: Failure) -> errors.RequestError:
+    """Error of a request that has failed."""
+    return errors.RequestError(
+        failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
+    )
+
+
 def refusal(wait: float, tier_only: bool) -> Failure:
     """Refusal because the deadline cannot be met.
 
@@ -77,6 +84,12 @@ def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
     found = ", ".join(sorted(there)) or "none yet"
     message = f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {found}"
     return Failure(errors.NOT_FOUND, message)
+
+
+def model_unknown(model: str) -> Failure:
+    """Refusal because the broker has not told for a while which models are served. `model`: empty where none is named."""
+    whether = f"the model {excerpt(model)!r} is served" if model else "there is a model for requests that name none"
+    return Failure(errors.NO_WORKERS, f"it is not known now whether {whether}; try again", 1.0, "no_workers")
 
 
 def version_unknown(model: str, version: str) -> Failure:

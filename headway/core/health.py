@@ -19,6 +19,11 @@ DEGRADED_AFTER = 1.5
 OFFLINE_AFTER = 10.0
 SILENT_AFTER = 3.0
 """Seconds after which a process that says nothing no longer counts: three heartbeats of processes."""
+UNKNOWN_FOR = 10.0
+"""Seconds for which a model or version that was there counts as not known, once the registry has lost its workers without a word.
+
+So long may a worker take to say again that it is there after the broker has lost its state. Workers that leave say so.
+"""
 MEMORY_SCARCE = 0.9
 """Share of its memory in use above which a worker counts as lost capacity."""
 MEMORY_AMPLE = 0.85

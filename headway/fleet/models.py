@@ -3,17 +3,22 @@
 A model that a process has settings for is served as these say, whether it has a worker or not. Any other is served from
 the moment at which a worker reports it, on the terms that this one reports, until the registry has forgotten the last.
 
+A registry that has lost its state has forgotten workers that never said that they leave. Their models are served on for as long
+as they may take to come back, so that requests wait for them.
+
 A model whose last workers went silent is missed: its figures are exported for longer than it is served, or an alert for it
 would end by itself. One whose workers all left in good order is not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
 from headway.config import FIELDS, Settings, on_terms
+from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.model import ModelReport, WorkerInfo, WorkerStatus
 
 log = structlog.get_logger(__name__)
@@ -60,6 +65,11 @@ class FleetModels:
         self._silent: set[str] = set()
         """Models of which a worker that nobody has told to stop was silent, at the last report of any worker."""
         self._terms: dict[str, ModelReport] = {}
+        self._there: Collection[str] = ()
+        """Models that had a worker at the last report, and not only one that has left or gone silent."""
+        self._lost: dict[str, float] = {}
+        """Until when each model that the registry has lost is served on, in monotonic seconds."""
+        self._heard_at = -math.inf
         self._served: Mapping[str, Settings] = self._own
         self._told: set[tuple[str, str, tuple[str, ...]]] = set()
 
@@ -73,9 +83,15 @@ class FleetModels:
         """Names of the models that are served now, and of those that are missed."""
         return {*self._served, *(self._left_at.keys() & self._silent)}
 
+    def in_doubt(self) -> bool:
+        """Whether there may be other models than those that are served, as the registry has not been read for a while."""
+        return self._clock() - self._heard_at > SILENT_AFTER
+
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of the models that workers report."""
+        self._heard_at = self._clock()
         reports = _reports(workers)
+        self._note_lost(workers, reports)
         self._silent -= reports.keys()
         self._silent |= {one.model for one in workers if one.status is WorkerStatus.OFFLINE and one.reason}
         self._warn_of_namesakes(workers)
@@ -94,6 +110,14 @@ class FleetModels:
             self._served = served
             self._serve(served)
         self._forget_the_past()
+
+    def _note_lost(self, workers: Iterable[WorkerInfo], reports: dict[str, ModelReport]) -> None:
+        """Add to the reports those on models that were there and are nowhere in the registry any more."""
+        now = self._heard_at
+        self._lost = {model: until for model, until in self._lost.items() if until > now and model not in reports}
+        self._lost |= {model: now + UNKNOWN_FOR for model in self._there if model not in reports}
+        self._there = {one.model for one in workers if one.status is not WorkerStatus.OFFLINE}
+        reports |= {model: self._terms[model] for model in self._lost}
 
     def _forget_the_past(self) -> None:
         now = self._clock()

@@ -74,6 +74,7 @@ class ModelKinds:
         default: name of that model; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
+        in_doubt: whether other models may be served, too, of which this process has not heard.
         refusal: refusal of a request for a version that no healthy worker runs, by model and version; None where it is let in.
     """
 
@@ -90,6 +91,7 @@ class ModelKinds:
         self._examples: dict[str, str] = {}
         self.unchecked = set(self._models)
         self.failed: dict[str, float] = {}
+        self.in_doubt: Callable[[], bool] = lambda: False
         self.refusal: Callable[[str, str], Failure | None] = lambda model, version: failures.no_version(
             model, version, self.versions(model)
         )
@@ -142,6 +144,13 @@ class ModelKinds:
         waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, rest)
 
+    def absence(self, model: str, only: Collection[str] = ()) -> Failure:
+        """Failure of a request for a model that is not among them, as far as is known now; see `check`."""
+        if self.in_doubt():
+            return failures.model_unknown(model)
+        there = self.visible(only)
+        return failures.no_model(model, there) if model else failures.no_default(there)
+
     def visible(self, only: Collection[str]) -> list[str]:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
         return [model for model in self.models if model in only] if only else self.models
@@ -183,8 +192,7 @@ class ModelKinds:
             only: see `visible`.
         """
         if model not in self._models:
-            there = self.visible(only)
-            return failures.no_model(model, there) if model else failures.no_default(there)
+            return self.absence(model, only)
         if self.takes(model) is not ValueKind.BYTES or isinstance(input, Octets):
             return None
         try:

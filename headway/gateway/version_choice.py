@@ -6,15 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
 from headway.core import failures
+from headway.core.health import UNKNOWN_FOR
 from headway.core.versions import Versions, Weights, position_of, versions_of
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, RequestOptions, WorkerInfo, WorkerStatus
-
-UNKNOWN_FOR = 10.0
-"""Seconds for which a version that was there counts as not known, once the registry has lost its workers without a word of them.
-
-So long may a worker take to say again that it is there after the broker has lost its state. Workers that leave say so.
-"""
 
 
 class VersionChoice:

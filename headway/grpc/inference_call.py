@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
@@ -289,8 +290,3 @@ def _hurried(options: RequestOptions, waited: float, remaining: float | None) ->
     if left >= options.timeout:
         return options
     return msgspec.structs.replace(options, timeout=max(left, _MOMENT))
-
-
-def error_of(failure: Failure) -> RequestError:
-    """Error of a request that has failed."""
-    return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)

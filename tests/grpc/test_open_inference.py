@@ -18,7 +18,7 @@ from headway.grpc.inference_call import MOST_ANSWER
 from headway.model import Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from headway.runtime.counters import Counters
-from tests.grpc.stand import INFER, Port, served
+from tests.grpc.stand import INFER, PREDICT, Port, predict, served
 
 Status = grpc.StatusCode
 CHECK = f"/{messages.HEALTH}/Check"
@@ -345,6 +345,24 @@ def test_a_model_or_version_that_is_not_served_is_not_ready() -> None:
         assert not (await say(client, "ModelReady", (("authorization", "Bearer narrow"),), name="other")).ready
 
     served(main, KEYS)
+
+
+def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later() -> None:
+    async def main(port: Port) -> None:
+        port.stand.real.kinds.in_doubt = lambda: True
+        client, asked = port.client(), request("a")
+        asked.model_name = "late"
+        about, _ = messages.kinds_of(messages.OPEN_INFERENCE, "ModelMetadata")
+        for method, body in (
+            (PREDICT, predict("a", "late")),
+            (INFER, asked.SerializeToString()),
+            (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="late").SerializeToString()),
+        ):
+            found = await client.fail(method, body)
+            assert (found.status, found.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")
+        assert not (await say(client, "ModelReady", name="late")).ready
+
+    served(main, whole=True)
 
 
 @pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])

@@ -171,6 +171,34 @@ def test_errors_have_the_protocol_s_form(asked: bytes, status: int, says: str) -
     served(main)
 
 
+def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later() -> None:
+    tensor = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}'
+
+    async def main(stand: Stand) -> None:
+        stand.real.kinds.in_doubt = lambda: True
+        for asked in (
+            post('{"input": "a", "model": "late"}'),
+            post('{"inputs": ["a", "b"], "model": "late"}'),
+            post('{"input": "a", "model": "late"}', "/v1/inference", "Prefer: respond-async"),
+            post('{"input_data": "a", "model_id": "late"}', "/v1/predict"),
+            post('{"prompt": "a", "model": "late"}', "/v1/completions"),
+            post(tensor, "/v2/models/late/infer"),
+            post("{", "/v2/models/late/infer"),
+            get("/v2/models/late"),
+            get("/v2/models/late/ready"),
+            get("/v2/models/late/versions/3/stats"),
+            get("/v1/models/late"),
+        ):
+            answer = await stand.ask(asked)
+            assert (answer.status, answer.header["retry-after"]) == (503, "1"), asked
+            assert b"it is not known now whether the model 'late' is served" in answer.body
+        assert (await stand.ask(post('{"input": "a", "model": "default"}'))).status == 200
+        stand.real.kinds.in_doubt = lambda: False
+        assert (await stand.ask(get("/v2/models/late"))).status == 404
+
+    served(main, whole=True)
+
+
 def test_a_model_is_known_to_those_who_may_ask_it() -> None:
     async def ask(stand: Stand, asked: str, key: str, body: str | None = None) -> Answer:
         fields = [f"Authorization: Bearer {key}"] if key else []

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from headway.config import Settings, on_terms, terms_of
 from headway.config.models import ModelSettings
+from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.fleet.models import MISSED_FOR, FleetModels
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.model_rules import RuleTable
@@ -22,6 +23,11 @@ def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY
     settings = Settings(**own)  # type: ignore[arg-type]
     report = ModelReport(settings.model_version, target, terms_of(settings))
     return WorkerInfo(worker_id=id or f"{model}/gpu-0", model=model, status=status, runs=report)
+
+
+def gone(*models: str, reason: str = "") -> list[WorkerInfo]:
+    """Workers that have left, or went silent for a reason."""
+    return [msgspec.structs.replace(worker(one, status=WorkerStatus.OFFLINE), reason=reason) for one in models]
 
 
 class Known:
@@ -52,9 +58,38 @@ def test_models_come_and_go_with_their_workers() -> None:
     known = Known()
     assert known.learn() == ["default"]
     assert known.learn(worker("a"), worker("b")) == ["a", "b"], "nobody has named the model default"
+    assert known.learn(worker("a"), *gone("b")) == ["a", "b"], "it may come back"
     assert known.learn(worker("a")) == ["a"]
-    assert known.learn(worker("a", status=WorkerStatus.OFFLINE)) == ["a"], "it may come back"
+    assert known.learn(*gone("a")) == ["a"], "it may come back"
     assert known.learn() == ["default"]
+
+
+@pytest.mark.parametrize("back", [(), (worker("b"),)])
+def test_a_model_that_the_registry_has_lost_is_served_until_its_workers_had_time_to_come_back(
+    back: tuple[WorkerInfo, ...],
+) -> None:
+    known = Known(default_model="a")
+    known.learn(worker("a", max_batch_size=7), worker("b"))
+    for _ in range(2):
+        known.now += UNKNOWN_FOR / 2
+        assert known.learn(*back) == ["a", "b"]
+        assert (known.kinds.default, known.rules["a"].settings.max_batch_size) == ("a", 7)
+    assert known.learn(worker("a"), *back) == ["a", "b"]
+    known.learn(*back)
+    known.now += UNKNOWN_FOR
+    assert known.learn(*back) == (["b"] if back else ["default"])
+
+
+def test_which_models_there_are_is_in_doubt_until_the_registry_is_read_and_once_it_is_not_any_more() -> None:
+    known = Known()
+    assert known.models.in_doubt()
+    known.learn(worker("a"))
+    known.now += SILENT_AFTER
+    assert not known.models.in_doubt()
+    known.now += 0.1
+    assert known.models.in_doubt()
+    known.learn()
+    assert not known.models.in_doubt()
 
 
 @pytest.mark.parametrize(("settings", "at_first"), [({}, []), ({"model": "own"}, ["own"])])
@@ -63,8 +98,8 @@ def test_a_process_that_takes_no_requests_presumes_no_model(settings: dict[str, 
     own = Settings(**settings)  # type: ignore[arg-type]
     models = FleetModels(own, lambda it: known.append(sorted(it)), lambda: 0.0, lambda model: None, presumes=False)
     assert sorted(models.served) == sorted(models.named) == at_first
-    models.learn([worker("default")])
-    models.learn([])
+    for workers in ([worker("default")], gone("default"), []):
+        models.learn(workers)
     assert known == [sorted([*at_first, "default"]), at_first]
 
 
@@ -75,8 +110,7 @@ SILENT, TOLD_TO_STOP = "not heard of for 10 s", ""
 def test_a_model_whose_last_workers_went_silent_is_missed_for_an_hour(reason: str, missed: list[str]) -> None:
     known = Known()
     known.learn(worker("a"), worker("b"))
-    gone = msgspec.structs.replace(worker("a", status=WorkerStatus.OFFLINE), reason=reason)
-    known.learn(gone, worker("b"))
+    known.learn(*gone("a", reason=reason), worker("b"))
     assert sorted(known.models.counted) == ["a", "b"]
     assert known.learn(worker("b")) == ["b"], "it is served no more"
     for _ in range(3):
@@ -90,17 +124,15 @@ def test_a_model_whose_last_workers_went_silent_is_missed_for_an_hour(reason: st
 
 def test_a_model_that_comes_again_is_not_missed_any_more() -> None:
     known = Known()
-    known.learn(msgspec.structs.replace(worker("a", status=WorkerStatus.OFFLINE), reason=SILENT), worker("b"))
-    known.learn(worker("b"))
-    known.learn(worker("a"), worker("b"))
-    known.learn(worker("b"))
+    for workers in (gone("a", reason=SILENT), [], [worker("a")], gone("a"), []):
+        known.learn(*workers, worker("b"))
     assert sorted(known.models.counted) == ["b"], "its last worker was not silent"
 
 
 def test_what_was_counted_of_a_model_is_forgotten_an_hour_after_it_was_served() -> None:
     known = Known(model="own")
-    known.learn(worker("a"), worker("b"))
-    known.learn(worker("b"))
+    for workers in ([worker("a")], gone("a"), []):
+        known.learn(*workers, worker("b"))
     known.now += MISSED_FOR
     known.learn(worker("b"))
     assert known.forgotten == []
@@ -108,9 +140,8 @@ def test_what_was_counted_of_a_model_is_forgotten_an_hour_after_it_was_served() 
     for _ in range(2):
         known.learn(worker("b"))
     assert known.forgotten == ["a"]
-    known.learn(worker("a"), worker("b"))
-    known.learn(worker("b"))
-    known.learn(worker("a"), worker("b"))
+    for workers in ([worker("a")], gone("a"), [], [worker("a")]):
+        known.learn(*workers, worker("b"))
     known.now += 2 * MISSED_FOR
     known.learn(worker("a"), worker("b"))
     assert known.forgotten == ["a"], "it is served again"
@@ -173,6 +204,7 @@ def test_what_the_process_itself_says_of_a_model_holds() -> None:
     known = Known(models=own)
     assert known.learn(worker("a", max_batch_size=100), worker("b")) == ["a", "b"]
     assert known.rules["a"].settings.max_batch_size == 7
+    known.learn(*gone("a", "b"))
     assert known.learn() == ["a"]
 
 

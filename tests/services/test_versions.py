@@ -18,12 +18,12 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
 from headway.core.breaker import Breaker
+from headway.core.health import UNKNOWN_FOR
 from headway.core.versions import read_weights
 from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
-from headway.gateway.version_choice import UNKNOWN_FOR
 from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id

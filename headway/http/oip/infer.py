@@ -7,7 +7,8 @@ import re
 from msgspec.structs import replace
 
 from headway.config import Settings
-from headway.errors import BadRequest, RequestError
+from headway.core.failures import error_of
+from headway.errors import BadRequest
 from headway.gateway.model_kinds import KnownKinds
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
@@ -71,9 +72,7 @@ def check_version(kinds: KnownKinds, model: str, version: str | None) -> None:
     if version is not None and model in kinds and version not in kinds.versions(model):
         failure = kinds.refusal(model, version)
         if failure is not None:
-            raise RequestError(
-                failure.message, retry_after=failure.retry_after, code=failure.code, reason=failure.reason
-            )
+            raise error_of(failure)
 
 
 def _json_length(head: Head) -> int | None:

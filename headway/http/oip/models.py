@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from headway.core import failures
-from headway.errors import Forbidden, NotFound
+from headway.errors import Forbidden
 from headway.gateway.model_kinds import ModelKinds
 from headway.http.oip.infer import check_version
 from headway.model import Principal
@@ -25,14 +25,13 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
         principal: who asks.
 
     Raises:
-        NotFound: there is no such model.
-        RequestError: there is no such version of it, or that is not known now.
+        RequestError: there is no such model or no such version of it, or that is not known now.
         Forbidden: the principal may not ask it, whether it is served or not.
     """
     if principal.models and model not in principal.models:
         raise Forbidden(failures.no_model_for(model, principal.models).message)
     if model not in kinds:
-        raise NotFound(failures.no_model(model, kinds.visible(principal.models)).message)
+        raise failures.error_of(kinds.absence(model, principal.models))
     check_version(kinds, model, version)
     return model
 

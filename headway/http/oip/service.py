@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.errors import NOT_IMPLEMENTED, BadRequest, NotFound, RequestError
+from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
@@ -84,10 +84,9 @@ class _Service:
     async def metadata(self, request: Request) -> Response:
         try:
             model = self._asked(request)
-        except NotFound:
-            if request.url.path.endswith(
-                "/infer"
-            ):  # No model's name, as the routes of inference come first; see `public`.
+        except RequestError as exc:
+            # No model's name, as the routes of inference come first; see `public`.
+            if exc.code == NOT_FOUND and request.url.path.endswith("/infer"):
                 raise HTTPException(405, headers={"Allow": "POST"}) from None
             raise
         return _answer(ModelMetadata(model, self._kinds.versions(model)))

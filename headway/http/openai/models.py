@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.core.failures import no_model
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refusal
@@ -47,8 +46,9 @@ class _Routes:
         id, names = request.path_params["id"], self._names(request.state.principal)
         if id in names:
             return self._answer(request, self._told(id))
-        failure = no_model(id, names)
-        response = refusal(request.state.request_id, failure.code, failure.message, encode=encode_error)
+        failure = self._gateway.kinds.absence(id, request.state.principal.models)
+        shown, after = request.state.request_id, failure.retry_after
+        response = refusal(shown, failure.code, failure.message, after, failure.reason, encode=encode_error)
         response.headers.update(self._limits.fields(request.state.principal.limits))
         return response
 

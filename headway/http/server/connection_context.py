@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from headway.config import Settings
 from headway.core.excerpt import excerpt
+from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.limiter import Limiter
@@ -327,7 +328,7 @@ class InferenceContext(ConnectionContext):
         if failure is None:
             return None
         intake.note_refusal(principal, Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0), failure)
-        return RequestError(failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason)
+        return error_of(failure)
 
     def charge(self, principal: Principal, id: str) -> RequestError | None:
         """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""

@@ -124,7 +124,11 @@ IDEMPOTENCY_CONFLICT = _code(
 PAYLOAD_TOO_LARGE = _code(
     "PAYLOAD_TOO_LARGE",
     Code(
-        413, "The body is too large", "The body is larger than the limit; it was not read.", hopeless=True, refusal=True
+        413,
+        "The request is too large",
+        "The body is larger than the limit and was not read, or it has too many inputs, or their outputs are too much together.",
+        hopeless=True,
+        refusal=True,
     ),
 )
 HEADERS_TOO_LARGE = _code(

@@ -241,8 +241,8 @@ async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
 
 
 def _advice(settings: Settings, found: Findings) -> list[str]:
-    """Advice on the settings that follows from the measured times."""
-    if not found.runs:
+    """Advice on the settings that follows from the measured times; none for a target that has a fault."""
+    if not found.runs or found.faults:
         return []
     model, most = found.model, settings.max_batch_size
     full = max(model.seconds(most), *(run.seconds for run in found.runs)) * 1000
@@ -341,6 +341,7 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:
         lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
+    if rows and not found.faults:
         alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
         lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms{_misfit(found.model, medians)}")
     lines += [f"  {line}" for line in advice]

@@ -155,9 +155,9 @@ def over(found: Over) -> Failure:
 
 
 def over_polls(found: Over) -> Failure:
-    """Refusal of a poll, because its caller asks too often for tasks."""
+    """Refusal of a poll, because its caller asks too often for tasks, or for what is told of models."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
-    message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask with ?wait= and less often"
+    message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask less often, for a task with ?wait="
     return Failure(errors.RATE_LIMITED, message, found.retry_after, "polls")
 
 

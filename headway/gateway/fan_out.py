@@ -29,7 +29,7 @@ from headway.gateway.client_quotas import UNHELD, AnswerRoom, Quotas
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import PART, SeveralInputs
-from headway.model import Failure, Principal, Reply, RequestOptions, Value, added_up, queue_name
+from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value, added_up, queue_name
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
@@ -85,6 +85,14 @@ class Submitter(Protocol):
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """Forget a request whose client has left."""
+        ...
+
+    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        """Limits as the broker counts them now."""
+        ...
+
+    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
+        """Count and record a request that was refused before it was submitted; its reply."""
         ...
 
 
@@ -148,13 +156,22 @@ class FanOut:
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
         if count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
-            loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))])
+            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))
         elif count > 1 and (message := self._too_large()):
-            loop.call_soon(self._end, [self._failed(Failure(errors.PAYLOAD_TOO_LARGE, message))])
+            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message))
         elif count <= FEW:
             self._submit()
         else:
             self._wait_turn()
+
+    def _turn_away(self, failure: Failure) -> None:
+        """Refuse the request as a whole, as a wrong one that counts as one."""
+        gateway, principal = self._gateway, self._principal
+        gateway.limiter.charge(gateway.counted(principal.limits))
+        tier = max(principal.tier, self._options.tier)
+        entry = Entry(self._id, self._model, "", tier, principal.tenant, "", 0.0, 0.0)
+        reply = gateway.note_refusal(principal, entry, failure)
+        asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
         """Whether the first part goes ahead: what comes of it decides for more than one call to the broker could hold."""

@@ -96,7 +96,9 @@ def _methods(port: PortContext, health: Health) -> dict[str, MakeCall]:
     others = OpenInference(port, health.ready)
     for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
         for name, answer in answers.items():
-            found[f"{service}/{name}"] = partial(_plain, port, respond=responder(name, answer), known=known)
+            found[f"{service}/{name}"] = partial(
+                _plain, port, respond=responder(name, answer, port.intake.limiter if known else None), known=known
+            )
     return found
 
 

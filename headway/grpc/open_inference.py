@@ -14,8 +14,10 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.excerpt import excerpt
+from headway.core.failures import error_of
 from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import KnownKinds
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
@@ -222,11 +224,15 @@ class OpenInference:
         return find_model(self._kinds, asked.name, asked.version or None, principal)
 
 
-def responder(method: str, answer: Answer) -> Callable[[bytes, Principal], Awaitable[bytes]]:
-    """Make the function from a method's message to the message of its answer."""
+def responder(
+    method: str, answer: Answer, limiter: Limiter | None = None
+) -> Callable[[bytes, Principal], Awaitable[bytes]]:
+    """Make the function from a method's message to the message of its answer. `limiter`: limiter for which the call is a poll."""
     request, response = messages.kinds_of(messages.OPEN_INFERENCE, method)
 
     async def respond(body: bytes, principal: Principal) -> bytes:
+        if limiter is not None and (over := limiter.poll(principal.limits)) is not None:
+            raise error_of(over)
         found = await answer(messages.read(request, body), principal)
         return bytes(response(**msgspec.to_builtins(found)).SerializeToString())
 

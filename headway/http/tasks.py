@@ -62,7 +62,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """Route of tasks, for principals that `identity` knows."""
     tasks = _Tasks(gateway)
-    authentication = Middleware(Authentication, identity, gateway.counters)
+    authentication = Middleware(Authentication, identity, gateway)
     return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[authentication])]
 
 
@@ -75,13 +75,6 @@ class _Tasks:
         principal = request.state.principal
         found = _ID.fullmatch(request.path_params["task_id"])
         wait = _wait(request)
-        over = self._gateway.limiter.poll(principal.limits)
-        if over is not None:
-            tier = self._gateway.settings.tier_names[principal.tier]
-            self._gateway.counters.refusals[over.reason, tier, ""] += 1
-            return self._told(
-                principal, refusal(request.state.request_id, over.code, over.message, over.retry_after, over.reason)
-            )
         try:
             if found is None:
                 raise NotFound(failures.no_task().message)

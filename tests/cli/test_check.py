@@ -54,6 +54,10 @@ def test_a_target_that_breaks_the_rules_is_told_how(tmp_path: Path) -> None:
         found = json.loads(done.stdout)
         assert found["ok"] is False
         assert any(part in fault for fault in found["faults"]), found
+        assert found["advice"] == [], "no rates of batches that did not run"
+    told = run(["check", "targets.py:short", "--max-batch-size", "4"], tmp_path, **PATIENT).stdout
+    assert "ℓ(n)" not in told
+    assert told.splitlines()[-1] == "not fit to serve"
 
 
 def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headway import __version__, errors
 from headway.config import Settings
+from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
 from headway.grpc import messages
 from headway.grpc.infer_stream import InferStreamCall, Item, Items
 from headway.grpc.inference_call import MOST_ANSWER
@@ -296,6 +297,19 @@ def test_statistics_tell_a_tenant_of_its_own_requests_alone() -> None:
         assert told == {(0, "good"): 0, (0, "neighbour"): 0, (1, "good"): 2, (1, "neighbour"): 0}
 
     served(main, whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
+
+
+def test_what_is_told_of_models_counts_as_polls() -> None:
+    async def main(port: Port) -> None:
+        client, key = port.client(), (("authorization", "Bearer slow"),)
+        body = messages.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
+        for _ in range(POLLS + POLLS_AT_ONCE):
+            await client.ask(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
+        failed = await client.fail(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
+        assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await client.ask(f"/{messages.OPEN_INFERENCE}/ServerLive", b"", key)
+
+    served(main, whole=True, keys={"slow": {"rate": 1.0, "burst": 1.0}})
 
 
 def test_a_process_that_is_not_ready_says_so() -> None:

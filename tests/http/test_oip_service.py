@@ -199,6 +199,16 @@ def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_agai
     served(main, whole=True)
 
 
+def test_a_repository_index_request_is_small() -> None:
+    async def main(stand: Stand) -> None:
+        for size, status in ((4000, 200), (5000, 413), (900_000, 413)):
+            answer = await stand.ask(post('{"ready":false}' + " " * size, "/v2/repository/index"))
+            assert answer.status == status
+        assert "at most 4096 bytes" in answer.json["error"]
+
+    served(main)
+
+
 def test_a_model_is_known_to_those_who_may_ask_it() -> None:
     async def ask(stand: Stand, asked: str, key: str, body: str | None = None) -> Answer:
         fields = [f"Authorization: Bearer {key}"] if key else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -348,6 +350,32 @@ def test_an_id_means_one_task_and_no_other() -> None:
         assert stand.runs == ["a", "b"]
 
     served(main, whole=True)
+
+
+@pytest.mark.parametrize(
+    "poll",
+    [
+        partial(get, "/v1/models"),
+        partial(get, "/v2/models/default"),
+        partial(get, "/v2/models/stats"),
+        partial(post, "{}", "/v2/repository/index"),
+    ],
+    ids=str,
+)
+def test_what_is_told_of_models_counts_as_polls(poll: Callable[[str], bytes]) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        asked = poll("Authorization: Bearer ada")
+        for _ in range(POLLS + POLLS_AT_ONCE):
+            await client.send(asked)
+            assert (await client.answer()).status == 200
+        await client.send(asked)
+        answer = await client.answer()
+        assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "polls")
+        assert "30 polls a minute" in str(answer.json)
+        assert answer.header["retry-after"]
+
+    served(main, whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})
 
 
 def test_polls_are_limited_by_what_their_caller_may_send() -> None:

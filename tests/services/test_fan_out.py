@@ -256,6 +256,31 @@ def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_t
     served(act, max_body_bytes=10_000)
 
 
+def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_request() -> None:
+    limited = Principal("eve", "acme", 1, (Limit("key-2", "key", 60.0, 10.0),))
+
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        def wrong() -> float:
+            return stand.counters.requests["m", "paid", "payload_too_large"]
+
+        for count, caller in ((11, limited), (160, ADA)):
+            before = wrong()
+            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+            asked = RequestOptions(30.0, 1), "m", ["a"] * count, b"x" * 900, ended.set_result
+            FanOut(stand.gateway, caller, new_id(), *asked).start()
+            [reply] = await ended
+            assert reply.failure is not None
+            assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
+            assert wrong() == before + 1
+        limiter = stand.gateway.limiter
+        for _ in range(9):
+            assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is None
+            fan_out(stand, ["a"] * 11, caller=limited)
+        assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is not None
+
+    served(act, max_body_bytes=10_000)
+
+
 def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         line = stand.gateway.turns = Line()

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, RequestError
+from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
@@ -36,7 +36,7 @@ def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
         identity: identity that knows the principals.
     """
     on = _Service(gateway, glance, isinstance(identity, AnonymousIdentity))
-    known = [Middleware(Authentication, identity, gateway.counters)]
+    known = [Middleware(Authentication, identity, gateway)]
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
@@ -54,6 +54,10 @@ def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
             for what in ("load", "unload")
         ),
     ]
+
+
+MOST_INDEX = 4096
+"""Most bytes of the body of a repository index request."""
 
 
 class _IndexRequest(msgspec.Struct, gc=False):
@@ -101,7 +105,11 @@ class _Service:
         return self._statistics(request, self._models(request))
 
     async def index(self, request: Request) -> Response:
-        body = await request.body()
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_INDEX:
+                raise PayloadTooLarge(f"a repository index request has at most {MOST_INDEX} bytes")
         try:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

@@ -25,7 +25,7 @@ PATH = "/v1/models"
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """Both routes, for principals that `identity` knows."""
     on = _Routes(gateway)
-    authentication = [Middleware(Authentication, identity, gateway.counters)]
+    authentication = [Middleware(Authentication, identity, gateway)]
     return [
         Route(PATH, on.all, methods=["GET"], middleware=authentication),
         Route(f"{PATH}/{{id:path}}", on.one, methods=["GET"], middleware=authentication),

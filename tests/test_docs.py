@@ -14,8 +14,11 @@ import pytest
 import headway
 from headway import errors
 from headway.cli import COMMANDS
-from headway.config import FIELDS
+from headway.config import FIELDS, Settings
 from headway.config.extras import PACKAGES
+from headway.grpc.inference_call import MOST_ANSWER
+from headway.http.openapi import document
+from headway.model import MOST_OUTPUT
 from headway.runtime.counters import Counters
 from headway.simulator.scenario import Scenario
 from headway.telemetry.figures import ProcessFigures, State
@@ -92,6 +95,26 @@ def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> No
     for text, heading in ((measured, "## Overload"), (measured, "## Floods"), (simulated, "# Simulated")):
         section = text[text.index(heading) :].split("\n## ", 1 if heading.startswith("## ") else 2)[0]
         assert "--target-utilisation" in section, heading
+
+
+@pytest.mark.parametrize(
+    ("told", "one", "together"),
+    [
+        (DOCS / "limits.md", r"One output is at most (\d+) MiB", r"(\d+) MiB over gRPC"),
+        (DOCS / "grpc.md", r"one output \| (\d+) MiB", r"outputs of one request together \| (\d+) MiB"),
+        (DOCS / "guide.md", r"One output is at most (\d+) MiB", r"at most (\d+) MiB over gRPC"),
+    ],
+    ids=lambda told: told.name if isinstance(told, Path) else "",
+)
+def test_the_bounds_of_outputs_are_told_once_where_sizes_are(told: Path, one: str, together: str) -> None:
+    text = told.read_text(encoding="utf-8")
+    assert re.findall(one, text) == [str(MOST_OUTPUT >> 20)]
+    assert re.findall(together, text) == [str(MOST_ANSWER >> 20)]
+
+
+def test_the_contract_tells_the_bounds_of_outputs() -> None:
+    outputs = document(Settings(max_bodies_mb=64))["components"]["schemas"]["InferenceAnswer"]["properties"]["outputs"]
+    assert f"One has at most {MOST_OUTPUT >> 20} MiB, and all together 32 MiB." in outputs["description"]
 
 
 def test_every_error_is_in_the_guide_with_its_status() -> None:

@@ -330,7 +330,7 @@ class Settings(Readings, ScalingSettings):
     max_bodies_mb: int = _setting(
         256,
         _LIMITS,
-        "Most bytes of bodies on their way and of large or unread answers at once, of all requests by all ports together; half of it of the outputs of one request.",
+        "Most bytes of bodies on their way and of large or unread answers at once, of all requests by all ports together; half of it of the outputs of one request, at most 32 MiB over gRPC.",
         "MiB",
     )
     max_connections: int = _setting(10_000, _LIMITS, "Most open client connections.")

@@ -55,22 +55,23 @@ class AnswerRoom:
         bytes: budget of the bytes that clients hold.
         owner: owner for whom they are counted.
         most: most bytes that the outputs may have together.
+        why: what that bound comes from, for the message of a request that passes it.
 
     Attributes:
         held: bytes that are counted; 0 for a small answer.
     """
 
-    __slots__ = ("_bytes", "_most", "_owner", "held")
+    __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
 
-    def __init__(self, bytes: Budget, owner: str, most: int) -> None:
-        self._bytes, self._owner, self._most = bytes, owner, most
+    def __init__(self, bytes: Budget, owner: str, most: int, why: str = "max_bodies_mb") -> None:
+        self._bytes, self._owner, self._most, self._why = bytes, owner, most, why
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
         """Hold `amount` bytes in all; the failure of the request when they are too many, for one or beside its owner's others."""
         if amount > self._most:
             message = (
-                f"the outputs are more than {self._most} bytes together; ask for fewer in one request (max_bodies_mb)"
+                f"the outputs are more than {self._most} bytes together; ask for fewer in one request ({self._why})"
             )
             return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
         more = amount - self.held if amount > UNHELD else 0
@@ -129,9 +130,14 @@ class Quotas:
         self._strangers: dict[Guest, None] = {}
         self._slow: dict[str, dict[Guest, None]] = {}
 
-    def answer_room(self, owner: str, most: int = 0) -> AnswerRoom:
-        """Room for the outputs of a request of an owner: half of what all clients may hold, or `most` bytes where that is less."""
-        return AnswerRoom(self.bytes, owner, min(most or self._most_answer, self._most_answer))
+    def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
+        """Room for the outputs of a request of an owner: half of what all clients may hold, or `most` bytes where that is less.
+
+        `why` tells what `most` comes from.
+        """
+        if most and most < self._most_answer:
+            return AnswerRoom(self.bytes, owner, most, why)
+        return AnswerRoom(self.bytes, owner, self._most_answer)
 
     def enter(self, guest: Guest, address: str) -> bool:
         """Count a new connection; False when there is no room for it."""

@@ -147,7 +147,8 @@ class InferenceCall(Call):
         replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         if isinstance(input, list):
             asked = port.intake, self.principal, id, exchange.options, model, input, exchange.parameters
-            fan_out = FanOut(*asked, _Sink(replies).settle, port.intake.quotas.answer_room(self.owner, MOST_ANSWER))
+            room = port.intake.quotas.answer_room(self.owner, MOST_ANSWER, "as over gRPC an answer is one message")
+            fan_out = FanOut(*asked, _Sink(replies).settle, room)
             self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
             fan_out.start()
         else:

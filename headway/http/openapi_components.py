@@ -10,6 +10,7 @@ from headway.config import Settings
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.contract_kinds import TEXTS, Kinds, input_of, kind_schemas, output_of
 from headway.http.inference.inference_head import MOST_KEY
+from headway.model import MOST_OUTPUT
 
 KEY_PATTERN = r'^([!#-~]([ -~]{0,253}[!#-~])?|"([ !#-[\]-~]|\\["\\]){1,255}")$'
 """Pattern of an Idempotency-Key."""
@@ -152,7 +153,8 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
                 "outputs": {
                     "type": "array",
                     "items": given,
-                    "description": "In place of `output`: one for each of several inputs, in order.",
+                    "description": "In place of `output`: one for each of several inputs, in order. One has at most "
+                    f"{MOST_OUTPUT >> 20} MiB, and all together {settings.max_bodies_mb / 2:g} MiB.",
                 },
                 "metadata": metadata,
             },

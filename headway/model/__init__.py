@@ -25,6 +25,7 @@ from headway.model.report import ModelReport
 from headway.model.request import RequestOptions
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
+    MOST_OUTPUT,
     MOST_TOKENS,
     WARM_UP,
     Octets,
@@ -62,6 +63,7 @@ __all__ = [
     "Completion",
     "DedupKey",
     "DedupKind",
+    "MOST_OUTPUT",
     "MOST_TOKENS",
     "Octets",
     "Output",

@@ -70,6 +70,8 @@ class Output(Generic[T]):
         self.value, self.tokens, self.prompt_tokens = value, tokens, prompt_tokens
 
 
+MOST_OUTPUT = 16 << 20
+"""Most bytes of one output, as it travels."""
 MOST_TOKENS = (1 << 31) - 1
 """Most tokens of one input, as a database's column holds them."""
 

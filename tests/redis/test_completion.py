@@ -8,12 +8,11 @@ from functools import partial
 import pytest
 
 from headway import errors
-from headway.backends.process.frames import MAX_OUTPUT
 from headway.brokers.redis import wire
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.completion import MOST_BYTES, fitting, pack, parts
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, EntryState, ItemResult, Lease, Reply
+from headway.model import MOST_OUTPUT, Entry, EntryState, ItemResult, Lease, Reply
 from tests.contracts.brokers import ask, drained, story
 from tests.contracts.dedup_keys import admit, task
 from tests.contracts.dedup_keys import sharing as asked_with
@@ -53,7 +52,7 @@ def test_bytes_count_and_not_characters() -> None:
 
 
 def test_the_largest_output_fits_alone_in_any_case() -> None:
-    assert MAX_OUTPUT <= MOST_BYTES
+    assert MOST_OUTPUT <= MOST_BYTES
 
 
 @story

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.arena import Place
-from headway.model import TokenCount, ValueKind
+from headway.model import MOST_OUTPUT, TokenCount, ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -22,8 +22,8 @@ MAX_FRAME = 1 << 30
 """Largest frame either end takes, in bytes."""
 LONG = 64 << 10
 """Bytes of the parameters of a batch together above which the same ones travel once."""
-MAX_OUTPUT = 16 << 20
-"""Largest output of one input, in bytes as it travels."""
+MAX_OUTPUT = MOST_OUTPUT
+"""Largest output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
 """Largest outputs of one batch together, in characters, or bytes of JSON."""
 

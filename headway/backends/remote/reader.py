@@ -19,9 +19,8 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from headway.backends.process.frames import MAX_OUTPUT
 from headway.dialects import DIALECTS, Dialect, NoOutputs
-from headway.model import ItemResult, TokenCount
+from headway.model import MOST_OUTPUT, ItemResult, TokenCount
 
 APART_FROM = 4 << 20
 """Bytes from which an answer is worth a process. Decoding fewer takes some milliseconds at most."""
@@ -89,11 +88,11 @@ def _decoded(dialect: Dialect, body: bytes | bytearray, expected: int, json_byte
 def _bounded(item: ItemResult) -> ItemResult:
     """The item, or a failed one in the place of one whose output is too long."""
     size = len(item.output or "")
-    if size <= MAX_OUTPUT:
+    if size <= MOST_OUTPUT:
         return item
     unit = "characters" if isinstance(item.output, str) else "bytes"
     return ItemResult(
-        None, f"the remote API answered {size} {unit}, the limit is {MAX_OUTPUT}", True, tokens=item.tokens
+        None, f"the remote API answered {size} {unit}, the limit is {MOST_OUTPUT}", True, tokens=item.tokens
     )
 
 

@@ -37,6 +37,7 @@ The map of the packages. Imports only point down the list, from package to packa
     client       clients of a running service, for programs; needs nothing of the rest
     core         the pure rules: departures (a batch is born in `queue`), fair queueing, admission, retries
     model        the nouns: plain data
+    v1           where programs find the code that protoc has made of our .proto file
     errors       the tree of errors
 """
 

@@ -21,6 +21,7 @@ FLOORS: dict[str, int] = {
     "errors": 0,
     "model": 0,
     "client": 0,
+    "v1": 0,
     "core": 1,
     "config": 2,
     "dialects": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,16 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield {":8000": f":{server.port}", ":8081": f":{port}"}
 
 
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of the code that is made as docs/grpc.md says, in place of its `stubs`."""
+    folder = tmp_path_factory.mktemp("made")
+    [made] = [block for block in blocks(ROOT / "docs" / "grpc.md") if "grpc_tools" in block.text]
+    command = made.text.replace("stubs", str(folder / "stubs")).replace("python ", f"{shlex.quote(sys.executable)} ")
+    subprocess.run(command, shell=True, cwd=ROOT, check=True, timeout=PATIENCE)
+    return str(folder / "stubs")
+
+
 def test_each_client_has_a_snippet() -> None:
     assert {environment for _, environment in snippets()} == set(ENVIRONMENTS.values())
 
@@ -58,7 +69,9 @@ def test_each_client_has_a_snippet() -> None:
 @pytest.mark.parametrize(
     ("block", "environment"), snippets(), ids=lambda one: f"{one.page}:{one.line}" if isinstance(one, Block) else one
 )
-def test_a_snippet_runs_as_it_stands(block: Block, environment: str, ports: dict[str, str], tmp_path: Path) -> None:
+def test_a_snippet_runs_as_it_stands(
+    block: Block, environment: str, ports: dict[str, str], stubs: str, tmp_path: Path
+) -> None:
     text = block.text
     for documented, real in ports.items():
         text = text.replace(documented, real)
@@ -67,7 +80,7 @@ def test_a_snippet_runs_as_it_stands(block: Block, environment: str, ports: dict
     if environment:
         command, environ = client_command(environment, str(program))
     else:
-        command, environ = [sys.executable, str(program)], {}
+        command, environ = [sys.executable, str(program)], {"PYTHONPATH": stubs}
     done = subprocess.run(
         command, cwd=HERE.parents[1], env=environ, capture_output=True, text=True, timeout=5 * PATIENCE, check=False
     )

@@ -117,6 +117,7 @@ ROWS: list[Row] = [
         Parse("it takes certificates; tests/cli/test_tls.py and tests/e2e/test_remote_tls.py make some"),
     ),
     ("*", r"grpcurl ", Run(optional=True)),
+    ("docs/grpc.md", r"mkdir stubs$|python -m grpc_tools\.protoc ", Parse("tests/clients/test_snippets.py runs them")),
     (
         "docs/guide.md",
         r"HEADWAY_REMOTE_TOKEN=\S+ headway serve ",

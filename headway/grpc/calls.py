@@ -244,7 +244,12 @@ class Call:
         """End the call with an error."""
         self.count_refusal(error)
         trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason)
-        await context.abort(status_of(error.code), details_of(error.message), trailers + more)
+        try:
+            await context.abort(status_of(error.code), details_of(error.message), trailers + more)
+        except (
+            grpc.aio.InternalError
+        ):  # gRPC has ended it by itself, as for a message that is too large once it is unpacked.
+            raise asyncio.CancelledError from None
 
     def count_refusal(self, error: RequestError) -> None:
         """Count an error, and record its span, unless the gateway has."""

@@ -17,6 +17,7 @@ from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -438,3 +439,18 @@ def test_calls_without_a_credential_count_for_their_address() -> None:
         call.connection = cast(Any, SimpleNamespace(address=address))
         call.belong_to_address()
     assert len(set(owners)) == 2
+
+
+def test_a_call_that_grpc_has_ended_by_itself_is_over_and_leaves_no_traceback() -> None:
+    """A message may be too large once it is unpacked: gRPC answers that, and the call learns of it when it would answer, too."""
+
+    class Over:
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.InternalError("the core has ended the call")
+
+    async def refused() -> None:
+        port = SimpleNamespace(refusal_traces=None, counters=Counters())
+        with pytest.raises(asyncio.CancelledError):
+            await PlainCall(cast(Any, port), (), cast(Any, None)).refuse(Over(), RequestError("no message"))
+
+    asyncio.run(refused())

@@ -360,7 +360,7 @@ def test_an_id_means_one_task_and_no_other() -> None:
         partial(get, "/v2/models/stats"),
         partial(post, "{}", "/v2/repository/index"),
     ],
-    ids=str,
+    ids=lambda poll: str(poll.args[-1]),
 )
 def test_what_is_told_of_models_counts_as_polls(poll: Callable[[str], bytes]) -> None:
     async def main(stand: Stand) -> None:

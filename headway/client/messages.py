@@ -31,11 +31,15 @@ class Result:
         output: the output: a string, or any JSON value where the target returns one.
         request_id: id of the request, as the service's log and ledger know it.
         latency_ms: milliseconds that the service took from the complete request to its answer; None for a task.
+        tokens_used: tokens that the input has used, as its target tells; None where it does not.
+        model_version: version of the model that ran it; empty from a service that does not tell.
     """
 
     output: Any
     request_id: str
     latency_ms: float | None = None
+    tokens_used: int | None = None
+    model_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,8 @@ def _json(value: Any) -> bytes:
 
 class _Metadata(msgspec.Struct, frozen=True, gc=False):
     latency_ms: float | None = None
+    tokens_used: int | None = None
+    model_version: str = ""
 
 
 class _Inferred(msgspec.Struct, gc=False):
@@ -173,6 +179,7 @@ class _Outcome(msgspec.Struct, gc=False):
     task_id: str
     status: State
     output: Any = None
+    metadata: _Metadata = _Metadata()
     error: _Problem | None = None
 
 
@@ -188,7 +195,11 @@ def read_result(answer: Answer) -> Result:
         found = _inferred(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _odd(answer) from None
-    return Result(found.output, found.request_id, found.metadata.latency_ms)
+    return _result(found.output, found.request_id, found.metadata)
+
+
+def _result(output: Any, id: str, told: _Metadata) -> Result:
+    return Result(output, id, told.latency_ms, told.tokens_used, told.model_version)
 
 
 def read_task(answer: Answer) -> str:
@@ -207,7 +218,7 @@ def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
         raise _odd(answer) from None
     if found.error is not None:
         return "FAILED", _error(found.error, found.error.status, hopeless=False)
-    return found.status, Result(found.output, found.task_id) if found.status == "SUCCESS" else None
+    return found.status, _result(found.output, found.task_id, found.metadata) if found.status == "SUCCESS" else None
 
 
 def read_error(answer: Answer) -> ApiError:

@@ -110,6 +110,8 @@ def test_outcomes_of_tasks_are_read() -> None:
 
     assert outcome(b'{"task_id":"req_1","status":"PENDING"}') == ("PENDING", None)
     assert outcome(b'{"task_id":"req_1","status":"SUCCESS","output":[1]}') == ("SUCCESS", Result([1], "req_1"))
+    told = b'{"task_id":"req_1","status":"SUCCESS","output":1,"metadata":{"tokens_used":7,"model_version":"2"}}'
+    assert outcome(told) == ("SUCCESS", Result(1, "req_1", None, 7, "2"))
     state, error = outcome(
         b'{"task_id":"req_1","status":"FAILED","error":{"error":"DEADLINE_EXCEEDED","message":"late","status":504}}'
     )

@@ -73,7 +73,7 @@ def test_who_is_over_a_limit_hears_whose_it_is_and_when_to_come_back(name: str, 
     )
     assert failures.over_polls(over) == Failure(
         errors.RATE_LIMITED,
-        f"over 600 polls a minute for {whose}, 20 at once; ask with ?wait= and less often",
+        f"over 600 polls a minute for {whose}, 20 at once; ask less often, for a task with ?wait=",
         0.5,
         "polls",
     )

@@ -145,7 +145,6 @@ def limited_for_a_model(client: Client, grpc_port: int) -> None:
     assert "only 6 fit into the rate limit at once" in several["error"]["message"]
     status, _, fields = client.ask("POST", "/v1/completions", {"model": "marked", "prompt": list("abcd")})
     assert (status, fields["ratelimit"][:9]) == (200, '"key";r=0'), "the list that was too large cost 1"
-    assert client.native("a", "marked")["output"] == "+a"
     assert "for this key, 12 at once" in client.native("a", "marked")["message"]
 
 

@@ -39,7 +39,10 @@ def test_a_thousand_at_once_run_once_and_a_thousand_later_not_at_all(tmp_path: P
         assert {answer.status for answer in at_once} == {200}
         assert {answer.json["output"] for answer in at_once} == {gate.text().upper()}
         assert len({answer.json["request_id"] for answer in at_once}) == MANY
-        assert Counter(answer.header["x-headway-cache"] for answer in at_once) == {None: 1, "collapsed": MANY - 1}
+        marks = Counter(answer.header["x-headway-cache"] for answer in at_once)
+        assert marks.pop(None) == 1
+        assert marks["collapsed"] + marks["hit"] == MANY - 1, "the last ones may be on their way to the queue yet"
+        assert marks["collapsed"] > MANY / 2
         later = ask_all(server, gate.text())
         assert {answer.json["output"] for answer in later} == {gate.text().upper()}
         assert Counter(answer.header["x-headway-cache"] for answer in later) == {"hit": MANY}

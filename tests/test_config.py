@@ -224,11 +224,11 @@ def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()
-    with pytest.raises(SettingError, match=r"headway\.toml.*is no regular file.*take it away"):
+    with pytest.raises(SettingError, match=r"headway\.toml.*is no regular file"):
         load({}, {})
     Path("headway.toml").rmdir()
     Path("headway.toml").symlink_to("nowhere")
-    with pytest.raises(SettingError, match=r"headway\.toml.*is a link to a file that is not there"):
+    with pytest.raises(SettingError, match=r"headway\.toml.*no such file"):
         load({}, {})
 
 

@@ -58,12 +58,11 @@ def read_file(file: Path | None, source: str) -> FileTable:
     """
     path = file or Path("headway.toml")
     if not is_file(path):
+        # A folder or a dangling link may be a mount whose source is missing.
         if file is None and not os.path.lexists(path):
             return FileTable(path, {})
-        nothing = "no such file" if file else "is a link to a file that is not there"
-        reason = "is no regular file" if _is_there(path) else nothing
-        mend = "Name an existing TOML file, or leave it out." if file else "Put a TOML file there, or take it away."
-        raise SettingError(source if file else "the file of settings", str(path), reason, mend)
+        reason = "is no regular file" if _is_there(path) else "no such file"
+        raise SettingError(source, str(path), reason, "Name an existing TOML file, or leave it out.")
     try:
         text = ""
         text = path.read_text(encoding="utf-8")

@@ -30,6 +30,7 @@ from headway.gateway.limiter import Limiter
 from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import PART, SeveralInputs
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value, added_up, queue_name
+from headway.ports import QueueCondition
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
@@ -68,6 +69,11 @@ class Submitter(Protocol):
     turns: FairTurns
     quotas: Quotas
     counters: Counters
+
+    @property
+    def broker(self) -> QueueCondition:
+        """Broker that new requests go to."""
+        ...
 
     def submit(
         self,
@@ -165,12 +171,15 @@ class FanOut:
             self._wait_turn()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the request as a whole, as a wrong one that counts as one."""
+        """Refuse the request as a whole, as a wrong one that counts as one, unless it is over a limit anyway."""
         gateway, principal = self._gateway, self._principal
-        gateway.limiter.charge(gateway.counted(principal.limits))
+        limits = gateway.counted(principal.limits)
+        over = gateway.limiter.excess(limits, gateway.broker)
+        if over is None:
+            gateway.limiter.charge(limits)
         tier = max(principal.tier, self._options.tier)
         entry = Entry(self._id, self._model, "", tier, principal.tenant, "", 0.0, 0.0)
-        reply = gateway.note_refusal(principal, entry, failure)
+        reply = gateway.note_refusal(principal, entry, over or failure)
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:

@@ -246,9 +246,8 @@ class Call:
         trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason)
         try:
             await context.abort(status_of(error.code), details_of(error.message), trailers + more)
-        except (
-            grpc.aio.InternalError
-        ):  # gRPC has ended it by itself, as for a message that is too large once it is unpacked.
+        except grpc.aio.InternalError:
+            # gRPC has ended it by itself, as for a message that is too large once it is unpacked.
             raise asyncio.CancelledError from None
 
     def count_refusal(self, error: RequestError) -> None:

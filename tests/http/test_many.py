@@ -153,12 +153,25 @@ def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
         assert over.json["retry_after_ms"] == 1000
         assert ";r=2;" in over.header["ratelimit"]
         assert (await stand.ask(many(["g", "h"], bearer))).status == 200
-        never = await stand.ask(many(["a"] * 6, bearer))
-        assert (never.status, never.error) == (413, "PAYLOAD_TOO_LARGE")
-        assert "only 5 fit into the rate limit at once" in never.json["message"]
         assert sorted(stand.runs) == ["a", "b", "c", "g", "h"]
 
     served(main, keys=keys, whole=True)
+
+
+def test_a_list_that_never_fits_is_a_wrong_request_at_its_callers_rate() -> None:
+    async def main(stand: Stand) -> None:
+        never = many(["a"] * 6, "Authorization: Bearer k")
+        for _ in range(5):
+            answer = await stand.ask(never)
+            assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
+            assert "only 5 fit into the rate limit at once" in answer.json["message"]
+        for _ in range(20):
+            answer = await stand.ask(never)
+            assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+        assert answer.json["retry_after_ms"] <= 1000, "what is refused by rate adds nothing"
+        assert stand.runs == []
+
+    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
 
 
 def test_a_wrong_list_is_charged_as_one_wrong_request() -> None:

@@ -33,17 +33,20 @@ def bare_times(history: History, names: Callable[[Presence], Iterable[Name]]) ->
     for host in history.processes:
         if not host.host or len(host.models) > 1:  # Any of several models may not be loaded now.
             continue
-        away = [(-math.inf, _known(host.up, watch)), *trouble[""], *trouble[host.name]]
+        away = [(-math.inf, known_by(host.up, watch)), *trouble[""], *trouble[host.name]]
         away += [(host.gone, math.inf)] if host.gone is not None else []
         for name in names(host):
             found[name] = common(found.get(name, ALWAYS), union(away))
     return found
 
 
-def _known(since: float, watch: Sequence[Fault]) -> float:
-    """Instant by which gateways know of a worker that has been healthy since then, as controllers tell them."""
-    late = [fault.ended or math.inf for fault in watch if fault.began <= since + KNOWN_SECONDS]
-    return max([since, *(ended for ended in late if since < ended < math.inf)]) + KNOWN_SECONDS
+def known_by(began: float, faults: Sequence[Fault]) -> float:
+    """Instant by which all gateways know of what changed, beside faults of those who tell it or should hear it."""
+    known = began + KNOWN_SECONDS
+    for fault in sorted(faults, key=lambda fault: fault.began):
+        if fault.began <= known and (fault.ended is None or fault.ended >= began):
+            known = max(known, math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS)
+    return known
 
 
 def _trouble(faults: Sequence[Fault], watch: Sequence[Fault]) -> defaultdict[str, list[Span]]:
@@ -52,6 +55,6 @@ def _trouble(faults: Sequence[Fault], watch: Sequence[Fault]) -> defaultdict[str
     for fault in faults:
         role = fault.what.partition(" ")[0]
         if role in ("redis", "connections", "worker", "gpu", "service"):
-            ended = math.inf if fault.ended is None else _known(fault.ended, watch)
+            ended = math.inf if fault.ended is None else known_by(fault.ended, watch)
             found[fault.whom if role in ("worker", "gpu", "service") else ""].append((fault.began, ended))
     return found

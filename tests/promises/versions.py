@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from headway.core.versions import Versions, position_of
-from tests.promises.bareness import ALWAYS, KNOWN_SECONDS, bare_times
+from tests.promises.bareness import ALWAYS, KNOWN_SECONDS, bare_times, known_by
 from tests.promises.client import PATIENCE
-from tests.promises.faults import Fault
 from tests.promises.groups import Groups
 from tests.promises.operation import ASKS, History, Kind, Operation, Run, Telling, Violation, mark_of
 from tests.promises.spans import touches
@@ -37,7 +36,7 @@ class Rollout:
         paused = [fault for fault in history.faults if fault.what == "gateway paused"]
         begun = [weighing.began for weighing in history.weighings]
         self._weighings = [
-            (weighing.weights, weighing.began, _known(after, paused) if after < math.inf else math.inf)
+            (weighing.weights, weighing.began, known_by(after, paused) if after < math.inf else math.inf)
             for weighing, after in zip(history.weighings, [*begun[1:], math.inf], strict=True)
         ]
         self._up = {one.name: one.up for one in history.processes if not one.version and not one.host}
@@ -78,15 +77,6 @@ class Rollout:
         if any(self.bare(one.model, version, min(one.called, ran), max(until, ran)) for version in wanted):
             return ""
         return Versions(dict.fromkeys(wanted, 1), wanted, found[0]).drawn(position_of(one.tenant, one.key or one.id))
-
-
-def _known(began: float, paused: Sequence[Fault]) -> float:
-    """Instant by which all gateways know of what changed at another."""
-    known = began + KNOWN_SECONDS
-    for fault in sorted(paused, key=lambda fault: fault.began):
-        if fault.began <= known and (fault.ended is None or fault.ended >= began):
-            known = max(known, math.inf if fault.ended is None else fault.ended + KNOWN_SECONDS)
-    return known
 
 
 class _Judge:

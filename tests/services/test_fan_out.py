@@ -277,6 +277,12 @@ def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_req
             assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is None
             fan_out(stand, ["a"] * 11, caller=limited)
         assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is not None
+        debts = dict(limiter.debts)
+        _, ended = fan_out(stand, ["a"] * 11, caller=limited)
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.code == errors.RATE_LIMITED, "a door may know a limit for one model only now"
+        assert dict(limiter.debts) == debts, "a refusal by rate costs nothing"
 
     served(act, max_body_bytes=10_000)
 

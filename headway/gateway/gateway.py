@@ -279,15 +279,21 @@ class Gateway:
             BrokerUnavailable: the task may not have been forgotten.
         """
         pending = self._pending.get((tenant, id))
-        if pending is not None and pending.task:
-            self._leave(pending, Reply(id, tenant, None, failures.no_task()))
-            if pending.unadmitted or pending.session is not self._shared:
-                for session in {pending.session or self._shared, self._shared}:
-                    session.cancel_later(tenant, id)
+        task = pending if pending is not None and pending.task else None
+        is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
+        if task is not None and is_certain:  # It may be on its way.
+            for session in {task.session or self._shared, self._shared}:
+                session.cancel_later(tenant, id)
         known = self._shared.broker.epoch
-        for one in (self._direct, self._shared):
-            if one is not None and (pending is None or pending.session is one):
-                await one.broker.cancel_task(tenant, id)
+        try:
+            for one in (self._direct, self._shared):
+                if one is not None and (pending is None or pending.session is one):
+                    await one.broker.cancel_task(tenant, id)
+            is_certain = True
+        finally:
+            # Before that its client would hear that it is gone, and others that poll would still find it.
+            if task is not None and is_certain and self._pending.of(task.entry) is task:
+                self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # The gateway that holds it offers it again.
         if pending is None and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")

@@ -67,7 +67,7 @@ class SentinelSetup:
         self._take_for_gone_after(DOWN_AFTER)
 
     def hand_over(self) -> None:
-        """Have the replica put in the primary's place, though that is well."""
+        """Have the replica put in the primary's place, though that is well. The Sentinel that leads knows of it."""
         replica = self.replica
         wait_until(lambda: self._handed_over_to(replica))
 
@@ -119,11 +119,14 @@ class SentinelSetup:
         self._gone_after = milliseconds
 
     def _handed_over_to(self, replica: RedisServer) -> bool:
+        leader = self.sentinels[0]
         with suppress(redis.ConnectionError):
-            if replica.command("ROLE")[0] == b"master":
+            if int(leader.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1]) == replica.port:
                 return True
-            with suppress(redis.ResponseError):  # It is under way, or no replica has been heard of lately.
-                self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+            # One that is too late to see the promotion gives up, and makes the server a replica again.
+            if replica.command("ROLE")[0] != b"master":
+                with suppress(redis.ResponseError):  # It is under way, or no replica has been heard of lately.
+                    leader.command("SENTINEL", "FAILOVER", SERVICE)
         return False
 
     def _found(self) -> RedisServer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -284,6 +285,30 @@ async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, cloc
     assert output(await fleet.gateways[0].outcome(TENANT, asked.id)) == "A"
     await fleet.gateways[1].cancel(TENANT, asked.id)
     assert await fleet.gateways[0].outcome(TENANT, asked.id) is None
+
+
+@scene()
+async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet, clock: Clock) -> None:
+    asked = fleet.ask("a", task=True)
+    await asked.was_admitted.wait()
+    broker, arrived, goes_on = fleet.gateway.broker, asyncio.Event(), asyncio.Event()
+    cancel = broker.cancel_task
+
+    async def slowly(tenant: str, id: str) -> None:
+        arrived.set()
+        await goes_on.wait()
+        await cancel(tenant, id)
+
+    with patch.object(broker, "cancel_task", slowly):
+        deleting = asyncio.create_task(fleet.gateway.cancel(TENANT, asked.id))
+        await arrived.wait()
+        assert not asked.told.is_set(), "another gateway still finds it"
+        assert isinstance(await fleet.gateways[1].outcome(TENANT, asked.id), EntryState)
+        goes_on.set()
+        await deleting
+    assert await fleet.answered(asked) == [errors.NOT_FOUND]
+    for gateway in fleet.gateways:
+        assert await gateway.outcome(TENANT, asked.id) is None
 
 
 @scene()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.config import FIELDS, Settings, load
-from headway.config.models import MODEL_FIELDS, ONE_VERSION, ModelSettings, split_target
+from headway.config import FIELDS, Settings, idle, load
+from headway.config.models import MODEL_FIELDS, VERSION_FIELDS, VERSIONS, ModelSettings, split_target
 from headway.errors import SettingError
 
 TWO = """
@@ -67,6 +68,10 @@ def test_the_command_line_says_which_models_and_the_file_how(file: Path) -> None
     ("text", "found"),
     [
         ("a=b.py:f", ("a", "b.py:f")),
+        ("org/m@v.1=b.py:f", ("org/m@v.1", "b.py:f")),
+        ("a@=b.py:f", ("a@", "b.py:f")),
+        ("a@1@2=b.py:f", ("a@1@2", "b.py:f")),
+        ("https://user@host/path=1", None),
         ("org/m.v1=b:f(x='=')", ("org/m.v1", "b:f(x='=')")),
         ("m=https://host/v1/completions?x=1", ("m", "https://host/v1/completions?x=1")),
         ("b.py:f(x='a')", None),
@@ -149,6 +154,16 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("models = 3", "models", "is no table of models"),
         ("[models]\na = 3", "[models.a]", "is no table"),
         ("[models.a]\nmax_wait_ms = 3000", "[models.a] max_wait_ms", "`queue_timeout_ms`"),
+        ("[models.'a@1']\nversion_weights = '1=1'", "[models.a@1] version_weights = '1=1'", 'a table [models."a"].'),
+        ("[models.'a@1']\nversion = '1'", "[models.a@1] version = '1'", "in the name of its table already"),
+        ("[models.'a@1']\nport = 3", "[models.a@1] port = 3", "is a setting of the process"),
+        ("[models.'a@1']\nworkers = 0", "[models.a@1] workers = 0", "must lie between"),
+        ("[models.a]\ncache_ttl_s = 0\n[models.'a@1.5']", "[models.a] cache_ttl_s = 0", "must lie between"),
+        ("[models.'a@b c']", "[models.a@b c] = 'b c'", "must be 1 to 128 letters"),
+        ("[models.'a@']", "[models.a@] = ''", "must be 1 to 128 letters"),
+        ("[models.'@1']", "[models.@1] = ''", "must be 1 to 128 letters"),
+        ("[models.a]\ntarget = 'x:f'\n[models.'a@1']", "[models.a] target", "is there beside [models.a@1]"),
+        ("[models.a]\nversion = '3'\n[models.'a@1']", "[models.a] version", "is there beside [models.a@1]"),
     ],
 )
 def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: str, reason: str, tmp_path: Path) -> None:
@@ -165,7 +180,7 @@ def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: st
     [
         ("[models.org/a]\ntarget = 'm.py:f'", 'Put the name of the model in quotes: [models."org/a"].'),
         ("[models.a]\n[models.a b]", 'Put the name of the model in quotes: [models."a b"].'),
-        ("[models.a]\nversion='1'\n[models.a]\nversion='2'", ONE_VERSION),
+        ("[models.a]\nversion='1'\n[models.a]\nversion='2'", VERSIONS),
         ('[models."a/b"]\nport = ', "Mend the file."),
     ],
 )
@@ -185,17 +200,89 @@ def test_a_file_that_is_no_toml_for_the_names_of_its_models_says_how_to_write_th
         ("[[models.a]]\nversion = '3'\n[[models.a]]\nversion = '4'", None),
         ("[models.a.3]\ntarget = 'm.py:f'\n[models.a.4]\ntarget = 'm.py:g'", None),
         ("", ["a=m.py:f", "a=m.py:g"]),
-        ("", ["a@3=m.py:f", "a@4=m.py:g"]),
+        ("", ["a@3=m.py:f", "a@3=m.py:g"]),
+        ("", ["a@3=m.py:f", "a=m.py:g"]),
+        ("", ["a=m.py:f", "a@3=m.py:g"]),
     ],
 )
-def test_who_gives_a_process_two_versions_of_a_model_is_told_how_to_run_them(
+def test_who_gives_a_process_two_targets_under_one_name_is_told_how_to_write_versions(
     table: str, targets: list[str] | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "some.toml"
     path.write_text(table)
     with pytest.raises(SettingError) as caught:
         load({}, {}, path, targets=targets)
-    assert ONE_VERSION in caught.value.hint
+    assert VERSIONS in caught.value.hint
+
+
+VERSIONED = """
+workers = 2
+[models.a]
+version_weights = "1=9,2=1"
+max_batch_size = 16
+[models."a@1"]
+target = "one.py:M"
+[models."a@2"]
+target = "two.py:M"
+max_batch_size = 64
+gpu_timeout_ms = 500
+[models.b]
+target = "b.py:f"
+"""
+
+
+def test_versions_of_a_model_have_workers_of_their_own_and_the_model_all_else(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(VERSIONED)
+    settings = load({"model_version": "7"}, {}, path)
+    assert list(settings.served) == ["a", "b"]
+    assert list(settings.runs) == ["a@1", "a@2", "b"]
+    whole, one, two = settings.served["a"], settings.runs["a@1"], settings.runs["a@2"]
+    assert [(each.model, each.model_version) for each in (one, two)] == [("a", "1"), ("a", "2")]
+    assert [each.version_weights for each in (whole, one, two)] == ["1=9,2=1"] * 3
+    assert [each.max_batch_size for each in (whole, one, two)] == [64, 16, 64], "the queue has room for the largest"
+    assert [each.gpu_timeout_ms for each in (whole, one, two)] == [3000.0, 3000.0, 500.0]
+    assert settings.runs["b"] is settings.served["b"]
+
+
+def test_targets_name_versions_or_a_model_with_all_of_its_versions(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(VERSIONED)
+
+    def chosen(*targets: str) -> dict[str, str]:
+        models = load({}, {}, path, targets=targets).models
+        return {f"{one.name}@{each.name}": each.target for one in models for each in one.versions}
+
+    assert chosen("a") == {"a@1": "one.py:M", "a@2": "two.py:M"} == chosen("b", "a")
+    assert chosen("a@2") == {"a@2": "two.py:M"}
+    for targets in (("a", "a@1=new.py:M"), ("a@1=new.py:M", "a")):
+        assert chosen(*targets) == {"a@1": "new.py:M", "a@2": "two.py:M"}, "what is given with its target goes first"
+    assert chosen("a@2", "a@3=three.py:M") == {"a@2": "two.py:M", "a@3": "three.py:M"}
+    assert load({}, {}, path, targets=["a@3=three.py:M"]).runs["a@3"].max_batch_size == 16, "as the model has it"
+    given = load({}, {}, targets={"m@1": None, "m@2": None})
+    assert [*given.runs] == ["m@1", "m@2"]
+    with pytest.raises(SettingError, match="with a version and without one"):
+        load({}, {}, targets={"m@1": None, "m": None})
+
+
+@pytest.mark.parametrize("text", ["a@=m.py:f", "a@1@2=m.py:f"])
+def test_a_version_must_be_one(text: str) -> None:
+    name = text.partition("=")[0]
+    with pytest.raises(SettingError, match=f"model '{name}' = .* must be 1 to 128 letters"):
+        load({}, {}, targets=[text])
+
+
+@pytest.mark.parametrize("setting", [{"models_per_gpu": 2}, {"autoscale": "local"}])
+def test_what_goes_by_models_is_not_for_versions(setting: dict[str, Any]) -> None:
+    versions = ModelSettings("1"), ModelSettings("2")
+    with pytest.raises(SettingError, match="goes by models, and model a has workers of a@1 here"):
+        Settings(models=(ModelSettings("a", versions=versions),), **setting)
+
+
+def test_weights_have_an_effect_where_versions_are_named() -> None:
+    named = (ModelSettings("a", versions=(ModelSettings("1"),)),)
+    assert idle(Settings(version_weights="1=1")) == [("version_weights", "broker")]
+    assert idle(Settings(version_weights="1=1", models=named)) == []
 
 
 @pytest.mark.parametrize("targets", [["a.py:f", "b.py:g"], ["a=x.py:f", "a=y.py:f"], ["a=x.py:f", "y.py:f"]])
@@ -207,6 +294,7 @@ def test_several_targets_need_a_name_each(targets: list[str]) -> None:
 def test_what_a_model_may_have_of_its_own_are_settings() -> None:
     assert set(MODEL_FIELDS) < set(FIELDS)
     assert len(set(MODEL_FIELDS)) == len(MODEL_FIELDS)
+    assert set(VERSION_FIELDS) < set(MODEL_FIELDS)
 
 
 def test_a_secret_of_a_model_is_not_shown(tmp_path: Path) -> None:

@@ -124,6 +124,27 @@ def test_models_share_gpus_where_they_may_and_remote_apis_keep_their_calls(monke
         workers(workers=3, models_per_gpu=1)
 
 
+@pytest.mark.parametrize(("broker", "prefix"), [("", ""), (BROKER, "host/")])
+def test_versions_of_a_model_have_workers_that_claim_for_them(broker: str, prefix: str) -> None:
+    models = (ModelSettings("a", versions=(ModelSettings("1"), ModelSettings("2"))), ModelSettings("b"))
+    settings = Settings(models=models, broker=broker, name="host", devices="cpu")
+    targets = dict.fromkeys(("a@1", "a@2", "b"), TARGET)
+    made = within_a_loop(lambda: wiring.build(settings, Role.SERVE, targets))
+    assert made.pool is not None
+    slots = [(one.slot.worker, one.slot.queue, one.slot.runs.version) for one in made.pool.batchers]
+    assert slots == [
+        (f"{prefix}a@1/cpu-0", "a@1", "1"),
+        (f"{prefix}a@2/cpu-0", "a@2", "2"),
+        (f"{prefix}b/cpu-0", "b@1" if broker else "b", "1"),
+    ]
+
+
+def test_a_version_without_a_target_is_told_where_to_write_it() -> None:
+    settings = Settings(models=(ModelSettings("a", versions=(ModelSettings("1"), ModelSettings("2"))),))
+    with pytest.raises(TargetError, match=r"model 'a@2' has no target. Write a@2=TARGET .* in \[models.\"a@2\"\]"):
+        within_a_loop(lambda: wiring.build(settings, Role.SERVE, {"a@1": TARGET}))
+
+
 def test_a_process_is_called_by_its_host_and_number_unless_it_has_a_name() -> None:
     assert built(Role.SERVE, TARGET).settings.name == f"{socket.gethostname()}-{os.getpid()}"
     assert built(Role.SERVE, TARGET, name="edge").settings.name == "edge"

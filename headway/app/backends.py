@@ -252,10 +252,13 @@ def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict
     return dict.fromkeys(plans, NO_DEVICES) | allot_to_models(local, gpus)
 
 
-def model_worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Name of the worker of a slot in a process that serves several models; see `worker_name`."""
+def model_worker_name(model: str, settings: Settings, target: Target, devices: Devices, index: int) -> str:
+    """Name of the worker of a slot in a process that runs several models, or versions; `model` is its key among them.
+
+    See `worker_name`.
+    """
     prefix = f"{settings.name}/" if settings.broker else ""
-    return f"{prefix}{settings.model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
+    return f"{prefix}{model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:

@@ -1,4 +1,4 @@
-"""Plans of the models that a process runs: settings, target and devices of each."""
+"""Plans of the models that a process runs, or of their versions: settings, target and devices of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Given = str | Target | Mapping[str, str | Target]
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """Plan of one model that a process runs.
+    """Plan of one model that a process runs, or of one of its versions.
 
     Attributes:
         settings: settings of the model.
@@ -31,7 +31,7 @@ class ModelPlan:
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
-    """Plan of each model that the settings name, in order.
+    """Plan of each model that the settings name, or of each of its versions, in order; by the keys of `Settings.runs`.
 
     Arguments:
         settings: settings of the process.
@@ -45,12 +45,13 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
         hint = f"Name one of {', '.join(settings.served)}."
         raise SettingError("default_model", settings.default_model, "is no model that is served here", hint)
     own = {one.name: one.target for one in settings.models}
+    own |= {f"{one.name}@{each.name}": each.target for one in settings.models for each in one.versions}
     targets = {}
-    for model, of_model in settings.served.items():
+    for model, of_model in settings.runs.items():
         found = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
         if found == "":
             file = f" of {settings.weights_file}" if settings.weights_file else " of the settings file"
-            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models.{model}]{file}.'
+            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models."{model}"]{file}.'
             raise TargetError(f"model {model!r} has no target. {hint}")
         target = parse_target(found) if isinstance(found, str) else found
         targets[model] = of_model, with_arguments(target, of_model.target_arguments)

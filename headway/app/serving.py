@@ -27,7 +27,7 @@ Value = str | int | float | bool | os.PathLike[str] | None
 """Value of a setting; None: as if it was not given."""
 
 TargetsLike = TargetLike | Mapping[str, TargetLike]
-"""Target, or those of several models by their names."""
+"""Target, or those of several models by their names, or NAME@VERSION."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -68,7 +68,8 @@ def serve(
 
     Arguments:
         target: function or class, defined at the top level of a module or script; `functools.partial` of a class, for
-            its arguments; or text as `headway serve` takes it; or a dict of these by name, for several models.
+            its arguments; or text as `headway serve` takes it; or a dict of these by name, for several models, or by
+            NAME@VERSION, for versions of a model.
         block: whether to serve until a signal comes (SIGINT or SIGTERM). If not, the service runs in a thread, and is
             up when the call returns.
         config: TOML file of settings; None: `headway.toml`, if there is one in the working directory.

@@ -256,7 +256,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.append(snapshots)
     if (follower := make_follower(made.id, plans, settings, pools, bundle.fleet, clock)) is not None:
         resources.append(follower)
-    if made.pool is not None and settings.broker:
+    if made.pool is not None and any(map(versioned, plans, plans.values())):
         pool = made.pool
         resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
     service = Service(
@@ -309,9 +309,10 @@ def served_models(
     plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
 ) -> Collection[str]:
     """Names of the models that a process serves or runs now."""
+    run = {plan.settings.model for plan in plans.values()}
     if fleet_models is not None:
-        return {**plans, **fleet_models.served}.keys()
-    return gateway.kinds.models if gateway is not None else plans.keys()
+        return {*run, *fleet_models.served}
+    return gateway.kinds.models if gateway is not None else run
 
 
 def counted_models(
@@ -393,7 +394,6 @@ def make_pools(
 ) -> Workers:
     """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
     slots, broker = set[str](), bundle.broker
-    name = worker_name if len(plans) == 1 else model_worker_name
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
     batchers = {}
@@ -401,9 +401,10 @@ def make_pools(
         settings, whole, wait = plan.settings, math.inf, math.inf
         if decides:
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
+        name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
         make = batchers[model] = make_batchers(
             settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
-            versioned=bool(settings.broker), recorder=recorder,
+            versioned=versioned(model, plan), recorder=recorder,
         )  # fmt: skip
         if model not in shares:
             pools[model] = make_pool(settings, plan.devices, make, broker, slots)
@@ -421,6 +422,11 @@ def make_pools(
     return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
 
 
+def versioned(name: str, plan: ModelPlan) -> bool:
+    """Whether workers claim what is for their version: others may run another over their broker, or in their process."""
+    return bool(plan.settings.broker) or name != plan.settings.model
+
+
 def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
     """Names of the models that share GPUs: all that run here, if they do."""
     local = [model for model, plan in plans.items() if is_local(plan.target)]
@@ -429,7 +435,7 @@ def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
 
 def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
     settings, target, devices = plan.settings, plan.target, plan.devices
-    worker = partial(model_worker_name, settings, target, devices)
+    worker = partial(model_worker_name, settings.model, settings, target, devices)
     version = settings.model_version if settings.broker else ""
     return SharedModel(make, worker, settings.min_warm, make_report(settings, target), version)
 
@@ -439,7 +445,7 @@ def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:
     for name, missing in found:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
     for one in settings.models:
-        for name, missing in idle(settings.served[one.name]):
+        for name, missing in idle(settings.served[one.name], versions=bool(one.versions)):
             if name in dict(one.values) and (name, missing) not in found:
                 log.warning("a setting has no effect", setting=f"[models.{one.name}] {name}", without=flag(missing))
 

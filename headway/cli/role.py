@@ -19,9 +19,9 @@ from headway.model import Role
 TargetTexts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME=]TARGET",
+        metavar="[NAME[@VERSION]=]TARGET",
         help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
-        "each, or the NAME of a table [models.NAME] in the file; left out: all of the file's.",
+        "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; left out: all of the file's.",
         show_default=False,
     ),
 ]
@@ -39,7 +39,9 @@ def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -
         raise typer.BadParameter(
             "it is missing, and no file of settings has a table [models.NAME]", param_hint="TARGET"
         )
-    run(settings, role, targets[0] if targets and len(targets) == 1 else "")
+    alone = targets[0] if targets and len(targets) == 1 else ""
+    named = settings.models and alone in {*settings.served, *settings.runs}
+    run(settings, role, "" if named else alone)
 
 
 def run(settings: Settings, role: Role, target: str = "") -> None:

@@ -15,7 +15,8 @@ def serve(settings: Settings, targets: TargetTexts = None) -> None:
     worker and then called, or a remote API that takes a batch. It is loaded and tried before the port opens.
 
     NAME=TARGET for each of several models gives each workers and a queue of its own, and tables [models.NAME] of the file their
-    settings. Without TARGET all models of the file are served.
+    settings. NAME@VERSION=TARGET is one of several versions of a model, drawn by --version-weights. Without TARGET all models of
+    the file are served.
 
     With --broker the queue is in Redis or Valkey, shared with every other process that names the same one; see also
     headway gateway, headway worker and headway controller.

@@ -127,6 +127,17 @@ def _devices(settings: Settings) -> None:
         _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
 
 
+def _versions(settings: Settings) -> None:
+    for one in settings.models:
+        for name, on in (("models_per_gpu", settings.models_per_gpu), ("autoscale", settings.autoscale == LOCAL)):
+            if one.versions and on:
+                reason = f"goes by models, and model {one.name} has workers of {one.name}@{one.versions[0].name} here"
+                hint = (
+                    "Leave it out; or run each version in a process of its own over one broker, with `model_version`."
+                )
+                _refuse(settings, name, reason, hint)
+
+
 def _min_warm(settings: Settings) -> None:
     room = settings.models_per_gpu * settings.workers
     if not room:
@@ -334,21 +345,24 @@ IDLE_WITHOUT = {
     "ledger_buffer": "ledger",
     "ledger_rows": "ledger",
     "min_warm": "models_per_gpu",
-    "version_weights": "broker",
+    "version_weights": "broker",  # Or versions that are named: see `idle`.
 }
 """Settings that do nothing unless another one is set."""
 
 
-def idle(settings: Settings) -> list[tuple[str, str]]:
+def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
     """Settings that were changed and have no effect, each with the one that it lacks.
 
-    They are not refused: processes of several roles may share one file.
+    They are not refused: processes of several roles may share one file. `versions`: whether versions of a model are named.
     """
     fields, all_of_them = settings.__dataclass_fields__, (settings, *settings.served.values())
+    versions = versions or any(one.versions for one in settings.models)
     return [
         (name, missing)
         for name, missing in IDLE_WITHOUT.items()
-        if getattr(settings, name) != fields[name].default and not any(getattr(one, missing) for one in all_of_them)
+        if getattr(settings, name) != fields[name].default
+        and not any(getattr(one, missing) for one in all_of_them)
+        and not (versions and name == "version_weights")
     ]
 
 
@@ -475,6 +489,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _tiers,
     _target_arguments,
     _devices,
+    _versions,
     _min_warm,
     _times,
     _policy,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.config.checks import is_file, shown
-from headway.config.models import MODEL_FIELDS, MOST_MODELS, ONE_VERSION, SHORT
+from headway.config.models import MODEL_FIELDS, MOST_MODELS, SHORT, VERSION_FIELDS, VERSIONS
 from headway.config.settings import FIELDS, kind
 from headway.core import arguments
 from headway.core.scaling import rules as scale_rules
@@ -92,7 +92,7 @@ def _toml_hint(text: str, error: str) -> str:
     if (found := _BARE.search(text)) is not None:
         return f'Put the name of the model in quotes: [models."{found[1]}"].'
     if "Cannot declare ('models'" in error:
-        return f"Write one table for each model. {ONE_VERSION}"
+        return f"Write one table for each model. {VERSIONS}"
     return "Mend the file."
 
 
@@ -110,7 +110,7 @@ def model_tables(file: FileTable) -> dict[str, ModelTable]:
     """Tables of a file's models, by the names of the models.
 
     Raises:
-        SettingError: a table is none, or has a key that a model has not.
+        SettingError: a table is none, or has a key that a model has not, or that its versions have.
     """
     tables = file.content.get("models", {})
     spelt = f"{file.path}: models"
@@ -118,13 +118,22 @@ def model_tables(file: FileTable) -> dict[str, ModelTable]:
         raise SettingError(
             spelt, "…", "is no table of models", f"Write [models.NAME] for each of at most {MOST_MODELS}."
         )
-    return {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in tables.items()}
+    found = {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in tables.items()}
+    for name in found:
+        whole = found.get(name.partition("@")[0]) if "@" in name else None
+        if whole is not None and (whole.target or "model_version" in whole.spelling):
+            spelt = (
+                f"{whole.spelling['model']} {'target' if whole.target else whole.spelling['model_version'].split()[-1]}"
+            )
+            hint = "Write it in the tables of its versions alone, or have one table for the model."
+            raise SettingError(spelt, "…", f"is there beside [models.{name}]", hint)
+    return found
 
 
 def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if not isinstance(table, dict):
         hint = "Write [models.NAME], and one line for each setting."
-        raise SettingError(spelt, "…", "is no table", f"{hint} {ONE_VERSION}" if isinstance(table, list) else hint)
+        raise SettingError(spelt, "…", "is no table", f"{hint} {VERSIONS}" if isinstance(table, list) else hint)
     target = table.get("target", "")
     if not isinstance(target, str):
         raise SettingError(f"{spelt} target", "…", "must be text", 'Put it in quotes: "…".')
@@ -132,7 +141,8 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if len(rest) + ("target" in table) != len(table):
         both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
         raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
-    given = _values(rest, "arguments", f"{spelt} ", MODEL_FIELDS, {str(SHORT.get(key, key)): key for key in table})
+    fields = VERSION_FIELDS if "@" in name else MODEL_FIELDS
+    given = _values(rest, "arguments", f"{spelt} ", fields, {str(SHORT.get(key, key)): key for key in table})
     spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
     return ModelTable(
         target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}
@@ -158,12 +168,12 @@ def _values(
             found["target_arguments"] = _target_arguments(prefix, arguments_key, value, twice=twice)
         elif name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
             whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
-            hint = (
-                f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {ONE_VERSION}'
-            )
+            hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {VERSIONS}'
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         elif name not in allowed:
             names = (*allowed, *_OF_MODELS) if arguments_key == "arguments" else (*allowed, "models", "target")
+            if allowed is VERSION_FIELDS and name in MODEL_FIELDS:
+                raise _of_the_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
             raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
         elif name == "scale_rules" and isinstance(value, list):
             found[name] = (spelt, _scale_rules(spelt, value))
@@ -184,6 +194,14 @@ def _scale_rules(spelt: str, tables: list[Any]) -> str:
 def _not_here(spelt: str, name: str, value: object) -> SettingError:
     hint = "Write it at the top of the file, above all tables."
     return SettingError(spelt, shown(FIELDS[name], value), "is a setting of the process, and not of a model", hint)
+
+
+def _of_the_model(spelt: str, name: str, value: object, model: str) -> SettingError:
+    """Error of a setting in the table of a version that all versions of the model have in common."""
+    if name == "model_version":
+        return SettingError(spelt, value, "is in the name of its table already", "Remove it.")
+    reason = "is a setting of the model, and not of one of its versions"
+    return SettingError(spelt, shown(FIELDS[name], value), reason, f'Write it in a table [models."{model}"].')
 
 
 def unknown(

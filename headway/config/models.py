@@ -1,7 +1,8 @@
 """Settings that each model may have of its own: `[models.NAME]` in the file, and NAME=TARGET on the command line.
 
 The file says how a model is served, the command line which ones are: all of the file's that have a target, unless it
-names some. A model without a table is served by the settings of the process.
+names some. A model without a table is served by the settings of the process. NAME@VERSION in the place of a name is one
+of several versions of a model; what all of them have in common is the model's.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ MODEL_FIELDS = (
     "scale_slots", "fallback", "fallback_version", "fallback_concurrency",
 )  # fmt: skip
 """Names of the settings that a model may have of its own."""
+VERSION_FIELDS = (
+    "target_arguments", "workers", "devices", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
+    "max_batch_size", "max_wait_ms", "policy", "gpu_timeout_ms",
+    "remote_format", "remote_model", "remote_rate", "remote_token", "remote_headers", "remote_headers_file",
+)  # fmt: skip
+"""Names of those that a version of a model may have of its own, as its workers alone go by them."""
 SHORT = {"version": "model_version"}
 """Keys of a model's table that stand for a setting of another name."""
 MOST_MODELS = 256
 """Most models of one process."""
-ONE_VERSION = "A process runs one version of a model; run the other in a process of its own, over one broker."
-"""Hint for whoever gives a process two versions of a model."""
+VERSIONS = 'Versions of one model are NAME@VERSION=TARGET each, or a table [models."NAME@VERSION"] each.'
+"""Hint for whoever gives a process two targets under one name."""
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128})=(?P<target>.+)", re.DOTALL)
-_VERSIONED = re.compile(r"[A-Za-z0-9_.:/-]{1,128}@[A-Za-z0-9_.:/-]{1,128}=")
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128}(@[A-Za-z0-9_.:/@-]{0,128})?)=(?P<target>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,14 @@ class ModelSettings:
         name: name under which it is served.
         target: text of its target; empty where a process runs none, or where the target is a Python object.
         values: values of settings by their names, which are among MODEL_FIELDS.
+        versions: versions of it that this process names, each with its version as its name; empty: there is one, which
+            `model_version` says.
     """
 
     name: str
     target: str = field(default="", repr=False)
     values: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    versions: tuple[ModelSettings, ...] = ()
 
 
 def split_target(text: str) -> tuple[str, str] | None:
@@ -60,22 +69,23 @@ def split_target(text: str) -> tuple[str, str] | None:
 def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
     """Targets by model of the arguments TARGET of a command; None for a single one that names no model.
 
-    A text that is the name of a table means that model, with the target of its table: an empty text here.
+    A text that is the name of a table means that model, with the target of its table: an empty text here. So does the name
+    of a model that has tables for its versions: it means all of these.
 
     Raises:
         SettingError: a text names no model beside others, or a name is there twice.
     """
-    if len(texts) == 1 and texts[0] not in tables and split_target(texts[0]) is None:
+    known = {*tables, *(table.partition("@")[0] for table in tables)}
+    if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:
         return None
     found: dict[str, str] = {}
     for text in texts:
-        name, target = (text, "") if text in tables else split_target(text) or ("", text)
+        name, target = (text, "") if text in known else split_target(text) or ("", text)
         if not name:
             hint = "Write NAME=TARGET for each model, for example small=small.py:Model large=large.py:Model."
-            hint = f"{hint} {ONE_VERSION}" if _VERSIONED.match(text) else hint
             raise SettingError("TARGET", shown_target(text), "names no model, and there are several", hint)
         if name in found:
-            hint = f"Give each a name of its own. {ONE_VERSION}"
+            hint = f"Give each a name of its own. {VERSIONS}"
             raise SettingError("TARGET", name, "is the name of two models", hint)
         found[name] = target
     return found

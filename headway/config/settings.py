@@ -432,23 +432,43 @@ class Settings(Readings, ScalingSettings):
         _ = self.served
 
     @cached_property
-    def served(self) -> Mapping[str, Settings]:
-        """Settings of each model, by its name: those of the process, with what the model has of its own.
+    def runs(self) -> Mapping[str, Settings]:
+        """Settings of the workers of each model by its name or, where it has versions here, of each of them by NAME@VERSION.
 
         Raises:
-            SettingError: a model's own setting is wrong; it is named `models.NAME.FIELD`.
+            SettingError: a setting of its own is wrong; it is named `models.NAME.FIELD`.
         """
         if not self.models:
             return MappingProxyType({self.model: self})
         found = {}
         for one in self.models:
-            try:
-                found[one.name] = dataclasses.replace(
-                    self, models=(), default_model="", model=one.name, **dict(one.values)
-                )
-            except SettingError as exc:
-                raise SettingError(f"models.{one.name}.{exc.setting}", exc.value, exc.reason, exc.hint) from None
+            if not one.versions:
+                found[one.name] = self._of_model(one.name, {**dict(one.values), "model": one.name})
+            for each in one.versions:
+                own = {**dict(one.values), **dict(each.values), "model": one.name, "model_version": each.name}
+                found[f"{one.name}@{each.name}"] = self._of_model(f"{one.name}@{each.name}", own)
         return MappingProxyType(found)
+
+    @cached_property
+    def served(self) -> Mapping[str, Settings]:
+        """Settings of each model, by its name: those of the process, with what the model has of its own. See `runs`."""
+        if not self.models:
+            return self.runs
+        found = {}
+        for one in self.models:
+            if versions := [self.runs[f"{one.name}@{each.name}"] for each in one.versions]:
+                largest = max(each.max_batch_size for each in versions)
+                own = {"model": one.name, "model_version": versions[0].model_version, "max_batch_size": largest}
+                found[one.name] = self._of_model(one.name, {**dict(one.values), **own})
+            else:
+                found[one.name] = self.runs[one.name]
+        return MappingProxyType(found)
+
+    def _of_model(self, name: str, own: dict[str, Any]) -> Settings:
+        try:
+            return dataclasses.replace(self, models=(), default_model="", **own)
+        except SettingError as exc:
+            raise SettingError(f"models.{name}.{exc.setting}", exc.value, exc.reason, exc.hint) from None
 
     @cached_property
     def default(self) -> str:

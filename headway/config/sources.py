@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.config.checks import MAX_REQUEST_TIMEOUT_MS, shown
 from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
-from headway.config.models import MODEL_FIELDS, ModelSettings, named_targets
+from headway.config.models import MODEL_FIELDS, VERSIONS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
 from headway.errors import SettingError
 
@@ -36,8 +36,9 @@ def load(
             not set. `HEADWAY_CONFIG` names the file when `file` is None.
         file: a TOML file; when none is named, `headway.toml` in the working directory is read if it is there.
         spell: field name to the name under which the caller of the command, or of a function, gave it.
-        targets: texts that the caller gave: one target, NAME=TARGET for each of several models, or names of models of the
-            file; or the names of models whose targets it has itself. None: it gave none, and all models of the file count.
+        targets: texts that the caller gave: one target, NAME=TARGET or NAME@VERSION=TARGET for each of several, or names of
+            models of the file; or the names of models whose targets it has itself. None: it gave none, and all models of
+            the file count.
 
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
@@ -97,7 +98,7 @@ def _merged(
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
     models = _chosen(tables, targets, str(values.get("model", FIELDS["model"].default)) if one_target else None)
-    models = tuple(replace(one, values=_fitted(values, dict(one.values))) for one in models)
+    models = tuple(_fitted_model(values, one) for one in models)
     _fit_times(values)
     _fit_workers(values)
     try:
@@ -112,10 +113,12 @@ def _respelt(
     """Error with its settings named as their user wrote them. That of a model is named `models.NAME.FIELD`."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
-    if model in tables:
-        given |= tables[model].spelling
-    elif model:
+    for table in (model.partition("@")[0], model):
+        given |= tables[table].spelling if table in tables else {}
+    if model not in tables and model:
         given["model"] = f"model {model!r}"
+    if "@" in model:
+        given["model_version"] = given["model"]
     respell = _speller({**spelling, **given})
     spelt = given.get(name) or f"{spelling[name]} (its default)"
     return SettingError(spelt, error.value, respell(error.reason), respell(error.hint))
@@ -124,15 +127,47 @@ def _respelt(
 def _chosen(
     tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None, alone: str | None
 ) -> tuple[ModelSettings, ...]:
-    """Models of a process: those that are named, or all that have a table. `alone`: name of the model of a single target."""
+    """Models of a process: those that are named, or all that have a table. `alone`: name of the model of a single target.
+
+    Raises:
+        SettingError: a model is named with a version and without one.
+    """
     if targets is None and alone is not None:
         return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
     nothing = ModelTable("", (), {})
-    models = []
+    models: dict[str, ModelSettings] = {}
+    for key, target in _with_versions(tables, targets).items():
+        name, versioned, version = key.partition("@")
+        table = tables.get(key, nothing)
+        text = table.target if target == "" else target or ""
+        before = models.get(name)
+        if before is not None and not (versioned and before.versions):
+            hint = f"Give it a version, too, or leave the others out. {VERSIONS}"
+            raise SettingError("TARGET", name, "is named with a version and without one", hint)
+        if versioned:
+            whole = before or ModelSettings(name, "", tables.get(name, nothing).own)
+            models[name] = replace(whole, versions=(*whole.versions, ModelSettings(version, text, table.own)))
+        else:
+            models[name] = ModelSettings(name, text, table.own)
+    return tuple(models.values())
+
+
+def _with_versions(
+    tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None
+) -> Mapping[str, str | None]:
+    """Targets by model, with the versions in the place of a model whose versions have the tables. None: all of the file's."""
+    found: dict[str, str | None] = {}
     for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
-        table = tables.get(name, nothing)
-        models.append(ModelSettings(name, table.target if target == "" else target or "", table.own))
-    return tuple(models)
+        versions = [table for table in tables if table.startswith(f"{name}@")] if target == "" else []
+        found = {**dict.fromkeys(versions, ""), **found} if versions else {**found, name: target}
+    return found
+
+
+def _fitted_model(values: Mapping[str, Any], one: ModelSettings) -> ModelSettings:
+    """A model with what follows from the settings of its own, of its versions, and of the process."""
+    own = dict(one.values)
+    versions = tuple(replace(each, values=_fitted(values, own | dict(each.values))) for each in one.versions)
+    return replace(one, values=_fitted(values, own), versions=versions)
 
 
 def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -291,6 +291,16 @@ def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) 
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("named", [[], ["a"], ["a@1"]], ids=str)
+def test_a_model_of_the_file_without_a_target_is_told_where_to_write_it(named: list[str], tmp_path: Path) -> None:
+    (tmp_path / "headway.toml").write_text('[models."a@1"]\nworkers = 1\n')
+    done = run(["serve", *named], tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    told = 'Write a@1=TARGET on the command line, or target = "…" in [models."a@1"] of headway.toml.'
+    assert done.stderr == f"headway: model 'a@1' has no target. {told}\n"
+
+
 HUNG_UP = """
 import os, signal, sys, types
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A parent without a terminal may have it ignored.

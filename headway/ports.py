@@ -6,7 +6,7 @@ another process: each of their methods may raise `BrokerUnavailable`, and may th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -84,8 +84,25 @@ class QueueCondition(Protocol):
         ...
 
 
+class NearQueue(Protocol):
+    """What a broker does for a gateway in its own process: no call has to wait, and no reply has to be asked for."""
+
+    def take(self, entry: Entry) -> Failure | None:
+        """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
+        ...
+
+    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
+        """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then."""
+        ...
+
+
 class RequestQueue(QueueCondition, Protocol):
     """The gateway's side of a broker: entries go in, replies come out."""
+
+    @property
+    def near(self) -> NearQueue | None:
+        """The same without waiting, for a gateway in the broker's own process; None for a broker in another one."""
+        ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry; the result is in the same order, None for an admitted one.

@@ -92,7 +92,7 @@ def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = No
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
     """The entries of a batch, in order."""
-    return tuple(member.entry for member in members)
+    return tuple([member.entry for member in members])
 
 
 class TierQueue:
@@ -223,6 +223,40 @@ class TierQueue:
             places = self._begin()
         return None
 
+    def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
+        """Take the next `count` entries, or all there are, whatever they weigh; they are RUNNING from then on.
+
+        `small`: only those before the first of more than one page.
+        """
+        taken: list[QueuedEntry] = []
+        places, rounds, wide, number = self._round, self._rounds, self._wide, self._next
+        left = count if count < self.depth else self.depth
+        while left:
+            if not places:
+                while number not in rounds:
+                    number += 1
+                places = rounds.pop(number)
+                places.reverse()
+                self._to_come -= wide.pop(number)
+                number += 1
+            queued = places.pop()
+            if queued.state == QUEUED:
+                if small and queued.pages > 1:
+                    places.append(queued)
+                    break
+                queued.state = RUNNING
+                taken.append(queued)
+                left -= 1
+        self._round, self._next = places, number
+        self.depth -= len(taken)
+        if self.depth == 0:
+            self.weight = 0
+            self._start_afresh()
+        else:
+            self.weight -= sum([queued.weight for queued in taken])
+            self._forget_past()
+        return taken
+
     def drop(self, queued: QueuedEntry) -> None:
         """Take an entry out of turn, for good; its tenant gets the place back."""
         queued.state = GONE
@@ -269,9 +303,14 @@ class TierQueue:
         places.reverse()
         self._to_come -= self._wide.pop(number)
         self._next = number + 1
-        if len(self._latest) > self.depth + FORGET_ABOVE:
-            self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > number}
+        self._forget_past()
         return places
+
+    def _forget_past(self) -> None:
+        """Forget tenants whose rounds have all begun, once there are many."""
+        if len(self._latest) > self.depth + FORGET_ABOVE:
+            begun = self._next - 1
+            self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > begun}
 
     def _start_afresh(self) -> None:
         """Reset the rounds of an empty queue, and let go of all that is no longer queued."""

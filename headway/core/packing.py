@@ -70,11 +70,13 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
     While more waits than fits, no room goes to an entry that cannot be answered in time.
     """
-    packed, left, pages = Packed([], []), terms.weight, terms.pages
+    waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
+    weighs = terms.weight < math.inf
+    packed = Packed([], []) if weighs or len(waiting) != 1 else _pack_of_one(waiting[0], terms)
+    left, pages = terms.weight, terms.pages
     most: float | None = None
     members, served, owed, promised = packed.members, 0, terms.owed, 0.0
-    top = next((tier_queue for tier_queue in tier_queues if tier_queue.depth), None)
-    weighs = terms.weight < math.inf
+    top = waiting[0] if waiting else None
     allowed, ended, blocked = tier_queues, False, False
     while not ended and (count := terms.limit - len(members)) > 0 and (left > 0.0 or not members):
         depth = weight = 0
@@ -118,6 +120,18 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
             max(0.0, promised - served), sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
         )
     return packed
+
+
+def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
+    """Fill a batch from the only tier queue in which something waits, as far as entries are small."""
+    contended = tier_queue.depth > terms.limit
+    taken = tier_queue.take(terms.limit, small=terms.pages < math.inf)
+    if not contended:
+        return Packed(taken, [])
+    late = [queued for queued in taken if queued.due < terms.hopeless]
+    for queued in late:
+        queued.state = GONE
+    return Packed([queued for queued in taken if queued.state != GONE] if late else taken, late)
 
 
 def reserved_places(limit: int, share: float) -> int:

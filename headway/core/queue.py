@@ -94,7 +94,7 @@ class ModelQueue:
         self._departures = 0
         self._policy: Policy | None = None
         self._limit = limits.max_batch
-        self._weighs = limits.max_weight > 0
+        self._weighs, self._sheds = limits.max_weight > 0, limits.shed_at is not None
         self._owed = 0.0
         """Weight that lower tiers did not get of what is kept for them."""
         self._rule = Rule(limits.max_batch)
@@ -135,7 +135,7 @@ class ModelQueue:
         if self._fresh >= self._crowded and self._has_its_share(entry.tenant):
             pace = self._gate_now(now).pace(tier)
             return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
-        if (over := self.limits.shed(tier, self._fresh)) > 0:
+        if self._sheds and (over := self.limits.shed(tier, self._fresh)) > 0:
             pace = self._gate_now(now).pace(0)
             return admission.Refused(max(over / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=True)
         if self._fresh or entry.count > 1:
@@ -146,14 +146,16 @@ class ModelQueue:
                 ahead = self._size_of(self._tier_queues[: tier + 1])
             if entry.count > 1:
                 ahead += self.limits.others(entry)
-            if ahead and (refused := self._judged(entry, ahead, now)) is not None:
-                return refused
+            if ahead:
+                gate = self._gate if now - self._gate_at <= GATE_AGE else self._gate_now(now)
+                if ahead >= gate.allowed(tier, entry) and (refused := self._judged(entry, ahead, now)) is not None:
+                    return refused
         self._newest = now
         if entry.tenant != self._last_tenant:
             if self._last_tenant is not None:
                 self._mixed_at = now
             self._last_tenant = entry.tenant
-        queued = self._queued(entry, now)
+        queued = self._queued(entry, now) if self._weighs else queued_at(entry, now)
         tier_queue.push(queued)
         self._due.push(queued)
         self._fresh += 1
@@ -220,13 +222,11 @@ class ModelQueue:
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _judged(self, entry: Entry, ahead: float, now: float) -> admission.Refused | None:
-        """Judge an entry by what waits in its tier and above. If that refuses it, judge it by what is served before it.
+        """Judge an entry that what waits in its tier and above is too much for, by what is served before it.
 
         That is counted, and taken to weigh as much as all of its tier on average. Free GPUs take what their batches hold.
         """
         gate = self._gate_now(now)
-        if ahead < gate.allowed(entry.tier, entry):
-            return None
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
             return None
         tier_queue, first = self._tier_queues[entry.tier], self._first_size()
@@ -289,7 +289,7 @@ class ModelQueue:
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
         self._pack(departure, int(min(limit, verdict.most)), now)
-        self._wait += (now - min(member.arrived for member in departure.members) - self._wait) * WAIT_WEIGHT
+        self._wait += (now - min([member.arrived for member in departure.members]) - self._wait) * WAIT_WEIGHT
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
         self._budgets.earn(member.entry.tenant for member in departure.members)

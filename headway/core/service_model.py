@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from math import exp
 
 from headway.core.warm_up import WarmUpRun
 
@@ -14,6 +15,8 @@ DECAY = 0.98
 """Weight of the past at each new batch: about the last 50 batches count."""
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
+MOST_TIMES = 30.0
+"""Time constants for which arrivals are added to a sum as it was at one instant."""
 LEAST_SEEN = 0.01
 """Least share of the past that is taken for seen, so that two first arrivals at one instant are no flood."""
 REACH = 2.0
@@ -108,39 +111,39 @@ class ArrivalRate:
 
     Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the
     share of the past that has been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015).
+
+    The sum is kept as it was at a base instant, and a later arrival adds exp(t/τ) to it, so that arrivals need not decay it.
     """
 
-    __slots__ = ("_last", "_sum", "_tau", "_unseen")
+    __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 
     def __init__(self, time_constant: float = RATE_TIME) -> None:
         self._tau = time_constant
         self._sum = 0.0
-        self._unseen = 1.0
-        self._last: float | None = None
+        self._base = 0.0
+        self._began: float | None = None
+        self._next_base = -math.inf
+        """Instant from which the base is moved, since the sum would grow without bound."""
 
     def observe(self, count: int, now: float) -> None:
         """Count arrivals at instant `now`. The very first only starts the clock: one instant makes no rate."""
-        last = self._last
-        if last is None:
-            count -= 1
-        if last is None or now > last:
-            self._decay(now)
-        self._sum += count / self._tau
+        if now >= self._next_base:
+            if self._began is None:
+                count -= 1
+            self._move_base(now)
+        self._sum += count * exp((now - self._base) / self._tau)
 
     def at(self, now: float) -> float:
         """The rate at instant `now`, in entries per second."""
-        self._decay(now)
-        seen = 1.0 - self._unseen
-        return self._sum / max(seen, LEAST_SEEN)
+        if self._began is None or now >= self._next_base:
+            self._move_base(now)
+        began = now if self._began is None else self._began
+        seen = 1.0 - exp(min(began - now, 0.0) / self._tau)
+        return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
-    def _decay(self, now: float) -> None:
-        if self._last is None:
-            self._last = now
-            return
-        elapsed = now - self._last
-        if elapsed <= 0.0:
-            return
-        factor = math.exp(-elapsed / self._tau)
-        self._sum *= factor
-        self._unseen *= factor
-        self._last = now
+    def _move_base(self, now: float) -> None:
+        if self._began is None:
+            self._began = now
+        self._sum *= exp(min(self._base - now, 0.0) / self._tau)
+        self._base = now
+        self._next_base = now + MOST_TIMES * self._tau

@@ -33,7 +33,7 @@ from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.gateway.subscriptions import SubscriptionTable
 from headway.model import Entry, Failure, Reply, Submission, Subscription
-from headway.ports import RequestQueue
+from headway.ports import NearQueue, RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
@@ -110,7 +110,8 @@ class BrokerSession:
 
     Attributes:
         room: most entries in the outbox; the gateway's to set.
-        rate: rate of entries handed over, per second.
+        near: the broker's way without a wait; None where it is in another process.
+        waits: whether something has to reach the broker before an entry that comes now.
         outcome: reads a task's outcome from the broker; see RequestQueue.
     """
 
@@ -126,14 +127,15 @@ class BrokerSession:
         clock: Callable[[], float],
         rng: Callable[[], float],
     ) -> None:
-        self.broker = broker
+        self.broker, self.near, self.waits = broker, broker.near, False
         self.room = room
         self._outbox: list[Entry] = []
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
         self._subscribing: dict[Submission, Subscription] = {}
         """Subscriptions of which the same holds."""
-        self.rate = ArrivalRate()
+        self._rate, self._taken = ArrivalRate(), 0
+        """Rate of entries handed over, and those that it does not count yet."""
         self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
         self._gateway = gateway
         self._pending = pending
@@ -164,7 +166,10 @@ class BrokerSession:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} large intake", self._large.run)
-        supervisor.start(f"{name} returns", self._returns)
+        if self.near is not None:
+            self.near.attach(self._gateway, self._delivered)
+        else:
+            supervisor.start(f"{name} returns", self._returns)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         supervisor.start(f"{name} watch", self._watch)
 
@@ -212,11 +217,31 @@ class BrokerSession:
         """Whether the outbox has no room for `count` further entries."""
         return len(self._outbox) + len(self._large.waiting) + count > self.room
 
+    def rate(self, now: float) -> float:
+        """Entries handed over per second, averaged over about a second."""
+        if self._taken:
+            self._rate.observe(self._taken, now)
+            self._taken = 0
+        return self._rate.at(now)
+
     def offer(self, entry: Entry) -> None:
-        """Offer an entry to the broker with the next call."""
+        """Offer an entry to the broker: at once where that is near, unless something has to go before it, else with the next call."""
+        if self.near is not None and not self.waits and not entry.payer:
+            failure = self.take(self.near, entry)
+            if failure is not None:
+                asyncio.get_running_loop().call_soon(self._on_event, self, EntryRefused(entry, failure))
+            elif entry.dedup_keys or entry.trace:
+                asyncio.get_running_loop().call_soon(self._on_event, self, Admitted(entry))
+            return
         if not self._outbox:
             self._work.set()
+        self.waits = True
         self._outbox.append(entry)
+
+    def take(self, near: NearQueue, entry: Entry) -> Failure | None:
+        """Have a near broker admit or refuse an entry at once, while nothing has to reach it before."""
+        self._taken += 1
+        return near.take(entry)
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Subscribe with the next call, after the entries that are in the outbox by then."""
@@ -226,7 +251,7 @@ class BrokerSession:
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
         self._outbox += entries
-        self._doubtful = True
+        self._doubtful = self.waits = True
         self._work.set()
 
     def give_up(self) -> None:
@@ -240,11 +265,13 @@ class BrokerSession:
     def withdraw(self, submission: Submission) -> None:
         """Withdraw a submission as soon as the broker can be told."""
         self._departed.append(submission)
+        self.waits = True
         self._work.set()
 
     def cancel_later(self, tenant: str, id: str) -> None:
         """Cancel a task that may be on its way, once it has arrived."""
         self._cancelled.append((tenant, id))
+        self.waits = True
         self._work.set()
 
     async def _intake(self) -> None:
@@ -253,7 +280,7 @@ class BrokerSession:
             await self._work.wait()
             now = self._clock()
             linger = self.broker.linger
-            if now < self._gathered and self.rate.at(now) * linger >= WORTH_GATHERING:
+            if now < self._gathered and self.rate(now) * linger >= WORTH_GATHERING:
                 await asyncio.sleep(linger)
             self._gathered = self._clock() + linger
             self._work.clear()
@@ -285,13 +312,14 @@ class BrokerSession:
             await self._subscribe(subscriptions)
         if any(not self._large.has(one.tenant, one.task) for one in self._subscribing.values()):
             self._work.set()
+        self.waits = bool(self._outbox or self._departed or self._cancelled)
 
     async def _hand_over(self, probe: bool) -> None:
         """Offer what gathered, as far as one call takes it; a smaller part, where it may have been offered before."""
         again = probe or self._doubtful
         most = CHUNK if again else MOST_OFFERED
         if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
-            self.rate.observe(len(self._outbox) if again else min(len(self._outbox), most), self._clock())
+            self._rate.observe(len(self._outbox) if again else min(len(self._outbox), most), self._clock())
         entries, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
             self._work.set()
@@ -411,6 +439,17 @@ class BrokerSession:
         for some in later:
             await asyncio.sleep(0)
             self._on_event(self, Replied(some))
+
+    def _delivered(self, replies: Sequence[Reply]) -> None:
+        """Take replies that a near broker hands over."""
+        self.rate(self._clock())
+        self._deliver_turns(in_turns(replies))
+
+    def _deliver_turns(self, turns: Sequence[Sequence[Reply]]) -> None:
+        first, *later = turns
+        self._on_event(self, Replied(first))
+        if later:
+            asyncio.get_running_loop().call_soon(self._deliver_turns, later)
 
     async def _read(self) -> Sequence[Reply] | None:
         """Read the next replies; None when a new epoch began meanwhile."""

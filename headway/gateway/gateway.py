@@ -150,7 +150,7 @@ class Gateway:
     @property
     def requests_per_second(self) -> float:
         """Requests handed on, averaged over about a second."""
-        return sum(session.rate.at(self._clock()) for session in (self._shared, self._direct) if session is not None)
+        return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(
         self,

@@ -106,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     @property
     def queue(self) -> str:
         """Name of the queue that it waits in."""
-        return queue_name(self.model, self.version)
+        return queue_name(self.model, self.version) if self.version else self.model
 
     @property
     def submission(self) -> Submission:

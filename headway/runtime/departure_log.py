@@ -34,12 +34,10 @@ class DepartureLog:
     def left(self, lease: Lease) -> None:
         """Note that a batch begins to run."""
         slot, entries = lease.slot, lease.entries
-        tiers = [0] * (max(entry.tier for entry in entries) + 1)
-        for entry in entries:
-            tiers[entry.tier] += 1
+        tiers = [entry.tier for entry in entries]
         departure = BatchDeparture(
             slot.worker, slot.model, slot.runs.version, lease.granted_at, len(entries), lease.fill, lease.reason,
-            tuple(tiers),
+            tuple([tiers.count(tier) for tier in range(max(tiers) + 1)]),
         )  # fmt: skip
         self._running[slot.worker] = departure
         self._tell(departure)

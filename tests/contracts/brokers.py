@@ -35,6 +35,7 @@ from headway.model import (
     Cause,
     DedupKey,
     Entry,
+    Failure,
     ItemResult,
     Lease,
     Limit,
@@ -150,6 +151,15 @@ class Harness(ABC):
             await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY))
 
 
+class NearBroker(MemoryBroker):
+    """A broker that a gateway in its process gives its entries one by one, but for those of a list."""
+
+    async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        if any(entry.payer for entry in entries):
+            return await super().enqueue(entries)
+        return [self.take(entry) for entry in entries]
+
+
 class MemoryHarness(Harness):
     """The broker of one process, on virtual time."""
 
@@ -157,13 +167,15 @@ class MemoryHarness(Harness):
     lease_seconds = LEASE_SECONDS
     grain = 0.051
 
-    def __init__(self, queue_bytes: int = QUEUE_BYTES, limits: QueueLimits = LIMITS) -> None:
+    def __init__(
+        self, queue_bytes: int = QUEUE_BYTES, limits: QueueLimits = LIMITS, kind: type[MemoryBroker] = MemoryBroker
+    ) -> None:
         loop = VirtualLoop()
         super().__init__(loop)
         self.dead = DeadLetterBox()
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
-        self.broker = MemoryBroker(queues, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
+        self.broker = kind(queues, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
         self.board = self.board_peer = MemoryBoard(loop.time)
@@ -263,6 +275,7 @@ class RedisHarness(Harness):
 
 HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(),
+    "near": lambda _: MemoryHarness(kind=NearBroker),
     "valkey": lambda servers: RedisHarness(servers.of("valkey"), zones=("a", "a")),
     "redis": lambda servers: RedisHarness(servers.of("redis"), apart_from=0),  # Each value is stored apart.
 }

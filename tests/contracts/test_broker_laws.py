@@ -495,5 +495,5 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", HARNESSES)
 def test_the_laws_hold_however_things_interleave(kind: str, servers: SharedServers) -> None:
     made = staticmethod(lambda: HARNESSES[kind](servers))
-    explore = EXPLORE if kind == "memory" else EXPLORE_SERVER
+    explore = EXPLORE if kind in ("memory", "near") else EXPLORE_SERVER
     run_state_machine_as_test(type("Laws", (BrokerLaws,), {"made": made}), settings=explore)

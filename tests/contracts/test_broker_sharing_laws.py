@@ -327,5 +327,5 @@ class SharingLaws(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", HARNESSES)
 def test_answers_in_common_come_to_everybody_once_however_things_interleave(kind: str, servers: SharedServers) -> None:
     made = staticmethod(lambda: HARNESSES[kind](servers))
-    explore = EXPLORE if kind == "memory" else EXPLORE_SERVER
+    explore = EXPLORE if kind in ("memory", "near") else EXPLORE_SERVER
     run_state_machine_as_test(type("Laws", (SharingLaws,), {"made": made}), settings=explore)

@@ -202,6 +202,7 @@ def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
             return await enqueue(entries)
 
         monkeypatch.setattr(stand.broker, "enqueue", counted)
+        stand.gateway._session.near = None
         asked = [FutureSink() for _ in range(2 * MOST_OFFERED + 1)]
         for sink in asked:
             stand.gateway.submit(sink, ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b"")

@@ -410,6 +410,7 @@ def test_a_drain_waits_for_verdicts_and_an_end_answers_who_waits_for_one() -> No
 
 def test_a_queue_that_has_filled_meanwhile_refuses_who_comes_from_a_judge() -> None:
     async def act(stand: Stand, functions: Functions) -> None:
+        stand.gateway._session.near = None
         asking = [stand.asking("good") for _ in range(20)]
         found = codes([await one for one in asking])
         assert set(found) == {"ok", errors.SERVICE_OVERLOADED}

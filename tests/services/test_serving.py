@@ -290,6 +290,7 @@ def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_at_onc
                 return await enqueue(entries)
 
             stand.broker.enqueue = watched  # type: ignore[method-assign]
+            stand.gateway._session.near = None
             rush = []
             for number in range(1000):
                 rush.append(stand.asking(f"r{number}"))

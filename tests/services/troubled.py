@@ -166,6 +166,10 @@ class Connection:
         self._granted: dict[str, tuple[str, Lease]] = {}
 
     @property
+    def near(self) -> None:
+        return None
+
+    @property
     def apart_from(self) -> float:
         return self.server.inner.apart_from
 

@@ -115,6 +115,11 @@ class MemoryBroker:
         return False
 
     @property
+    def near(self) -> MemoryBroker:
+        """See RequestQueue."""
+        return self
+
+    @property
     def apart_from(self) -> float:
         """See Broker. Nothing is brought anywhere."""
         return math.inf
@@ -126,14 +131,11 @@ class MemoryBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        now, known, answers, turned_away = self._clock(), self._entries, list[Failure | None](), dict[int, Failure]()
+        now, answers, turned_away = self._clock(), list[Failure | None](), dict[int, Failure]()
         for entry in entries:
-            key = (entry.tenant, entry.id)
-            before = known.get(key)
-            if before is not None and before.entry.nonce == entry.nonce and before.entry.gateway == entry.gateway:
-                answers.append(None)
-            elif before is not None and before.state != GONE:
-                answers.append(failures.conflict())
+            before = self._entries.get((entry.tenant, entry.id))
+            if before is not None and (before.state != GONE or _is_of(before, entry)):
+                answers.append(None if _is_of(before, entry) else failures.conflict())
             elif turned_away and entry.payer in turned_away:
                 answers.append(turned_away[entry.payer])
             else:
@@ -143,6 +145,34 @@ class MemoryBroker:
         for name in {entry.queue for entry in entries} & self._queues.keys():
             self._wake_idle(name, now)
         return answers
+
+    def take(self, entry: Entry) -> Failure | None:
+        """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
+        key, now, name = (entry.tenant, entry.id), self._clock(), entry.queue
+        before, queue = self._entries.get(key), self._queues.get(name)
+        if before is not None and (before.state != GONE or _is_of(before, entry)):
+            return None if _is_of(before, entry) else failures.conflict()
+        rare = entry.dedup_keys or entry.digest or entry.limits
+        if rare or queue is None or queue.culprits.active or len(entry.input) + len(entry.parameters) > SMALL:
+            failure = self._admit(entry, now)
+        elif isinstance(offered := queue.offer(entry, now), Refused):
+            failure = failures.refusal(offered.wait, offered.tier_only)
+        else:
+            self._entries[key], failure = offered, None
+        if failure is None and (wakeups := self._wakeups[name]).idle and not wakeups.coming:
+            wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
+        return failure
+
+    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
+        """See NearQueue."""
+        box = self._mailboxes[gateway]
+
+        def hand_over() -> None:
+            replies = box.take()
+            forget_read(self._entries, gateway, replies)
+            deliver(replies)
+
+        box.hand_over = hand_over
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -167,7 +197,7 @@ class MemoryBroker:
             self._wake_idle(name, now)
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
-        time_left = min(member.due for member in departure.members) - now
+        time_left = min([member.due for member in departure.members]) - now
         granted = departure.reason, now, now + LEASE_SECONDS, time_left, departure.attempts
         lease = Lease(next(self._fences), slot, entries_of(departure.members), *granted)
         self._running[lease.fence] = Running(lease, departure, lease.expires_at)
@@ -498,3 +528,8 @@ class MemoryBroker:
         if healthy.keys() != queue.factors.workers or (healthy and whole != queue.whole_slots):
             queue.set_slots(len(healthy), healthy, whole)
             self._wake_idle(name, now)
+
+
+def _is_of(queued: QueuedEntry, entry: Entry) -> bool:
+    """Whether what is known under an id is this submission of an entry."""
+    return queued.entry.nonce == entry.nonce and queued.entry.gateway == entry.gateway

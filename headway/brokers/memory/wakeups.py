@@ -22,6 +22,7 @@ class Wakeups:
         self.coming: set[str] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.looks_at = math.inf
+        self.looks_soon = False
 
     def wake(self, worker: str) -> None:
         """Wake an idle worker, which is `coming` from then on."""
@@ -37,6 +38,16 @@ class Wakeups:
                 self.timer.cancel()
             self.looks_at = at
             self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
+
+    def look_soon(self, look: Callable[[], None]) -> None:
+        """Call `look` once for all that comes in this turn of the loop."""
+        if not self.looks_soon:
+            self.looks_soon = True
+            asyncio.get_running_loop().call_soon(self._look_now, look)
+
+    def _look_now(self, look: Callable[[], None]) -> None:
+        self.looks_soon = False
+        look()
 
     def _look(self, look: Callable[[], None]) -> None:
         self.timer, self.looks_at = None, math.inf

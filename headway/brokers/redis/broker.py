@@ -162,6 +162,10 @@ class RedisBroker:
         return self._budgets.kept()
 
     @property
+    def near(self) -> None:
+        """See RequestQueue. The broker is in another process."""
+
+    @property
     def apart_from(self) -> float:
         """See Broker."""
         return self._values.threshold

@@ -234,7 +234,11 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
         kinds = KindsWatcher(
-            gateway.kinds, bundle.broker, clock, fleet_models, (gateway.rules, ready, *zone_checks(settings, clock))
+            gateway.kinds,
+            bundle.broker,
+            clock,
+            fleet_models,
+            (gateway.rules, gateway, ready, *zone_checks(settings, clock)),
         )
         ready.told = kinds.learn
         resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))

@@ -33,7 +33,7 @@ from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.gateway.subscriptions import SubscriptionTable
 from headway.model import Entry, Failure, Reply, Submission, Subscription
-from headway.ports import NearQueue, RequestQueue
+from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 
@@ -112,6 +112,7 @@ class BrokerSession:
         room: most entries in the outbox; the gateway's to set.
         near: the broker's way without a wait; None where it is in another process.
         waits: whether something has to reach the broker before an entry that comes now.
+        taken: entries that a near broker has had, and that the rate does not count yet.
         outcome: reads a task's outcome from the broker; see RequestQueue.
     """
 
@@ -134,8 +135,7 @@ class BrokerSession:
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
         self._subscribing: dict[Submission, Subscription] = {}
         """Subscriptions of which the same holds."""
-        self._rate, self._taken = ArrivalRate(), 0
-        """Rate of entries handed over, and those that it does not count yet."""
+        self._rate, self.taken = ArrivalRate(), 0
         self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
         self._gateway = gateway
         self._pending = pending
@@ -219,15 +219,16 @@ class BrokerSession:
 
     def rate(self, now: float) -> float:
         """Entries handed over per second, averaged over about a second."""
-        if self._taken:
-            self._rate.observe(self._taken, now)
-            self._taken = 0
+        if self.taken:
+            self._rate.observe(self.taken, now)
+            self.taken = 0
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
         """Offer an entry to the broker: at once where that is near, unless something has to go before it, else with the next call."""
         if self.near is not None and not self.waits and not entry.payer:
-            failure = self.take(self.near, entry)
+            self.taken += 1
+            failure = self.near.take(entry)
             if failure is not None:
                 asyncio.get_running_loop().call_soon(self._on_event, self, EntryRefused(entry, failure))
             elif entry.dedup_keys or entry.trace:
@@ -237,11 +238,6 @@ class BrokerSession:
             self._work.set()
         self.waits = True
         self._outbox.append(entry)
-
-    def take(self, near: NearQueue, entry: Entry) -> Failure | None:
-        """Have a near broker admit or refuse an entry at once, while nothing has to reach it before."""
-        self._taken += 1
-        return near.take(entry)
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Subscribe with the next call, after the entries that are in the outbox by then."""

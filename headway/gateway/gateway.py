@@ -38,6 +38,7 @@ from headway.gateway.client_quotas import Quotas
 from headway.gateway.direct_mode import DirectMode
 from headway.gateway.endings import finish, tell
 from headway.gateway.fallback import Fallback
+from headway.gateway.lane import Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.model_kinds import ModelKinds
@@ -59,6 +60,7 @@ from headway.model import (
     RequestStatus,
     Subscription,
     Value,
+    WorkerInfo,
 )
 from headway.ports import RequestQueue
 from headway.runtime.counters import Counters
@@ -91,6 +93,7 @@ class Gateway:
         tenant_counts: counts of tenants that ask for statistics.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
         held: pending requests; to be looked at only.
+        facts: facts by which lanes are open, as one object that is compared by identity.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Gateway:
         observers: Sequence[Observer] = (),
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self.settings, self.counters, self.closed = settings, counters, False
+        self.settings, self.counters, self._closed = settings, counters, False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
         self.turns, self.quotas = FairTurns(clock), Quotas(settings)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
@@ -130,6 +133,8 @@ class Gateway:
         self._session = self._shared
         """Session that new requests go over."""
         self.broker = broker
+        self.facts: object = None
+        self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
         """Start the loops: what goes to the brokers, and what comes back."""
@@ -188,6 +193,78 @@ class Gateway:
         else:
             self._hold(sink, principal, entry, options.task or bool(several and several.ahead), several, self._session)
         return failure is None
+
+    @property
+    def closed(self) -> bool:
+        """Whether every further request is refused."""
+        return self._closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._closed = closed
+        self.learn()
+
+    def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
+        """Close the lanes if what they were decided by has changed, as it may by what workers report."""
+        kinds, rules = self.kinds, self.rules
+        of_each = [(model, one, one.versions.any, one.traces is None, one.settings) for model, one in rules.items()]
+        facts = (
+            self._closed,
+            self._session,
+            kinds.default,
+            kinds.failed.keys() | (),
+            frozenset(kinds.unchecked),
+            of_each,
+        )
+        if self.facts != facts:
+            self.facts = facts
+
+    def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
+        """Lane of requests of a principal with these options that name model `asked`."""
+        lane, model = Lane(self.facts, principal, options, asked), asked or self.kinds.default
+        principal = principal.asking(model)
+        rules, session = self.rules[model], self._session
+        alone, allowed = session is not self._shared, not principal.models or model in principal.models
+        lane.open = (
+            asks_nothing_rare(options) and allowed and not (self._closed or alone or self.kinds.failed)
+            and model in self._unchecked and rules.is_plain
+        )  # fmt: skip
+        lane.principal, lane.model, lane.limits = principal, model, principal.limits
+        lane.tier = max(principal.tier, options.tier)
+        lane.caller = principal.user if options.origin is None else options.origin
+        lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
+        lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
+        return lane
+
+    def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
+        """Take a request in on an open lane, under a fresh id; see `submit`."""
+        session, limits, limiter = self._session, lane.limits, self.limiter
+        near = session.near
+        if near is None or session.waits or (limits and limiter.debts):
+            self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
+            return
+        principal, timeout = lane.principal, lane.timeout
+        tenant, nonce = principal.tenant, next(self._submissions)
+        entry = Entry(
+            id, lane.model, input, lane.tier, tenant, self.name, lane.queue_timeout, timeout, parameters, limits, (), nonce, b"",
+            lane.caller,
+        )  # fmt: skip
+        if lane.throttled:
+            if (over := limiter.check(entry, alone=False)) is not None:
+                self._refuse(sink, principal, entry, over, None)
+                return
+        elif timeout >= lane.throttle.least_seconds:
+            lane.throttle.higher += 1
+        session.taken += 1
+        failure = near.take(entry)
+        if failure is not None:
+            limiter.refused(entry)
+            ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
+            self._refuse(sink, principal, entry, failure, None, ending)
+            return
+        now, key = self._clock(), (tenant, id)
+        self._pending[key] = PendingRequest(sink, principal, entry, now, now + timeout, session)
+        self._deadlines.watch(key, now + timeout)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -357,21 +434,32 @@ class Gateway:
         return self.rules[model].versions.refusal(model, version) if version and options.count else None
 
     def _refuse(
-        self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None
+        self,
+        sink: ReplySink,
+        principal: Principal,
+        entry: Entry,
+        failure: Failure,
+        several: SeveralInputs | None,
+        ending: Ending = Ending.TURNED_AWAY,
     ) -> None:
-        if failure.code in CHARGED:
+        if failure.code in CHARGED and ending is Ending.TURNED_AWAY:
             self.limiter.charge(entry.limits, several.count if several is not None else 1)
-        reply = self.note_refusal(principal, entry, failure, several)
+        reply = self.note_refusal(principal, entry, failure, several, ending)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
     def note_refusal(
-        self, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None = None
+        self,
+        principal: Principal,
+        entry: Entry,
+        failure: Failure,
+        several: SeveralInputs | None = None,
+        ending: Ending = Ending.TURNED_AWAY,
     ) -> Reply:
         """Count and record a request that was refused here, or by its connection for its principal's limits; its reply."""
         now = self._clock()
         reply = Reply(entry.id, entry.tenant, None, failure)
         refused = PendingRequest(NOBODY, principal, entry, now, now, None, False, reply, several)
-        self._finish([refused], Ending.TURNED_AWAY)
+        self._finish([refused], ending)
         return reply
 
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
@@ -398,6 +486,7 @@ class Gateway:
                 if session is self._shared:
                     session.room = self.settings.max_queue
                     self._session, self.broker = session, session.broker
+                    self.learn()
 
     def _go_down(self, session: BrokerSession) -> None:
         """Handle an outage: pending requests go direct at once, or wait on for the broker."""
@@ -409,6 +498,7 @@ class Gateway:
             log.warning("requests are refused until the broker is back", held=len(self._pending))
             return
         self._session, self.broker = direct, direct.broker
+        self.learn()
         log.warning("direct mode until the broker is back", held=len(self._pending))
         self._direct_mode.take_over(session, self._pending, self._subscriptions)
 

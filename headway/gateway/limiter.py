@@ -121,6 +121,10 @@ class Limiter:
             polls[limit.id] = tat
         return None
 
+    def holds_up(self, tier: int) -> bool:
+        """Whether the fleet's capacity may hold up entries of a tier: the lowest of several."""
+        return 0 < self._lowest <= tier
+
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
         """Refusal of an entry for the fleet's capacity; None when it may go on, and counted.
 

@@ -67,6 +67,11 @@ class ModelRules:
         self._weighs = settings.max_batch_weight > 0
         self._weigh: Callable[[Value], int] = self.weigher.weigh
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but its answer has to be known of a request whose options ask for nothing rare."""
+        return self.versions.any and not self.sharing and not self._weighs and self.traces is None
+
     def entry(
         self,
         principal: Principal,

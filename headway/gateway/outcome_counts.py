@@ -57,12 +57,12 @@ class OutcomeCounts:
             return
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
+        model, tier, answers = "", -1, _Answers()
         for request in requests:
             entry, reply, latency = request.entry, request.reply, now - request.since
-            key = entry.model, entry.tier
-            answers = told.get(key)
-            if answers is None:
-                answers = told[key] = _Answers()
+            if entry.tier != tier or entry.model != model:
+                model, tier = entry.model, entry.tier
+                answers = told.setdefault((model, tier), _Answers())
             answers.latencies.append(latency)
             answers.waits.append(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:
@@ -72,10 +72,10 @@ class OutcomeCounts:
             if reply.tokens is not None:
                 self._count_tokens(entry, reply.tokens.used, "shared" if reply.shared is not None else "run")
             if reply.shared is not None:
-                self._counters.shared[entry.model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
+                self._counters.shared[model, reply.shared.value, "kept" if reply.kept else "joined"] += 1
             elif reply.ran is not sampled and reply.ran is not None:
                 sampled = reply.ran
-                self._count_run(entry.model, sampled, now)
+                self._count_run(model, sampled, now)
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)

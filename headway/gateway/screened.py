@@ -13,6 +13,7 @@ import msgspec
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, Judgement
+from headway.gateway.lane import Lane
 from headway.gateway.limiter import CHARGED
 from headway.gateway.pending import Ending, PendingRequest, ReplySink
 from headway.gateway.several_inputs import SeveralInputs
@@ -71,6 +72,12 @@ class ScreenedGateway(Gateway):
             return super().submit(sink, principal, id, options, model, input, parameters, several)
         finally:
             self._judgement = None
+
+    def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
+        """Lane of requests; closed, as the policy sees them first."""
+        lane = super().lane(principal, options, asked)
+        lane.open = False
+        return lane
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """Outcome or state of a task; see Gateway. One that waits for a verdict is queued."""

@@ -30,6 +30,7 @@ from headway.core.retention import KeptLimits
 from headway.core.values import shown
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.gateway import Gateway
+from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
@@ -135,6 +136,7 @@ class EchoGateway:
 
     def __init__(self, broker: MemoryBroker, settings: Settings, counters: Counters) -> None:
         self.broker: Broker = broker
+        self.facts: object = self
         self.quotas, self.settings, self.counters = Quotas(settings), settings, counters
         self.limiter = Limiter(3, lambda: INSTANT)
         self.turns = FairTurns(lambda: INSTANT)
@@ -157,6 +159,14 @@ class EchoGateway:
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         return limits
+
+    def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
+        lane = Lane(self.facts, principal, options, asked)
+        lane.principal, lane.model, lane.open = principal, asked or self.kinds.default, True
+        return lane
+
+    def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
+        self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
 
     def submit(
         self,

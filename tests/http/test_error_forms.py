@@ -92,7 +92,7 @@ def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(monkeypatc
         assert (await client.answer()).status == 100
         stand.later(100.0)
         check(await client.answer(), 408, "REQUEST_TIMEOUT")
-        monkeypatch.setattr(stand.door._context, "submit", None)
+        monkeypatch.setattr(stand.gateway, "enter", None)
         check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
 
     served(main)

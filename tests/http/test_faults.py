@@ -45,7 +45,7 @@ def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:
 
 
 def break_submission(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(stand.door._context, "submit", raises)
+    patch.setattr(stand.gateway, "enter", raises)
 
 
 def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:

@@ -148,31 +148,30 @@ class MemoryBroker:
 
     def take(self, entry: Entry) -> Failure | None:
         """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
-        key, now, name = (entry.tenant, entry.id), self._clock(), entry.queue
-        before, queue = self._entries.get(key), self._queues.get(name)
+        key, now, name = (entry.tenant, entry.id), self._clock(), entry.queue if entry.version else entry.model
+        before = self._entries.get(key)
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
+        queue = self._queues.get(name)
         rare = entry.dedup_keys or entry.digest or entry.limits
         if rare or queue is None or queue.culprits.active or len(entry.input) + len(entry.parameters) > SMALL:
             failure = self._admit(entry, now)
-        elif isinstance(offered := queue.offer(entry, now), Refused):
-            failure = failures.refusal(offered.wait, offered.tier_only)
+            if failure is not None:
+                return failure
         else:
-            self._entries[key], failure = offered, None
-        if failure is None and (wakeups := self._wakeups[name]).idle and not wakeups.coming:
+            offered = queue.offer(entry, now)
+            if isinstance(offered, Refused):
+                return failures.refusal(offered.wait, offered.tier_only)
+            self._entries[key] = offered
+        wakeups = self._wakeups[name]
+        if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
-        return failure
+        return None
 
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
         """See NearQueue."""
         box = self._mailboxes[gateway]
-
-        def hand_over() -> None:
-            replies = box.take()
-            forget_read(self._entries, gateway, replies)
-            deliver(replies)
-
-        box.hand_over = hand_over
+        box.hand_over = lambda: deliver(box.take())
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -235,17 +234,20 @@ class MemoryBroker:
         ran = run_of(lease, departure, lease.slot.worker, now)
         outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.queue].finish(departure, now)
-        letters, replies = [], []
+        letters, replies, left_at = [], [], departure.left_at
         if len(wanted) != len(departure.members):
             chosen = set(map(id, wanted))
             outputs = ((member, item) for member, item in outputs if id(member) in chosen)
         for member, item in outputs:
-            failure = None
+            entry, failure = member.entry, None
             if item.output is None:
                 failure = failures.item_failure(item)
                 if not item.elsewhere:
                     letters.append(letter_of(member, item.error or "", "item", ran))
-            replies.append(reply_to(member, departure.left_at, item.output, failure, ran, item.tokens))
+            waited = left_at - member.arrived
+            replies.append(Reply(
+                entry.id, entry.tenant, item.output, failure, ran, waited, member.attempts, nonce=entry.nonce, tokens=item.tokens
+            ))  # fmt: skip
         self._deliver(wanted, replies, now)
         for letter in letters:
             await self._dead.add(letter)
@@ -491,10 +493,16 @@ class MemoryBroker:
             member.reservation = None
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
-            self._mailboxes[gateways.pop()].put(replies)
+            box = self._mailboxes[gateways.pop()]
+            if box.hand_over is not None:
+                for reply in replies:
+                    self._entries.pop((reply.tenant, reply.id), None)
+            box.put(replies)
             return
         for gateway in gateways:
             owned = [reply for member, reply in zip(members, replies, strict=True) if member.entry.gateway == gateway]
+            if self._mailboxes[gateway].hand_over is not None:
+                forget_read(self._entries, gateway, owned)
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
@@ -509,7 +517,10 @@ class MemoryBroker:
     def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
         for queued, reply in replies:
             queued.state, queued.reservation = GONE, None
-            self._mailboxes[queued.entry.gateway].put((reply,))
+            box = self._mailboxes[queued.entry.gateway]
+            if box.hand_over is not None:
+                forget_read(self._entries, queued.entry.gateway, (reply,))
+            box.put((reply,))
 
     def _wake_idle(self, name: str, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""

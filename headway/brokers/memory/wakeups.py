@@ -40,10 +40,9 @@ class Wakeups:
             self.timer = asyncio.get_running_loop().call_later(max(at - now, TIMER_GRAIN), self._look, look)
 
     def look_soon(self, look: Callable[[], None]) -> None:
-        """Call `look` once for all that comes in this turn of the loop."""
-        if not self.looks_soon:
-            self.looks_soon = True
-            asyncio.get_running_loop().call_soon(self._look_now, look)
+        """Call `look` on a later turn of the loop; `looks_soon` until then."""
+        self.looks_soon = True
+        asyncio.get_running_loop().call_soon(self._look_now, look)
 
     def _look_now(self, look: Callable[[], None]) -> None:
         self.looks_soon = False

@@ -21,6 +21,7 @@ from time import monotonic
 from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.lane import CLOSED
 from headway.http.authentication import stranger
 from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, give_id
@@ -55,7 +56,7 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "memo", "origin",
+        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "memo", "origin",
         "owner", "pieces", "principal", "request", "reserved", "sender", "unfetched",
     )  # fmt: skip
 
@@ -75,6 +76,7 @@ class FastPathConnection(Connection):
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
+        self.lane = CLOSED
         self.before = self.after = b""
 
     @property
@@ -93,16 +95,15 @@ class FastPathConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes that came. A whole request under a known head goes straight on."""
-        if self.phase == IDLE and data.startswith(self.before):
-            request = self.memo
-            begin = len(self.before)
+        request, before, after = self.memo, self.before, self.after
+        if request is not None and self.phase == IDLE and data.startswith(before):
+            begin = len(before)
             end = data.find(b"\r", begin, begin + 10)
-            if request is not None and data.startswith(self.after, end):
-                length = data[begin:end]
-                end += len(self.after)
-                if length.isdigit() and int(length) == len(data) - end <= self.inference.most_at_once:
+            if data.startswith(after, end):
+                length, begun = data[begin:end], end + len(after)
+                if length.isdigit() and int(length) == len(data) - begun <= self.inference.most_at_once:
                     try:
-                        self._repeat(request, data[end:])
+                        self._repeat(request, data[begun:])
                     except Exception as exc:
                         self.fault(exc)
                     return
@@ -152,54 +153,90 @@ class FastPathConnection(Connection):
         if self.phase != ASKED or request is None or reply.id != self.id:
             return
         try:
-            inference = self.inference
-            if self.handoff is not None:
-                if reply.output is not None and self.handoff.due:
-                    self._hand_over()
-                    return
-                self._end_handoff()
-            now = monotonic()
-            shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
-            if reply.unkept:
-                shared += b"x-headway-kept: no\r\n"
-            output = reply.output
-            if output is None:
-                self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
-            else:
-                try:
-                    milliseconds = int((now - self.begun) * 1e6) / 1000
-                    shown = SHOWN + self.id
-                    ran = reply.ran
-                    version = (ran.version if ran is not None else "") or inference.version
-                    exchange = self.exchange
-                    if exchange is None:
-                        text = output if type(output) is str else embedded(output)
-                        opening = inference.opening
-                        body = request.codec.write(shown, text, milliseconds, version, reply.tokens)
-                    else:
-                        opening = inference.bare_opening
-                        used = tokens or (reply.tokens,)
-                        more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
-                        if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
-                            self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
-                            self.sender.make_later()
-                            return
-                        body = whole(written)
-                        shared += more
-                except UnicodeEncodeError:
-                    self.fail(no_text(), shared)
-                except RequestError as exc:
-                    self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
-                else:
-                    ending = b"connection: close\r\n" if self.last or inference.closing else b""
-                    if self.principal.limits:
-                        ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
-                    head = HEAD % (opening, self.id.encode(), ending, shared, len(body))
-                    for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
-                        self.transport.write(part)
-            self.rest_from(now)
+            inference, output = self.inference, reply.output
+            rare = self.exchange is not None or self.handoff is not None or reply.shared is not None or reply.unkept
+            if type(output) is not str or rare or self.last or inference.closing:
+                self._answer_rarely(request, reply, outputs, tokens)
+                return
+            now, ran, id = monotonic(), reply.ran, self.id
+            version = (ran.version if ran is not None else "") or inference.version
+            try:
+                body = request.codec.write(
+                    SHOWN + id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
+                )
+            except UnicodeEncodeError:
+                self.fail(no_text(), b"")
+                self.rest_from(now)
+                return
+            limits, lines = self.principal.limits, b""
+            if limits:
+                lines = request.codec.limit_lines(inference.rate_limit_headers, limits)
+            head = HEAD % (inference.opening, id.encode(), lines, b"", len(body))
+            if len(body) < LARGE:
+                self.transport.write(head + body)
+            else:  # What is large is not copied.
+                self.transport.write(head)
+                self.transport.write(body)
+            self.request = None
+            self.principal = _NOBODY
+            self.phase, self.since = IDLE, now
+            if self.unread.since:
+                self.finish()
+            if self.buffer:
+                self.advance()
         except Exception as exc:
             self.fault(exc)
+
+    def _answer_rarely(
+        self, request: InferenceHead, reply: Reply, outputs: Sequence[Value], tokens: TokensOfEach
+    ) -> None:
+        """Write an answer that is no text alone, that is marked, or that ends the connection."""
+        inference = self.inference
+        if self.handoff is not None:
+            if reply.output is not None and self.handoff.due:
+                self._hand_over()
+                return
+            self._end_handoff()
+        now = monotonic()
+        shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
+        if reply.unkept:
+            shared += b"x-headway-kept: no\r\n"
+        output = reply.output
+        if output is None:
+            self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
+        else:
+            try:
+                milliseconds = int((now - self.begun) * 1e6) / 1000
+                shown = SHOWN + self.id
+                ran = reply.ran
+                version = (ran.version if ran is not None else "") or inference.version
+                exchange = self.exchange
+                if exchange is None:
+                    text = output if type(output) is str else embedded(output)
+                    opening = inference.opening
+                    body = request.codec.write(shown, text, milliseconds, version, reply.tokens)
+                else:
+                    opening = inference.bare_opening
+                    used = tokens or (reply.tokens,)
+                    more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
+                    if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
+                        self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
+                        self.sender.make_later()
+                        return
+                    body = whole(written)
+                    shared += more
+            except UnicodeEncodeError:
+                self.fail(no_text(), shared)
+            except RequestError as exc:
+                self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
+            else:
+                ending = b"connection: close\r\n" if self.last or inference.closing else b""
+                if self.principal.limits:
+                    ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
+                head = HEAD % (opening, self.id.encode(), ending, shared, len(body))
+                for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
+                    self.transport.write(part)
+        self.rest_from(now)
 
     def ending_of(self, codec: Codec) -> bytes:
         """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
@@ -403,8 +440,7 @@ class FastPathConnection(Connection):
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun = monotonic()
-        text: Value | list[Value]
-        exchange = None
+        model, text, parameters, exchange = None, "", b"", None
         try:
             if request.read is not None:
                 exchange = request.read(body)
@@ -420,6 +456,23 @@ class FastPathConnection(Connection):
             self._charge_and_deny(request, exc)
             return
         self.phase = ASKED
+        if exchange is not None or request.wish is not None:
+            self._ask_rarely(request, exchange, model, text, parameters)
+            return
+        intake, lane = self.inference.intake, self.lane
+        alike = lane.asked == model and lane.options is request.options and lane.asker is self.principal
+        if not alike or lane.facts is not intake.facts:
+            lane = self.lane = intake.lane(self.principal, request.options, model)
+        self.principal = lane.principal
+        if lane.open:
+            intake.enter(self, lane, self.id, text, parameters)
+        else:
+            intake.submit(self, lane.asker, self.id, request.options, lane.model, text, parameters)
+
+    def _ask_rarely(
+        self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
+    ) -> None:  # fmt: skip
+        """Submit what was read by an exchange, or may become a task."""
         inference, principal, options = self.inference, self.principal, request.options
         if exchange is not None:
             self.exchange = exchange

@@ -19,6 +19,7 @@ from headway.core.excerpt import excerpt
 from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import Quotas
+from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
@@ -69,8 +70,10 @@ class Intake(Protocol):
         tenant_counts: counts of tenants that ask for statistics.
         quotas: quotas of the clients of the process.
         counters: counters of refusals.
+        facts: facts by which lanes are open, as one object that is compared by identity.
     """
 
+    facts: object
     settings: Settings
     limiter: Limiter
     kinds: ModelKinds
@@ -100,6 +103,14 @@ class Intake(Protocol):
         several: SeveralInputs | None = None,
     ) -> bool:
         """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
+        ...
+
+    def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
+        """Lane of requests that ask alike. See `headway.gateway.gateway.Gateway.lane`."""
+        ...
+
+    def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
+        """Take a request in on an open lane, under a fresh id."""
         ...
 
     def detach(self, tenant: str, id: str) -> None:

@@ -1,0 +1,54 @@
+"""Lanes: requests that ask for nothing rare, with all that is decided about them before they come.
+
+Most requests of a connection ask alike: the same principal, options and model, and no feature beyond an answer in time. Whether
+that is so is decided once, and again when what it depends on has changed. All others go the longer way, into the same queue.
+"""
+
+from __future__ import annotations
+
+from headway.core.throttle import Throttle
+from headway.model import Limit, Principal, RequestOptions
+
+
+class Lane:
+    """Lane of requests that ask alike.
+
+    Attributes:
+        facts: facts that it was decided by, as one object; it is closed as soon as the gateway goes by others.
+        open: whether such requests may take it; if not, they go the longer way.
+        asker: principal that was asked for.
+        options: options that it is for.
+        asked: model that the requests name; None or empty for the default.
+        principal: principal of the requests, with the limits that it has for the model.
+        model: name of the model.
+        tier: index of the tier.
+        caller: name for which culprits are counted.
+        limits: limits that they count towards.
+        queue_timeout, timeout: seconds in the queue, and in all.
+        throttle: throttle of the model's lowest tier.
+        throttled: whether they are of that tier.
+    """
+
+    __slots__ = (
+        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "throttle",
+        "throttled", "tier", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
+        self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
+        self.open = self.throttled = False
+        self.principal, self.model, self.tier, self.caller = asker, "", 0, ""
+        self.limits: tuple[Limit, ...] = ()
+        self.queue_timeout = self.timeout = 0.0
+        self.throttle = _NONE
+
+
+_NONE = Throttle()
+CLOSED = Lane(None, Principal(user="", tenant="", tier=0), RequestOptions(0.0), None)
+"""Lane that nothing takes."""
+
+
+def asks_nothing_rare(options: RequestOptions) -> bool:
+    """Whether options are such that a request with them needs no more than an answer in time."""
+    wants = options.key or options.task or options.chosen or options.version or options.whole
+    return not (wants or options.trace or options.replays) and options.count == 1

@@ -85,7 +85,7 @@ class QueueCondition(Protocol):
 
 
 class NearQueue(Protocol):
-    """What a broker does for a gateway in its own process: no call has to wait, and no reply has to be asked for."""
+    """Broker, as a gateway in its own process uses it: no call has to wait, and no reply has to be asked for."""
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
@@ -101,7 +101,7 @@ class RequestQueue(QueueCondition, Protocol):
 
     @property
     def near(self) -> NearQueue | None:
-        """The same without waiting, for a gateway in the broker's own process; None for a broker in another one."""
+        """Queue without a wait, for a gateway in the broker's own process; None for a broker in another one."""
         ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

@@ -36,7 +36,7 @@ PHRASES = "All of them|All of it|All that|One of these|One of those|One that|The
 """Beginnings of more words that do the same."""
 
 FORMER = {
-    "attendance", "bell", "brokerage", "desk", "dice", "door", "house", "journal", "keyring", "lane", "lookout", "patience",
+    "attendance", "bell", "brokerage", "desk", "dice", "door", "house", "journal", "keyring", "lookout", "patience",
     "pulse", "recall", "redo", "tally",
 }  # fmt: skip
 """Words that are no longer used, as the field has another: no name has them as a part."""

@@ -152,17 +152,23 @@ class MemoryBroker:
         before = self._entries.get(key)
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
-        queue = self._queues.get(name)
-        rare = entry.dedup_keys or entry.digest or entry.limits
-        if rare or queue is None or queue.culprits.active or len(entry.input) + len(entry.parameters) > SMALL:
+        queue, limits, tats = self._queues.get(name), entry.limits, self._book.tats
+        large = len(entry.input) + len(entry.parameters) > SMALL
+        if large or entry.dedup_keys or entry.digest or queue is None or queue.culprits.active:
             failure = self._admit(entry, now)
             if failure is not None:
                 return failure
         else:
+            charged = charge(limits, tats, now) if limits else ()
+            if isinstance(charged, Over):
+                return failures.over(charged)
             offered = queue.offer(entry, now)
             if isinstance(offered, Refused):
                 return failures.refusal(offered.wait, offered.tier_only)
             self._entries[key] = offered
+            if limits:
+                for limit, tat in zip(limits, charged):  # noqa: B905 - see below
+                    tats[limit.id] = tat
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))

@@ -57,7 +57,7 @@ class FastPathConnection(Connection):
 
     __slots__ = (
         "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "memo", "origin",
-        "owner", "pieces", "principal", "request", "reserved", "sender", "unfetched",
+        "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
@@ -76,7 +76,7 @@ class FastPathConnection(Connection):
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
-        self.lane = CLOSED
+        self.lane, self.plain = CLOSED, False
         self.before = self.after = b""
 
     @property
@@ -154,8 +154,7 @@ class FastPathConnection(Connection):
             return
         try:
             inference, output = self.inference, reply.output
-            rare = self.exchange is not None or self.handoff is not None or reply.shared is not None or reply.unkept
-            if type(output) is not str or rare or self.last or inference.closing:
+            if not self.plain or type(output) is not str or self.last or inference.closing:
                 self._answer_rarely(request, reply, outputs, tokens)
                 return
             now, ran, id = monotonic(), reply.ran, self.id
@@ -439,24 +438,26 @@ class FastPathConnection(Connection):
             self._belong(principal, authorization)
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
-        self.begun = monotonic()
-        model, text, parameters, exchange = None, "", b"", None
+        self.begun, exchange = monotonic(), None
+        text: Value | list[Value]
         try:
-            if request.read is not None:
-                exchange = request.read(body)
-            else:
+            if request.read is None:
                 try:
                     model, text, parameters = request.codec.read(body)
                 except OtherInput as exc:
                     context = self.inference.codec_context.seen_by(self.principal.models)
                     exchange = read_other(request.codec, body, exc, request.options, context)
+            else:
+                exchange = request.read(body)
             if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
                 raise several_as_task()
         except RequestError as exc:
             self._charge_and_deny(request, exc)
             return
-        self.phase = ASKED
-        if exchange is not None or request.wish is not None:
+        self.phase, self.exchange = ASKED, exchange
+        if exchange is not None:
+            model, text, parameters = exchange.model, exchange.input, exchange.parameters
+        if request.wish is not None or isinstance(text, list) or (exchange and exchange.options is not request.options):
             self._ask_rarely(request, exchange, model, text, parameters)
             return
         intake, lane = self.inference.intake, self.lane
@@ -465,18 +466,18 @@ class FastPathConnection(Connection):
             lane = self.lane = intake.lane(self.principal, request.options, model)
         self.principal = lane.principal
         if lane.open:
+            self.plain = exchange is None
             intake.enter(self, lane, self.id, text, parameters)
         else:
+            self.plain = False
             intake.submit(self, lane.asker, self.id, request.options, lane.model, text, parameters)
 
     def _ask_rarely(
         self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
     ) -> None:  # fmt: skip
-        """Submit what was read by an exchange, or may become a task."""
-        inference, principal, options = self.inference, self.principal, request.options
-        if exchange is not None:
-            self.exchange = exchange
-            model, text, parameters, options = exchange.model, exchange.input, exchange.parameters, exchange.options
+        """Submit several inputs, what may become a task, or what asks for something that its head does not."""
+        inference, principal = self.inference, self.principal
+        options, self.plain = request.options if exchange is None else exchange.options, False
         model = model or inference.kinds.default
         self.principal = principal.asking(model) if principal.of_models else principal
         if isinstance(text, list):

@@ -1,0 +1,91 @@
+"""Budget of the common request: the Python calls and bytecodes that it costs, held to the numbers in budget.toml."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import headway
+from headway.model import WorkerInfo, WorkerStatus
+from tests.http.stand import Client, Keys, Stand, post, served, settled
+
+BATCH, ROUNDS = 32, 6
+OURS = str(Path(headway.__file__).parent)
+BUDGET: dict[str, dict[str, float]] = tomllib.loads(Path(__file__).with_name("budget.toml").read_text("utf-8"))
+KEYS: dict[str, Keys | None] = {"plain": None, "limited": {"k": {"rate": 60_000.0, "burst": 10_000.0}}}
+
+
+class Counts:
+    """Counts of calls and bytecodes of Headway's code, for as long as it is entered."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[CodeType] = Counter()
+        self.bytecodes: Counter[CodeType] = Counter()
+
+    def __enter__(self) -> Counts:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        self.calls[frame.f_code] += 1
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        self.bytecodes[frame.f_code] += event == "opcode"
+        return self._step
+
+
+async def batch(stand: Stand, first: Client, others: list[Client], request: bytes) -> None:
+    """One request that keeps the worker busy, and a full batch that gathers meanwhile."""
+    asked, runs = [first, *others], len(stand.runs)
+    stand.go.clear()
+    await first.send(request)
+    await settled(lambda: len(stand.runs) == runs + 1)
+    for client in others:
+        await client.send(request)
+    await settled(lambda: stand.real.pending == 1 + BATCH)
+    stand.go.set()
+    assert [(await client.answer()).status for client in asked] == [200] * len(asked)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has bytecodes of its own")
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
+@pytest.mark.parametrize("kind", BUDGET)
+def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
+    async def main(stand: Stand) -> None:
+        request = post(
+            '{"input": "hello world"}', "/v1/inference", *(["Authorization: Bearer k"] if KEYS[kind] else [])
+        )
+        warm = ((1, 0.01), (BATCH, 0.02))
+        await stand.broker.heartbeat(
+            WorkerInfo(worker_id="gpu-0", model=stand.settings.model, status=WorkerStatus.HEALTHY, warm_up=warm)
+        )
+        first, *others = [await stand.connect() for _ in range(1 + BATCH)]
+        for _ in range(2):  # The first on a connection has its head read.
+            await batch(stand, first, others, request)
+        rounds = [Counts() for _ in range(ROUNDS)]
+        for counts in rounds:
+            with counts:
+                await batch(stand, first, others, request)
+        counts = min(rounds, key=lambda one: one.bytecodes.total())  # Timers fall into the others.
+        found = {"calls": counts.calls.total() / (1 + BATCH), "bytecodes": counts.bytecodes.total() / (1 + BATCH)}
+        most = "\n".join(
+            f"{spent / (1 + BATCH):8.1f}  {code.co_qualname}" for code, spent in counts.bytecodes.most_common(20)
+        )
+        for what, allowed in BUDGET[kind].items():
+            assert found[what] <= allowed, f"{found} a request; most bytecodes are in\n{most}"
+            assert found[what] > 0.97 * allowed, f"{found} a request: lower the budget to it, so that it is kept"
+
+    served(main, KEYS[kind], whole=True, user_rate=0.0)

@@ -86,6 +86,7 @@ PROGRAMS = {
         ("--rounds", "1", "--seconds", "4"),
         ("--rounds", "5", "--seconds", "10"),
     ),
+    "idle": Program("cost", "what is done at rest", ("--seconds", "10"), ()),
     "claims": Program("cost", "claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
     "ledger": Program(
         "cost", "rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")

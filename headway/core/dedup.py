@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -354,6 +355,10 @@ class Dedup:
             if queued in self._followed:
                 late.append(queued)
         return late
+
+    def next_due(self) -> float:
+        """Instant at which the first follower is due, or was; infinite when there is none."""
+        return self._due[0][0] if self._due else math.inf
 
     def leave(self, queued: QueuedEntry) -> Ripple:
         """Note that a follower has its own outcome, and waits for its original's no longer."""

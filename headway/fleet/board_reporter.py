@@ -16,6 +16,7 @@ from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 
 PERIOD = 1.0
 """Seconds between two notices, and between two records of the fleet's figures."""
@@ -125,13 +126,12 @@ class BoardReporter:
 
     async def _run(self) -> None:
         while not self._stopped.is_set():
-            began = self._clock()
             try:
                 await self.report()
             except BrokerUnavailable:  # Others tell of it, each once.
                 self._standing = UNHEARD
             period = WATCHED_PERIOD if self._standing.watched else PERIOD
-            await asyncio.sleep(max(period - (self._clock() - began), period / 10))
+            await asyncio.sleep(until_tick(period))
 
     async def report(self) -> None:
         """Post one notice.

@@ -36,6 +36,7 @@ from headway.model import Entry, Failure, Reply, Submission, Subscription
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 
 RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
@@ -465,7 +466,7 @@ class BrokerSession:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(until_tick(LOOK_EVERY))
             if (self._pending or self._subscriptions) and self._clock() - self._answered >= LOOK_EVERY:
                 self._probe_due = True
                 self._work.set()

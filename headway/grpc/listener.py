@@ -33,6 +33,7 @@ from headway.ports import Identity
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
+from headway.runtime.ticks import until_tick
 from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
@@ -230,7 +231,7 @@ class GrpcListener:
         for one in self._sockets:
             one.revive()
         every = SWEEP_DRAINING if self._draining else SWEEP
-        self._sweep = loop.call_later(every, self._look_after)
+        self._sweep = loop.call_later(until_tick(every), self._look_after)
 
     def _stop_listening(self) -> None:
         for one in self._sockets:

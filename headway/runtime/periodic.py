@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 
 PERIOD = 1.0
 """Seconds between two calls, by default."""
 
 
 class Periodic:
-    """Caller of `act`, at once and then every `every` seconds.
+    """Caller of `act`, at once and then at each tick of `every` seconds, see `headway.runtime.ticks`.
 
     Arguments:
         name: name of the loop, for the log.
@@ -39,7 +39,8 @@ class Periodic:
         self._clock = clock
         self._every = every
         self._availability = Availability(name, clock, what)
-        self._stopped = asyncio.Event()
+        self._stopped = False
+        self._pausing: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
@@ -48,19 +49,34 @@ class Periodic:
 
     async def stop(self) -> None:
         """Stop calling. A call that is under way comes to its end first."""
-        self._stopped.set()
+        self._stopped = True
+        _end(self._pausing)
         if self._task is not None:
             await asyncio.wait({self._task})  # Who waits for it may be cancelled; the loop may not.
 
     async def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped:
             began = self._clock()
             try:
                 await self._act()
                 self._availability.over()
             except (BrokerUnavailable, StoreUnavailable) as exc:
                 self._availability.failed(began, exc)
-            pause = max(self._every - (self._clock() - began), self._every / 10)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopped.wait()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next tick, or until the loop is stopped."""
+        if self._stopped:
+            return
+        loop = asyncio.get_running_loop()
+        self._pausing = pausing = loop.create_future()
+        timer = loop.call_later(until_tick(self._every), _end, pausing)
+        try:
+            await pausing
+        finally:
+            timer.cancel()
+
+
+def _end(pausing: asyncio.Future[None] | None) -> None:
+    if pausing is not None and not pausing.done():
+        pausing.set_result(None)

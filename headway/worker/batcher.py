@@ -57,6 +57,7 @@ from headway.ports import Backend, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
@@ -488,6 +489,6 @@ class Batcher:
         while True:
             if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
                 return
-            await asyncio.sleep(HEARTBEAT_EVERY)
+            await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
             now = self._clock()
             self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)

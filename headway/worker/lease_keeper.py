@@ -9,6 +9,7 @@ from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import BrokerUnavailable
 from headway.model import Lease
 from headway.ports import WorkSource
+from headway.runtime.ticks import until_tick
 
 TRIES = 3
 """Calls to which a lease leaves time: each may take this part of its seconds."""
@@ -19,25 +20,37 @@ class LeaseKeeper:
 
     Arguments:
         broker: broker that granted it.
-
-    Attributes:
-        lease: lease of the batch that runs; None while none does.
     """
 
     def __init__(self, broker: WorkSource) -> None:
         self._broker = broker
         self._ended = False
-        self.lease: Lease | None = None
+        self._lease: Lease | None = None
+        self._there = asyncio.Event()
+
+    @property
+    def lease(self) -> Lease | None:
+        """Lease of the batch that runs; None while none does."""
+        return self._lease
+
+    @lease.setter
+    def lease(self, lease: Lease | None) -> None:
+        self._lease = lease
+        if lease is not None:
+            self._there.set()
 
     async def renew_on(self) -> None:
-        """Renew the lease twice a second until `end`.
+        """Renew the lease twice a second until `end`. A slot that rests is not looked at.
 
         A call that takes too long is given up and made again: the next one has another connection.
         """
         self._ended = False
         while not self._ended:
-            await asyncio.sleep(HEARTBEAT_EVERY)
-            if (lease := self.lease) is not None:
+            await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
+            if (lease := self._lease) is None:
+                self._there.clear()
+                await self._there.wait()
+            else:
                 with contextlib.suppress(BrokerUnavailable, TimeoutError):
                     async with asyncio.timeout((lease.expires_at - lease.granted_at) / TRIES):
                         await self._broker.extend(lease)
@@ -45,3 +58,4 @@ class LeaseKeeper:
     def end(self) -> None:
         """Have the loop end: the slot runs nothing any more."""
         self._ended = True
+        self._there.set()

@@ -29,6 +29,7 @@ from headway.model import ModelReport, Signature, TierDepth, WorkerInfo, WorkerS
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 from headway.worker.batcher import Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
 from headway.worker.starting import start_all
@@ -245,7 +246,7 @@ class SharedGpus:
 
     async def _look_on(self) -> None:
         while not self._draining:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(until_tick(LOOK_EVERY))
             with contextlib.suppress(BrokerUnavailable):
                 await self._look()
 

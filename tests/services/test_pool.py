@@ -49,7 +49,7 @@ def test_a_pool_that_grows_runs_what_waits_on_the_new_slots() -> None:
 
 def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other() -> None:
     async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2), max_batch=1) as stand:
+        async with Stand(clock, *backends(2), max_batch=1, queue_timeout_ms=2500) as stand:
             asked = [stand.asking(f"text {number}") for number in range(4)]
             await asyncio.sleep(0.1)
             assert busy(stand) == [True, True]

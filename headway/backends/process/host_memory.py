@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-READ_EVERY = 0.4
+READ_EVERY = 0.9
 """Seconds for which a reading is good: all slots of a process share it."""
 NO_LIMIT = 1 << 60
 """Bytes from which a limit of cgroup v1 means none."""
@@ -55,7 +55,7 @@ class HostMemory:
         return self._share
 
     def _of_machine(self) -> float:
-        figures = _figures(self._meminfo)
+        figures = _figures(self._meminfo, "MemTotal:", "MemAvailable:")
         total, available = figures.get("MemTotal:", 0), figures.get("MemAvailable:")
         return 1.0 - available / total if total and available is not None else 0.0
 
@@ -85,18 +85,19 @@ def _of_group(path: Path, kind: _Kind) -> float:
         return 0.0
     if not 0 < limit < NO_LIMIT:
         return 0.0
-    droppable = _figures(path / "memory.stat").get(kind.droppable, 0)
+    droppable = _figures(path / "memory.stat", kind.droppable).get(kind.droppable, 0)
     return min(max(used - droppable, 0) / limit, 1.0)
 
 
-def _figures(path: Path) -> dict[str, int]:
-    """Lines NAME NUMBER of a file."""
-    words = (line.split() for line in _text(path).splitlines())
+def _figures(path: Path, *names: str) -> dict[str, int]:
+    """Numbers of a file with lines NAME NUMBER, of names that begin with one of `names`."""
+    words = (line.split() for line in _text(path).splitlines() if line.startswith(names))
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        with path.open("rb", buffering=0) as file:  # They are small, and read every second.
+            return file.read().decode()
     except OSError:
         return ""

@@ -17,13 +17,14 @@ import msgspec
 from headway.brokers.memory.mailbox import Mailbox
 from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.queues import Queues
+from headway.brokers.memory.reap_timer import ReapTimer
 from headway.brokers.memory.wakeups import TIMER_GRAIN
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
-from headway.core.health import believed
+from headway.core.health import DEGRADED_AFTER, believed
 from headway.core.locality.turns import Contender, contender
 from headway.core.memory_room import QUEUE_BYTES, ROOM_WAIT, SMALL, Reservation, Room
 from headway.core.queue import ModelQueue
@@ -55,8 +56,12 @@ from headway.runtime.counters import Counters
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
-REAP_EVERY = 0.05
-"""Most seconds between two calls of `reap`, by which an expiry may be late."""
+REAP_EVERY = 1.0
+"""Most seconds between two reaps while nothing is due."""
+LOOK_AGAIN = 0.05
+"""Seconds after which entries that are held for an idle worker are looked at again, as the load may ask for another rule."""
+COMING_SECONDS = 0.05
+"""Seconds that a woken worker has to claim, before another one is woken."""
 LINGER = 0.001
 """Seconds for which a gateway lets entries gather before a call; calls cost little here."""
 
@@ -98,6 +103,7 @@ class MemoryBroker:
         self._counters = counters
         self._clock = clock
         self._rng = rng
+        self._reaping = ReapTimer(self._reap)
 
     @property
     def linger(self) -> float:
@@ -144,6 +150,7 @@ class MemoryBroker:
                     turned_away[entry.nonce] = failure
         for name in {entry.queue for entry in entries} & self._queues.keys():
             self._wake_idle(name, now)
+            self._reaping.move_up(self._queues[name].next_due(), now)
         return answers
 
     def take(self, entry: Entry) -> Failure | None:
@@ -255,6 +262,8 @@ class MemoryBroker:
                 entry.id, entry.tenant, item.output, failure, ran, waited, member.attempts, nonce=entry.nonce, tokens=item.tokens
             ))  # fmt: skip
         self._deliver(wanted, replies, now)
+        if departure.rest is not None:
+            self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
         for letter in letters:
             await self._dead.add(letter)
         return Completion(len(wanted), len(departure.members) - len(wanted))
@@ -270,6 +279,7 @@ class MemoryBroker:
         else:
             await self._fail(running, failure, now)
         self._wake_idle(lease.slot.queue, now)
+        self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
         return True
 
     async def extend(self, lease: Lease) -> bool:
@@ -359,6 +369,12 @@ class MemoryBroker:
 
     async def reap(self) -> float:
         """See Broker."""
+        due, now = await self._reap()
+        self._reaping.tell(due)
+        return max(due - now, TIMER_GRAIN)
+
+    async def _reap(self) -> tuple[float, float]:
+        """Reap. Returns the instant at which that is due again, and the present one."""
         now = self._clock()
         self._book.tidy(now)
         due = now + REAP_EVERY
@@ -381,7 +397,8 @@ class MemoryBroker:
             self._wakeups[name].coming.clear()  # A worker that was woken and died must not keep others asleep.
             self._wake_idle(name, now)
             due = min(due, queue.next_due())
-        return max(due - now, TIMER_GRAIN)
+        silent = (worker.last_heartbeat + DEGRADED_AFTER for worker in self._workers.values())
+        return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         """Judge an entry that is not known. It is charged when it is admitted."""
@@ -427,6 +444,7 @@ class MemoryBroker:
             return joined
         queued.state = FOLLOWS
         self._entries[entry.tenant, entry.id] = queued
+        self._reaping.move_up(queued.due, now)
         self._ripple(joined, now)
         return None
 
@@ -465,6 +483,7 @@ class MemoryBroker:
             self._dedup.begin(queued, now)  # If it is a task, that is its outcome.
             self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
         self._wake_idle(entry.queue, now)
+        self._reaping.move_up(self._queues[entry.queue].next_due(), now)
 
     def _state(self, queued: QueuedEntry) -> EntryState:
         return EntryState.PROCESSING if self._dedup.original_of(queued).state == RUNNING else EntryState.QUEUED
@@ -535,8 +554,10 @@ class MemoryBroker:
         found = self._queues[name].wake(wakeups.idle, now)
         if isinstance(found, str):
             wakeups.wake(found)
+            self._reaping.move_up(now + COMING_SECONDS, now)  # It may not come.
         else:
-            wakeups.arm(found, now, lambda: self._wake_idle(name, self._clock()))
+            again = found if math.isinf(found) else min(found, now + LOOK_AGAIN)
+            wakeups.arm(again, now, lambda: self._wake_idle(name, self._clock()))
 
     def _count_slots(self, name: str, now: float) -> None:
         own = (believed(worker, now) for worker in self._workers.values() if worker.queue == name)

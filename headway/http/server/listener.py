@@ -31,6 +31,7 @@ from headway.ports import Identity
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
+from headway.runtime.ticks import until_tick
 from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
@@ -220,7 +221,7 @@ class Listener:
         self._sweep_soon(context, monotonic())
         for listener in self._listeners:
             listener.revive()
-        self._sweep = context.loop.call_later(_interval(context), self._look_after)
+        self._sweep = context.loop.call_later(until_tick(_interval(context)), self._look_after)
 
     def _sweep_soon(self, context: ConnectionContext, now: float) -> None:
         """Sweep when all that has come by `now` has been read: this process may have stood still, and not its clients.

@@ -1,0 +1,54 @@
+"""Timer for a reap that is due before the reaper comes: for what has come since it was told when."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+GRAIN = 0.01
+"""Least seconds for which the timer is set, so that deadlines close together are one reap."""
+
+
+class ReapTimer:
+    """Timer of one broker. It is never set before somebody has reaped, nor once the reaper should have come.
+
+    Arguments:
+        reap: reaps; returns the instant at which that is due again, and the present one.
+
+    Attributes:
+        at: instant of the next reap; what is due later needs no timer.
+    """
+
+    def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:
+        self.at = -math.inf
+        self._reap = reap
+        self._told = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, at: float) -> None:
+        """Note that the reaper comes at an instant."""
+        self._cancel()
+        self.at = self._told = at
+
+    def move_up(self, at: float, now: float) -> None:
+        """Have the next reap by instant `at`, if it is later."""
+        if at < self.at:
+            self._cancel()
+            self.at = at
+            self._timer = asyncio.get_running_loop().call_later(max(at - now, GRAIN), self._fire)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._reap_early(), name="early reap")
+
+    async def _reap_early(self) -> None:
+        due, now = await self._reap()
+        self.at = self._told
+        self.move_up(due, now)

@@ -239,8 +239,9 @@ class Gateway:
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         """Take a request in on an open lane, under a fresh id; see `submit`."""
         session, limits, limiter = self._session, lane.limits, self.limiter
-        near = session.near
-        if near is None or session.waits or (limits and limiter.debts):
+        near = None if session.waits else session.near
+        over = limits and (near is None or limiter.debts) and limiter.excess(limits, session.broker)
+        if over or (near is None and session.full(1)):  # It is told why.
             self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
             return
         principal, timeout = lane.principal, lane.timeout
@@ -255,16 +256,19 @@ class Gateway:
                 return
         elif timeout >= lane.throttle.least_seconds:
             lane.throttle.higher += 1
-        session.taken += 1
-        failure = near.take(entry)
-        if failure is not None:
-            limiter.refused(entry)
-            ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
-            self._refuse(sink, principal, entry, failure, None, ending)
-            return
+        if near is not None:
+            session.taken += 1
+            failure = near.take(entry)
+            if failure is not None:
+                limiter.refused(entry)
+                ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
+                self._refuse(sink, principal, entry, failure, None, ending)
+                return
         now, key = self._clock(), (tenant, id)
         self._pending[key] = PendingRequest(sink, principal, entry, now, now + timeout, session)
         self._deadlines.watch(key, now + timeout)
+        if near is None:
+            session.offer(entry)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from headway import errors
+from headway.core.memory_room import SMALL
 from headway.model import EntryState, Limit, Reply
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import MemoryHarness, ask, ids, output, story
@@ -72,3 +73,29 @@ async def test_another_submission_of_a_live_id_is_a_conflict_and_one_over_its_li
     verdicts = [harness.broker.take(ask(id="a", nonce=9)), harness.broker.take(ask(id="b", limits=(limit,)))]
     assert [verdict and verdict.code for verdict in verdicts] == [errors.IDEMPOTENCY_CONFLICT, errors.RATE_LIMITED]
     assert await harness.broker.state("t", "a") is EntryState.QUEUED
+
+
+@story
+async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_is_too_late(
+    harness: MemoryHarness,
+) -> None:
+    told: list[Sequence[Reply]] = []
+    harness.broker.attach("g", told.append)
+    large, free = "x" * (2 * SMALL), harness.room
+    first = common.sharing("first", common.key(), input=large)
+    assert harness.broker.take(first) is None
+    await harness.answer(await harness.claim())
+    again = common.sharing("again", common.key(), input=large)
+    assert harness.broker.take(again) is None
+    await harness.settle()
+    assert [(reply.id, reply.kept) for replies in told for reply in replies] == [("first", False), ("again", True)]
+    assert harness.room == free
+    told.clear()
+    original = common.sharing("original", common.same(), input=large, timeout=1.0)
+    follower = common.sharing("follower", common.same(), input=large, timeout=9.0)
+    assert [harness.broker.take(one) for one in (original, follower)] == [None, None]
+    await harness.reaping(2.0)
+    await harness.answer(await harness.claim())
+    await harness.settle()
+    assert [reply.id for replies in told for reply in replies] == ["original", "follower"]
+    assert harness.room == free

@@ -419,8 +419,13 @@ class MemoryBroker:
             for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
                 tats[limit.id] = tat
         if reservation is not None and refusal is None:
-            reservation.give_to(self._entries[entry.tenant, entry.id])
+            self._give(reservation, entry)
         return refusal
+
+    def _give(self, reservation: Reservation, entry: Entry) -> None:
+        """Have an entry that was let in hold a reservation, if it is still here: it may have its outcome already."""
+        if (queued := self._entries.get((entry.tenant, entry.id))) is not None:
+            reservation.give_to(queued)
 
     def _offer(self, entry: Entry, now: float) -> Failure | None:
         queue = self._queues[entry.queue]
@@ -476,7 +481,7 @@ class MemoryBroker:
             wait = min(entry.queue_timeout, left)
             refusal = self._join(msgspec.structs.replace(entry, timeout=left, queue_timeout=wait), now)
             if refusal is None and isinstance(reservation, Reservation):
-                reservation.give_to(self._entries[entry.tenant, entry.id])
+                self._give(reservation, entry)
         else:
             refusal = lateness_of(queued, 1, now)
         if refusal is not None:

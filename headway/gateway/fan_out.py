@@ -162,7 +162,7 @@ class FanOut:
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
         if count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
-            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "rate"))
+            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "burst"))
         elif count > 1 and (message := self._too_large()):
             self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message))
         elif count <= FEW:

@@ -92,11 +92,17 @@ class ScreenedGateway(Gateway):
     ) -> None:  # fmt: skip
         judgement = self._judgement
         super()._hold(sink, principal, entry, unadmitted, several, None if judgement is not None else session)
-        if judgement is not None and not self._gate.hold(judgement, self._pending[entry.tenant, entry.id]):
+        if judgement is None:
+            return
+        if self._gate.hold(judgement, self._pending[entry.tenant, entry.id]):
+            self.limiter.charge(entry.limits)  # Until the verdict: else any number could wait for theirs.
+        else:
             self._hand_on(self._pending[entry.tenant, entry.id])
 
     def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
         """Hand on requests that have waited for a verdict, or refuse them: together they are one, whose first is told."""
+        for pending in waited:
+            self.limiter.refund(pending.entry.limits)
         if failure is None:
             for pending in waited:
                 self._hand_on(pending)

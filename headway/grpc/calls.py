@@ -198,7 +198,7 @@ class Call:
         principal = port.identity.identify(authorization)
         if principal is None:
             raise stranger(authorization)
-        self.principal = principal
+        self.principal, self.tier = principal, port.settings.tier_names[principal.tier]
         if connection is not None and connection.owner == UNKNOWN:
             try:
                 port.relay.quotas.belong(connection, principal.tenant)

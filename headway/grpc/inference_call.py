@@ -47,7 +47,7 @@ class InferenceCall(Call):
         way: see RequestOptions.
     """
 
-    __slots__ = ("_begun", "_read", "_reply", "_submission")
+    __slots__ = ("_begun", "_charged", "_read", "_reply", "_submission")
 
     def __init__(
         self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
@@ -55,6 +55,7 @@ class InferenceCall(Call):
         super().__init__(port, metadata, way)
         self._read = read
         self._begun = self.begun
+        self._charged = False
         self._submission: _Submission | None = None
         self._reply: Reply | None = None
 
@@ -71,6 +72,8 @@ class InferenceCall(Call):
     async def answer(self, context: Any) -> bytes:
         """Message of the answer. Raises RequestError."""
         options, id = self.begin(context)
+        self.charge()  # Until the message is there: else any number could be on their way.
+        self._charged = True
         message, marks = await self.infer(context, await self.read(context), options, id)
         self.keep(len(message))
         context.set_trailing_metadata((("x-request-id", self.shown), *marks, *self.limits_left()))
@@ -134,10 +137,11 @@ class InferenceCall(Call):
         """
         port = self.port
         self._begun = monotonic() - waited
+        if self._charged and self.principal.limits:
+            port.intake.limiter.refund(port.intake.counted(self.principal.limits))
         try:
             exchange = self._read(body, options, port.intake.kinds.seen_by(self.principal.models))
         except RequestError:
-            self.tier = port.settings.tier_names[self.principal.tier]
             self.charge()
             raise
         input, model = exchange.input, exchange.model or port.intake.kinds.default

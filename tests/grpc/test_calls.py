@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from headway.grpc.calls import PlainCall
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
+from tests.http.stand import PATIENCE
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
 BEARER = (("authorization", "Bearer secret"),)
@@ -311,6 +313,46 @@ def test_a_wrong_request_counts_towards_the_limit() -> None:
         assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.RESOURCE_EXHAUSTED
 
     served(main, KEYS, whole=True, user_rate=60.0, user_burst=2.0)
+
+
+def test_calls_whose_messages_are_on_their_way_count_towards_the_limit() -> None:
+    async def main(port: Port) -> None:
+        there = asyncio.Event()
+
+        async def late() -> AsyncIterator[bytes]:
+            await there.wait()
+            yield b"\xff"
+
+        client = port.client()
+        calls = [client.channel.stream_unary(PREDICT)(late(), metadata=BEARER, timeout=PATIENCE) for _ in range(9)]
+        refused = [asyncio.ensure_future(failed(call)) for call in calls]
+        while sum(one.done() for one in refused) < 7:
+            await asyncio.wait([one for one in refused if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+        there.set()
+        found = [one.status for one in await asyncio.gather(*refused)]
+        assert sorted(status.name for status in found) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
+
+    served(main, KEYS, whole=True, user_rate=1.0, user_burst=2.0)
+
+
+def test_a_call_is_charged_once() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        for _ in range(2):
+            await client.ask(PREDICT, predict("a"), BEARER)
+        assert not port.stand.real.limiter.debts
+
+    served(main, KEYS, whole=True, user_rate=1.0, user_burst=2.0)
+
+
+def test_a_refusal_of_a_known_principal_is_counted_under_its_tier() -> None:
+    async def main(port: Port) -> None:
+        found = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
+        assert found.status is Status.DEADLINE_EXCEEDED
+        tier = port.settings.tier_names[port.settings.default_tier_index]
+        assert port.counters.refusals == {("request_timeout", tier, ""): 1}
+
+    served(main, KEYS, body_timeout_ms=50)
 
 
 def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not() -> None:

@@ -63,6 +63,20 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
     served(main, keys=SLOW_KEY, whole=True)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_counted_under_its_callers_tier(chunked: bool) -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        head = by(ADA, "", length=2_000_000)
+        if chunked:
+            head = head.replace(b"Content-Length: 2000000", b"Transfer-Encoding: chunked") + b"200000\r\n"
+        await client.send(head)
+        assert (await client.answer()).status == 413
+        assert stand.counters.refusals == {("payload_too_large", "paid", ""): 1}
+
+    served(main, keys=TENANTS)
+
+
 @pytest.mark.parametrize(
     ("wrong", "status"),
     [

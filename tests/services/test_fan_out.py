@@ -264,14 +264,14 @@ def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_req
         def wrong() -> float:
             return stand.counters.requests["m", "paid", "payload_too_large"]
 
-        for count, caller in ((11, limited), (160, ADA)):
+        for count, caller, reason in ((11, limited, "burst"), (160, ADA, "")):
             before = wrong()
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
             asked = RequestOptions(30.0, 1), "m", ["a"] * count, b"x" * 900, ended.set_result
             FanOut(stand.gateway, caller, new_id(), *asked).start()
             [reply] = await ended
             assert reply.failure is not None
-            assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
+            assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, reason)
             assert wrong() == before + 1
         limiter = stand.gateway.limiter
         for _ in range(9):

@@ -197,6 +197,25 @@ def test_what_is_refused_counts_towards_the_limit_and_what_is_over_it_is_not_loo
     policed(act, WORDS)
 
 
+def test_what_waits_for_a_verdict_counts_towards_the_limit() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        found = await asyncio.gather(*(failure(stand, "bad", caller=LIMITED) for _ in range(9)))
+        assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 5
+
+    policed(act, JUDGED)
+
+
+def test_what_is_let_in_by_a_verdict_is_charged_once() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        for text in ("a", "b"):
+            assert (await stand.ask(text, caller=LIMITED)).output == text.upper()
+        assert [one.output for one in await ask_many(stand, ["c", "d"], LIMITED)] == ["C", "D"]
+        assert not any(stand.gateway.limiter._debt(limit) for limit in LIMITED.limits)
+        assert (await failure(stand, "e", caller=LIMITED)).code == errors.RATE_LIMITED
+
+    policed(act, JUDGED)
+
+
 def test_a_credential_for_another_model_learns_nothing_of_the_policy() -> None:
     async def act(stand: Stand, functions: Functions) -> None:
         other = Principal("ann", "acme", 1, models=frozenset(("other",)))

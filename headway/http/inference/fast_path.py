@@ -320,6 +320,8 @@ class FastPathConnection(Connection):
 
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
+        if self.principal is not _NOBODY and tier is not None:
+            tier = self.inference.tiers[self.principal.tier]
         if self.phase == ASKED:
             self._abandon()
             self._end_handoff()
@@ -360,7 +362,7 @@ class FastPathConnection(Connection):
             request = read_inference_head(codec, head, target, inference.codec_context, self.origin, principal.models)
         except RequestError as exc:
             over = inference.charge(self.principal, self.id)
-            self.refuse(over or exc, head, None if over else "none")
+            self.refuse(over or exc, head, None if over else inference.tiers[self.principal.tier])
             return
         length, buffer = head.length, self.buffer
         whole = 0 <= length <= len(buffer) and length < LARGE and not (request.coding and length)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway import errors
 from headway.core import failures
+from headway.core.admission import Refused
 from headway.core.input_policy import Effect
 from headway.model import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
@@ -332,8 +333,8 @@ def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
     } & {"unauthenticated", "scarce"}
     assert {*labels.REFUSED, *labels.REFUSED_UNREAD, *labels.REFUSED_STRANGERS} >= {
         failures.POLICY, failures.CULPRIT, failures.over_capacity(1.0).reason, failures.scarcity(1.0).reason,
-        failures.conflict().reason, failures.refusal(1.0, tier_only=True).reason,
-        failures.refusal(1.0, tier_only=False).reason, failures.not_here("m").reason,
+        failures.conflict().reason, failures.refusal(Refused(1.0, tier_only=True)).reason,
+        failures.refusal(Refused(1.0, tier_only=False)).reason, failures.refusal(Refused(1.0, False, most=3)).reason, failures.not_here("m").reason,
     }  # fmt: skip
     assert set(labels.EFFECTS) == {effect.value for effect in Effect}
 

@@ -17,6 +17,7 @@ drains at a fixed rate has a depth for every wait.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,10 +40,14 @@ class Refused:
     Attributes:
         wait: seconds until the entry would be admitted.
         tier_only: whether an entry of the highest tier would be admitted now.
+        most: most inputs of such a request that are admitted at once, where it has too many for ever; else 0.
+        apart: whether what waits in the quarantine of its caller is too much.
     """
 
     wait: float
     tier_only: bool
+    most: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,10 @@ class AdmissionLimits:
     def pace(self, tier: int) -> float:
         """Size per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""
         return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
+
+    def most(self, entry: Entry, size: float) -> float:
+        """Most entries like `entry`, each of this size, that are answered in time where nothing else is asked."""
+        return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
         """Admit (None) or refuse one entry.

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 
 from headway import errors
-from headway.core.culprits import KNOWN_SECONDS
+from headway.core.admission import Refused
+from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
@@ -18,6 +19,8 @@ POLICY = "policy"
 """Reason label of an input that the input policy refuses, or could not judge."""
 CULPRIT = "culprit"
 """Reason label of an entry whose input has failed alone a short while ago."""
+LIST = "list"
+"""Reason label of a request with more inputs than are ever answered in time."""
 UNHEARD = "the worker did not report in time"
 """Text for clients about a batch whose lease was lost."""
 
@@ -29,16 +32,20 @@ def error_of(failure: Failure) -> errors.RequestError:
     )
 
 
-def refusal(wait: float, tier_only: bool) -> Failure:
-    """Refusal because the deadline cannot be met.
-
-    Arguments:
-        wait: seconds until the entry would be admitted.
-        tier_only: whether an entry of the highest tier would be admitted now.
-    """
-    if tier_only:
-        return Failure(errors.SHED, "shed: this tier's share of the queue is full", wait, "shed")
-    return Failure(errors.SERVICE_OVERLOADED, "the queue is too long to answer within the deadline", wait, "overloaded")
+def refusal(found: Refused) -> Failure:
+    """Refusal because the deadline cannot be met."""
+    apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed"
+    if found.most:
+        message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
+        many = f"at most {found.most} can; send fewer at a time"
+        return Failure(errors.PAYLOAD_TOO_LARGE, f"{message}{found.apart * f' and while {apart}'}: {many}", None, LIST)
+    if found.apart:
+        message = f"{apart}, and too many of them wait to answer this one within the deadline"
+        return Failure(errors.SERVICE_OVERLOADED, message, found.wait, "overloaded")
+    if found.tier_only:
+        return Failure(errors.SHED, "shed: this tier's share of the queue is full", found.wait, "shed")
+    message = "the queue is too long to answer within the deadline"
+    return Failure(errors.SERVICE_OVERLOADED, message, found.wait, "overloaded")
 
 
 def scarcity(wait: float) -> Failure:

@@ -51,7 +51,7 @@ GATE_AGE = 0.05
 UNKNOWN_WAIT = 1.0
 """Seconds a refused client is told to wait while nothing is known of the model's pace."""
 QUARANTINE_BATCHES = 8
-"""Most batches for each GPU that wait in one caller's quarantine."""
+"""Most batches for each GPU that wait in one caller's quarantine while others wait."""
 SEARCH_LOAD = 2
 """Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
 MIXED_SECONDS = 1.0
@@ -184,16 +184,19 @@ class ModelQueue:
 
     def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
-        caller, suspects = caller_of(entry), self._suspects
-        quarantine = suspects.quarantine(caller)
-        waiting = self._size(quarantine.members) if quarantine is not None else 0
-        if waiting >= QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots:
-            pace = self._gate_now(now).pace(entry.tier)
-            return admission.Refused(max(1.0 / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT, tier_only=False)
-        ahead = SEARCH_LOAD * waiting * (suspects.callers + self._tenants()) // suspects.callers
-        refused = self._gate_now(now).judge(ahead, self._first_size(), entry.tier, entry)
-        if refused is not None:
-            return refused
+        caller, suspects, gate = caller_of(entry), self._suspects, self._gate_now(now)
+        quarantine, tenants = suspects.quarantine(caller), self._tenants()
+        waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
+        alone, size = not tenants and not suspects.beside(caller), self.limits.size(1, self.limits.weight(entry))
+        bound = self._crowded * size if alone else QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots
+        load = SEARCH_LOAD * (suspects.callers + tenants) / suspects.callers
+        refused = gate.judge(math.floor(load * waiting), self._first_size(), entry.tier, entry)
+        if refused is not None or waiting >= bound:
+            pace = gate.pace(entry.tier)
+            most = max(int(min(bound / size, gate.most(entry, SEARCH_LOAD * size))), 1)
+            above = refused.wait if refused is not None else 0.0
+            wait = max(above, load * (waiting - bound + 1.0) / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT
+            return admission.Refused(wait, tier_only=False, most=most if entry.count > most else 0, apart=True)
         queued = self._queued(entry, now)
         gathered = Group([], now + self.service.seconds(1), QUARANTINE)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
@@ -235,6 +238,10 @@ class ModelQueue:
             after = tier_queue.depth - served_before
             ahead -= self.limits.size(after, tier_queue.weight / tier_queue.depth * after)
             refused = gate.judge(ahead, first, entry.tier, entry)
+        if refused is not None and entry.count > 1:
+            size, free = self.limits.size(1, self.limits.weight(entry)), self.whole_slots * self.limits.max_batch
+            if entry.count > (most := max(int(max(gate.most(entry, size), free / size)), 1)):
+                return admission.Refused(refused.wait, tier_only=False, most=most)
         return refused
 
     def load(self, now: float) -> Load:

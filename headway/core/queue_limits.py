@@ -69,7 +69,7 @@ class QueueLimits:
     def others(self, entry: Entry) -> float:
         """Size of what comes with an entry, which is judged as the last of them."""
         others = entry.count - 1
-        return self.size(others, others * self.weight(entry)) if others else 0
+        return self.size(others, others * self.weight(entry)) if others > 0 else 0
 
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
         """Whether so many batches hold an entry beside what is ahead of it, of this size."""

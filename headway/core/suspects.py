@@ -111,6 +111,10 @@ class Suspects:
         """Callers that share the GPUs with the tier queues, at least one."""
         return len(self._quarantines) or 1
 
+    def beside(self, caller: CallerKey) -> int:
+        """Other callers that have a quarantine."""
+        return len(self._quarantines) - (caller in self._quarantines)
+
     def add(self, group: Group) -> None:
         """Let a group wait."""
         self.groups[group] = None

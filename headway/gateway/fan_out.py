@@ -322,7 +322,7 @@ class FanOut:
             return failure
         if failure.reason == failures.POLICY:  # It names the input itself.
             return failure
-        if not position and failure.code in OF_ALL:
+        if not position and (failure.code in OF_ALL or failure.reason == failures.LIST):
             return failure
         if failure.code == errors.RATE_LIMITED:
             message = f"over the rate limit, as {count} inputs count as {count} requests"

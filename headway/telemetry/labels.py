@@ -34,8 +34,8 @@ OUTCOMES = (
 )
 """Outcomes of requests for a model that is served."""
 REFUSED = (
-    "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "memory", "no_workers", "overloaded",
-    "policy", "rate", "shed",
+    "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "list", "memory", "no_workers",
+    "overloaded", "policy", "rate", "shed",
 )  # fmt: skip
 """Reasons for which a request for a model that is served is refused."""
 REFUSED_UNREAD = (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from headway import errors
+from headway.core import failures
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -158,6 +161,19 @@ async def test_one_that_comes_for_several_is_judged_as_the_last_of_them(harness:
         other = msgspec.structs.replace(ask(timeout=0.5, nonce=count + 1), payer=count)
         verdicts = await harness.broker.enqueue([first, other])
         assert [verdict is None for verdict in verdicts] == [fits, fits]
+
+
+@story
+async def test_several_that_are_too_many_for_ever_are_told_how_many_are_not(harness: Harness) -> None:
+    await measure(harness, 0.1)
+    first = msgspec.structs.replace(ask(timeout=0.5, tier=0, nonce=1), payer=1, count=100)
+    [refused] = await harness.broker.enqueue([first])
+    assert refused is not None
+    assert (refused.code, refused.reason, refused.retry_after) == (errors.PAYLOAD_TOO_LARGE, failures.LIST, None)
+    [found] = re.findall("at most (\\d+) can", refused.message)
+    assert MAX_BATCH < int(found) < 100
+    fewer = msgspec.structs.replace(first, id="fewer", nonce=2, payer=2, count=int(found))
+    assert list(await harness.broker.enqueue([fewer])) == [None]
 
 
 @story

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headway import errors
 from headway.core.culprits import KNOWN_SECONDS
 from headway.core.fair_queue import BATCH_PAGES, PAGE
-from headway.core.queue import MIXED_SECONDS
+from headway.core.queue import MIXED_SECONDS, QUARANTINE_BATCHES
 from headway.core.retry import BUDGET_RESERVE, RAISES
 from headway.model import Cause, DedupKind, Entry, Limit, Reply, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, drained, failed, ids, leave, slot, story
+from tests.contracts.brokers import (
+    MAX_BATCH,
+    MAX_QUEUE,
+    MAX_WEIGHT,
+    Harness,
+    ask,
+    drained,
+    failed,
+    ids,
+    leave,
+    slot,
+    story,
+)
 from tests.contracts.dedup_keys import admit, came_by, key, nothing_runs, refused, same, task
 
 
@@ -76,6 +89,27 @@ async def test_who_sent_a_culprit_rides_apart_until_it_behaves(harness: Harness)
     await harness.advance(60.0)
     await harness.broker.enqueue([good(1), bad("fine"), good(2)])
     assert len(await run_all(harness)) == 1
+
+
+@story
+async def test_who_rides_apart_waits_as_long_as_its_deadline_allows_while_nobody_else_does(harness: Harness) -> None:
+    def heavy(text: str, nonce: int = 0, count: int = 1) -> Entry:
+        asked = ask(text, tenant="evil", caller="bob", model="other", weight=MAX_WEIGHT, nonce=nonce)
+        return msgspec.structs.replace(asked, payer=nonce, count=count)
+
+    await admit(harness, heavy("poison"))
+    for _ in range(RAISES):
+        await harness.broker.release(await harness.claim(model="other"), failed(Cause.RAISED))
+        await harness.advance(0.6)
+    most = QUARANTINE_BATCHES
+    await admit(harness, *(heavy(f"fine {number}") for number in range(most + 1)))
+    await admit(harness, ask(tenant="good", model="other"))
+    verdict = await refused(harness, heavy("too many beside others"))
+    assert (verdict.code, verdict.reason) == (errors.SERVICE_OVERLOADED, "overloaded")
+    assert "run apart" in verdict.message
+    verdict = await refused(harness, heavy("several", 9, most + 1))
+    assert verdict.code == errors.PAYLOAD_TOO_LARGE
+    assert f"run apart for 30 s after one that failed: at most {most} can" in verdict.message
 
 
 @story

@@ -13,6 +13,7 @@ import random
 from dataclasses import astuple, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.brokers.redis.broker import RedisBroker
@@ -80,6 +81,9 @@ class Pair:
             )
             for _ in range(rng.choice((1, 1, 2, 5, 20)))
         ]
+        count = rng.choice((1, 1, 1, 9, 40, 600))
+        nonce = rng.getrandbits(30) if count > 1 else 0
+        entries[-1] = msgspec.structs.replace(entries[-1], count=count, nonce=nonce, payer=nonce)
         await self.offer(entries)
 
     async def offer(self, entries: list[Entry]) -> None:
@@ -91,8 +95,9 @@ class Pair:
             offered = self.queue.offer(entry, self.now())
             if isinstance(offered, Refused):
                 assert isinstance(verdict, Failure)
-                assert verdict.retry_after == pytest.approx(offered.wait)
-                assert (verdict.reason == "shed") == offered.tier_only
+                expected = failures.refusal(offered)
+                assert (verdict.code, verdict.message) == (expected.code, expected.message)
+                assert verdict.retry_after == (None if offered.most else pytest.approx(offered.wait))
             else:
                 assert verdict is None
                 self.known[entry.id] = offered
@@ -168,7 +173,7 @@ class Pair:
             if entry.id not in self.ended:
                 self.ended.add(entry.id)
                 self.queue.remove(self.known.pop(entry.id))
-                await self.broker.withdraw([(entry.tenant, entry.id, 0)], "g")
+                await self.broker.withdraw([(entry.tenant, entry.id, entry.nonce)], "g")
 
     async def beat(self) -> None:
         status = self.rng.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))

@@ -8,6 +8,7 @@ import pytest
 
 from headway import errors
 from headway.core import failures
+from headway.core.admission import Refused
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit
@@ -16,10 +17,10 @@ LIMIT = Limit("key-7", "key", 600.0, 20.0)
 
 
 def test_a_refusal_says_whether_the_tier_or_the_whole_is_full() -> None:
-    assert failures.refusal(2.5, True) == Failure(
+    assert failures.refusal(Refused(2.5, True)) == Failure(
         errors.SHED, "shed: this tier's share of the queue is full", 2.5, "shed"
     )
-    assert failures.refusal(2.5, False) == Failure(
+    assert failures.refusal(Refused(2.5, False)) == Failure(
         errors.SERVICE_OVERLOADED, "the queue is too long to answer within the deadline", 2.5, "overloaded"
     )
 

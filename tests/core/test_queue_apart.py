@@ -39,20 +39,49 @@ class TestGettingIn:
     def test_a_pool_has_room_for_some_batches_of_each_gpu(self) -> None:
         queue = measured(None, max_batch=2, slots=3)
         most = QUARANTINE_BATCHES * 2 * 3
+        offer(queue, "waits", tenant="other")
         assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(most))
-        assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False)
+        assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False, apart=True)
         assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
 
     @pytest.mark.parametrize("tier", [0, 2])
     def test_one_that_is_full_says_when_there_is_room_for_one_more(self, tier: int) -> None:
         queue = measured(0.8, max_batch=2)
+        offer(queue, "waits", tenant="other")
         for number in range(QUARANTINE_BATCHES * 2):
             assert isinstance(queue.offer(of("evil", str(number), tier=tier), 1.0), QueuedEntry)
         refused = queue.offer(of("evil", tier=tier), 1.0)
         assert isinstance(refused, Refused)
         pace = queue._gate_now(1.0).pace(tier)
         assert pace > 0.0
-        assert refused == Refused(max(1.0 / pace, MIN_WAIT), tier_only=False)
+        assert refused == Refused(max(4.0 / pace, MIN_WAIT), tier_only=False, apart=True)
+
+    def test_who_is_alone_may_wait_as_long_as_its_deadline_allows(self) -> None:
+        """Two runs are reckoned for each: of 40 a second within 10 s not more than about 200."""
+        queue = measured(0.2, max_batch=8)
+        several = msgspec.structs.replace(of("evil", queue_timeout=10.0), count=150)
+        assert isinstance(queue.offer(several, 1.0), QueuedEntry)
+        for number in range(149):
+            part = msgspec.structs.replace(of("evil", f"part {number}", queue_timeout=10.0), count=0)
+            assert isinstance(queue.offer(part, 1.0), QueuedEntry)
+        refused = queue.offer(msgspec.structs.replace(several, id="again"), 1.0)
+        assert isinstance(refused, Refused)
+        assert (refused.most, refused.apart) == (0, True)
+        assert refused.wait == pytest.approx((2 * 299 - 40 * 9.8) / 40, rel=0.05)
+
+    @pytest.mark.parametrize(("beside", "most"), [(False, 196), (True, QUARANTINE_BATCHES * 8)])
+    def test_a_list_that_never_fits_is_told_how_many_do(self, beside: bool, most: int) -> None:
+        queue = measured(0.2, max_batch=8)
+        if beside:
+            offer(queue, "waits", tenant="other")
+        for count, fits in ((most, True), (most + 1, False)):
+            several = msgspec.structs.replace(of("evil", str(count), queue_timeout=10.0), count=count)
+            offered = queue.offer(several, 1.0)
+            assert isinstance(offered, QueuedEntry) is fits, offered
+            if isinstance(offered, QueuedEntry):
+                queue.remove(offered)
+        assert isinstance(offered, Refused)
+        assert (offered.most, offered.apart) == (most, True)
 
     def test_nobody_gets_in_who_would_wait_too_long(self) -> None:
         """Two runs are reckoned for each that waits, and that as many tenants as wait have their turns between them."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 
+import msgspec
 import pytest
 
 from headway.core.admission import Refused
 from headway.core.fair_queue import STALE, QueuedEntry
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
+from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.test_queue import leave, make, offer
 from tests.core.test_queue_apart import EVIL, apart, measured, of
@@ -103,22 +105,48 @@ class TestDeadlines:
         assert [isinstance(one, Refused) for one in low] == [False, False, True]
 
 
+def several(count: int, timeout: float, tier: int = 0) -> Entry:
+    asked = entry(f"first of {count}", tier=tier, queue_timeout=timeout, timeout=timeout)
+    return msgspec.structs.replace(asked, count=count)
+
+
+class TestLists:
+    """A request with several inputs is judged as the last of them."""
+
+    @pytest.mark.parametrize(("timeout", "most"), [(10.0, 90), (0.5, 8)])
+    def test_one_that_never_fits_is_told_how_many_do_and_those_are_let_in(self, timeout: float, most: int) -> None:
+        queue = ten_a_second(QueueLimits(3, 8))
+        asked = [several(count, timeout, tier=2) for count in (most + 1, most)]
+        refused, admitted = [queue.offer(one, 0.0) for one in asked]
+        assert isinstance(refused, Refused)
+        assert refused.most == most
+        assert isinstance(admitted, QueuedEntry)
+
+    def test_one_that_fits_alone_is_told_to_wait_for_what_is_ahead_of_it(self) -> None:
+        queue = ten_a_second(QueueLimits(3, 8))
+        offer(queue, *map(str, range(15)))
+        refused = queue.offer(several(80, 10.0), 0.0)
+        assert isinstance(refused, Refused)
+        assert refused.most == 0
+
+
 class TestApart:
     def test_the_first_may_try_however_little_time_it_has_and_the_next_is_refused(self) -> None:
         queue = measured(0.8)
         assert isinstance(queue.offer(of("evil", "1", queue_timeout=0.001, tier=1), 1.0), QueuedEntry)
         refused = queue.offer(of("evil", "2", queue_timeout=0.001, tier=1), 1.0)
         assert isinstance(refused, Refused)
-        assert refused.tier_only
+        assert refused.apart
 
     def test_a_full_pool_of_a_slow_model_says_when_there_is_room(self) -> None:
         queue = measured(8.0, max_batch=2)
+        offer(queue, "waits", tenant="other")
         for number in range(100):
             refused = queue.offer(of("evil", str(number)), 1.0)
             if isinstance(refused, Refused):
                 break
         assert isinstance(refused, Refused)
-        assert refused.wait == pytest.approx(8.0 / 2)
+        assert refused.wait == pytest.approx(4 * 8.0 / 2)
 
     def test_one_waits_for_others_as_long_as_a_run_of_one_takes(self) -> None:
         queue = make()

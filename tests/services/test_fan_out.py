@@ -356,7 +356,8 @@ def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.Monk
         assert await slices(stand, line, monkeypatch) == [1]
         [reply] = await ended
         assert reply.failure is not None
-        assert reply.failure.reason in ("shed", "overloaded", "deadline")
+        assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
+        assert reply.failure.message.startswith("so many inputs in one request")
         await sleep(2.0)
         assert sum(map(len, stand.backends[0].batches)) == ran
 

@@ -171,7 +171,7 @@ class MemoryBroker:
                 return failures.over(charged)
             offered = queue.offer(entry, now)
             if isinstance(offered, Refused):
-                return failures.refusal(offered.wait, offered.tier_only)
+                return failures.refusal(offered)
             self._entries[key] = offered
             if limits:
                 for limit, tat in zip(limits, charged):  # noqa: B905 - see below
@@ -433,7 +433,7 @@ class MemoryBroker:
             return failures.known_culprit(error)
         offered = queue.offer(entry, now)
         if isinstance(offered, Refused):
-            return failures.refusal(offered.wait, offered.tier_only)
+            return failures.refusal(offered)
         self._entries[entry.tenant, entry.id] = offered
         if entry.dedup_keys:
             self._dedup.begin(offered, now)

@@ -41,6 +41,12 @@ class RefusalCode(enum.IntEnum):
     """Input that lies apart and may be a known culprit: its digest is needed to tell."""
     MOVED = 12
     """Request that is known in another queue of its model. In place of a wait comes how the prefix of that one goes on."""
+    APART = 13
+    """Quarantine of the entry's caller too long."""
+    TOO_MANY = 14
+    """Entry that comes with more others than can be answered in time. In place of a wait comes how many can."""
+    TOO_MANY_APART = 15
+    """Entry of a caller in quarantine that comes with more others than can be answered in time there."""
     OVER = 16
     """First of the entry's rate limits; one more for each further position of the exceeded one."""
 

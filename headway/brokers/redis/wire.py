@@ -18,6 +18,7 @@ import msgspec
 from headway import errors
 from headway.brokers.redis.codes import RefusalCode, Worth
 from headway.core import failures
+from headway.core.admission import Refused
 from headway.core.departure import Load, Rule
 from headway.core.slot_factors import FACTORS, paces
 from headway.model import (
@@ -198,7 +199,11 @@ def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
         return failures.lost_input()
     if why == RefusalCode.ROOM:
         return failures.scarcity(wait)
-    return failures.scarcity(wait) if why == RefusalCode.SCARCE else failures.refusal(wait, why == RefusalCode.SHED)
+    if why == RefusalCode.SCARCE:
+        return failures.scarcity(wait)
+    most = int(wait) if why in (RefusalCode.TOO_MANY, RefusalCode.TOO_MANY_APART) else 0
+    apart = why in (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
+    return failures.refusal(Refused(wait, why == RefusalCode.SHED, most, apart))
 
 
 def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:

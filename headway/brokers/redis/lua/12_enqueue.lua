@@ -96,9 +96,9 @@ local function admit(s, intake, entry, payload, shares)
   end
   observe_arrival(s, entry.tier, entry.weight)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
-  local wait, shed = admissible(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
+  local wait, why = admissible(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
   if wait then
-    return shed and SHED or TOO_LONG, wait
+    return why, wait
   end
   large.take(s, entry)
   if apart then

@@ -25,7 +25,12 @@ local function pace_of(q, tier)
   return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE)
 end
 
--- Nil when this many may be ahead of an entry; else the seconds until it would be admitted, and whether the highest tier would.
+-- Most entries like this one, each of this size, that are answered in time where nothing else is asked.
+local function most_of(q, size, queue_timeout, timeout)
+  return q.batch_seconds <= 0 and INF or math.ceil(allowed(q, 1, queue_timeout, timeout) / size)
+end
+
+-- Nil when this many may be ahead of an entry; else the seconds until it would be admitted, and why it is not.
 local function judge(s, ahead, tier, queue_timeout, timeout)
   local q = s.q
   gate(s)
@@ -35,7 +40,7 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
   end
   local first = size_of(s, q.depth[1], q.weight[1])
   return math.max((ahead - math.max(most, 0)) / pace_of(q, tier), MIN_WAIT),
-    tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))
+    (tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))) and SHED or TOO_LONG
 end
 
 local held_by, served_before  -- of 7_intake.lua
@@ -59,13 +64,13 @@ local function has_its_share(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
 
--- Nil when admitted; else the seconds until it would be, and whether the highest tier would be.
+-- Nil when admitted; else the seconds until it would be, and why it is not; see `RefusalCode`.
 local function refuse(s, intake, entry, queue_timeout, timeout)
   local q, tier = s.q, entry.tier
   if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, intake, entry.tenant) then
     gate(s)
     local pace = pace_of(q, tier)
-    return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
+    return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, TOO_LONG
   end
   local over = 0
   if tier > 1 and s.shed_last >= 0 then
@@ -74,7 +79,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if over > 0 then
     gate(s)
     local pace = pace_of(q, 1)
-    return pace > 0 and math.max(over / pace, MIN_WAIT) or UNKNOWN_WAIT, true
+    return pace > 0 and math.max(over / pace, MIN_WAIT) or UNKNOWN_WAIT, SHED
   end
   local ahead, weight, depth = 0, 0, q.depth[tier]
   for above = 1, tier do
@@ -85,9 +90,9 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     return nil
   end
   ahead = size_of(s, ahead, weight)
-  local others = (entry.count or 1) - 1
+  local others, size = (entry.count or 1) - 1, size_of(s, 1, counted_weight(s, entry.weight))
   if others > 0 then  -- The last of those that come with it is judged.
-    ahead = ahead + size_of(s, others, others * counted_weight(s, entry.weight))
+    ahead = ahead + others * size
   end
   gate(s)
   if q.batch_seconds <= 0 then
@@ -96,12 +101,19 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
     return nil
   end
-  if ahead + size_of(s, 1, counted_weight(s, entry.weight)) <= (q.known_slots - q.busy) * s.max_batch then
+  if ahead + size <= (q.known_slots - q.busy) * s.max_batch then
     return nil  -- It fits into the next batches of the free GPUs.
   end
   local after = depth - served_before(s, intake, entry)
   if after > 0 then
     ahead = ahead - size_of(s, after, q.weight[tier] / depth * after)
   end
-  return judge(s, ahead, tier, queue_timeout, timeout)
+  local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
+  if wait and others > 0 then
+    local most = math.max(math.floor(math.max(most_of(q, size, queue_timeout, timeout), q.known_slots * s.max_batch / size)), 1)
+    if others + 1 > most then
+      return most, TOO_MANY
+    end
+  end
+  return wait, why
 end

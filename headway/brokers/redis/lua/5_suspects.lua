@@ -122,15 +122,16 @@ function suspects.quarantine(s, caller)
   return nil
 end
 
--- Callers that share the GPUs with the tier queues, at least one.
-function suspects.callers(s)
-  local count = 0
+-- Callers that share the GPUs with the tier queues, at least one; and how many of them are not this one.
+function suspects.callers(s, caller)
+  local count, beside = 0, 0
   for _, group in ipairs(suspects.groups(s)) do
     if group.caller ~= '' then
       count = count + 1
+      beside = beside + (group.caller ~= caller and 1 or 0)
     end
   end
-  return math.max(count, 1)
+  return math.max(count, 1), beside
 end
 
 function suspects.join(s, caller, entries, like)

@@ -236,13 +236,26 @@ local function admissible(s, intake, entry, queue_timeout, timeout, apart)
     return refuse(s, intake, entry, queue_timeout, timeout)
   end
   local q, quarantine = s.q, suspects.quarantine(s, apart)
-  local waiting = quarantine and size_of(s, #quarantine.members, weight_of_all(s, quarantine.members)) or 0
-  if waiting >= QUARANTINE_BATCHES * q.max_batch * q.known_slots then
-    gate(s)
-    local pace = pace_of(q, entry.tier)
-    return pace > 0 and math.max(1 / pace, MIN_WAIT) or UNKNOWN_WAIT, false
+  local count, size = entry.count or 1, size_of(s, 1, counted_weight(s, entry.weight))
+  local waiting = math.max(count - 1, 0) * size
+  if quarantine then
+    waiting = waiting + size_of(s, #quarantine.members, weight_of_all(s, quarantine.members))
   end
-  local callers = suspects.callers(s)
-  return judge(s, math.floor(SEARCH_LOAD * waiting * (callers + tenants_in_lanes(s, intake)) / callers), entry.tier, queue_timeout,
-    timeout)
+  local callers, beside = suspects.callers(s, apart)
+  local tenants = tenants_in_lanes(s, intake)
+  local bound = QUARANTINE_BATCHES * q.max_batch * q.known_slots
+  if tenants + beside == 0 then
+    bound = math.floor(s.max_queue * GREED / (GREED + 1)) * size
+  end
+  local load = SEARCH_LOAD * (callers + tenants) / callers
+  local wait = judge(s, math.floor(load * waiting), entry.tier, queue_timeout, timeout)
+  if not wait and waiting < bound then
+    return nil
+  end
+  local most = math.max(math.floor(math.min(bound / size, most_of(q, SEARCH_LOAD * size, queue_timeout, timeout))), 1)
+  if count > most then
+    return most, TOO_MANY_APART
+  end
+  local pace = pace_of(q, entry.tier)
+  return pace > 0 and math.max(wait or 0, load * (waiting - bound + 1) / pace, MIN_WAIT) or UNKNOWN_WAIT, APART
 end

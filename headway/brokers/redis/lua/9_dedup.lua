@@ -341,9 +341,7 @@ offer_anew = function(s, one)
     if not why then
       observe_arrival(s, entry.tier, entry.weight)
       apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
-      local shed
-      wait, shed = admissible(s, new_intake(), entry, queue_timeout, left, apart)
-      why = wait and (shed and SHED or TOO_LONG)
+      wait, why = admissible(s, new_intake(), entry, queue_timeout, left, apart)
     end
     outcome = why and refused_outcome(s, entry.key, wait, why, s.now - entry.arrived, error)
   end

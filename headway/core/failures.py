@@ -156,7 +156,10 @@ def over(found: Over) -> Failure:
     """Refusal because of a rate limit."""
     limit, whose = found.limit, _WHOSE.get(found.limit.name, "this credential")
     what = f"requests a minute to the model {excerpt(limit.model)!r}" if limit.model else "requests a minute"
-    message = f"over the limit of {limit.rate:g} {what} for {whose}, {limit.burst:g} at once"
+    rate, burst, count = limit.rate * limit.counting, limit.burst * limit.counting, limit.counting
+    message = f"over the limit of {rate:g} {what} for {whose}, {burst:g} at once"
+    if count > 1:
+        message += f"; {count} inputs count as {count} requests"
     wait = found.retry_after if math.isfinite(found.retry_after) else None
     return Failure(errors.RATE_LIMITED, message, wait, "rate")
 

@@ -27,12 +27,12 @@ def part(limit: Limit, of: int) -> Limit:
 
     Together they let in what the limit allows, as long as each sees an even part of the traffic.
     """
-    return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model)
+    return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model, limit.counting)
 
 
 def counting_as(limit: Limit, count: int) -> Limit:
     """Limit under which one request is charged as `count` requests to the same debt; the burst must have room for them."""
-    return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model)
+    return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model, count)
 
 
 def interval(limit: Limit) -> float:

@@ -325,11 +325,10 @@ class FanOut:
         if not position and (failure.code in OF_ALL or failure.reason == failures.LIST):
             return failure
         if failure.code == errors.RATE_LIMITED:
-            message = f"over the rate limit, as {count} inputs count as {count} requests"
-        elif self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
             return failure
-        else:
-            message = f"input {position} of {count}, counted from 0: {failure.message}"
+        if self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
+            return failure
+        message = f"input {position} of {count}, counted from 0: {failure.message}"
         return msgspec.structs.replace(failure, message=message)
 
     def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:

@@ -243,12 +243,17 @@ class Call:
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error."""
         self.count_refusal(error)
-        trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason)
+        trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason) + self.limits_left()
         try:
             await context.abort(status_of(error.code), details_of(error.message), trailers + more)
         except grpc.aio.InternalError:
             # gRPC has ended it by itself, as for a message that is too large once it is unpacked.
             raise asyncio.CancelledError from None
+
+    def limits_left(self) -> Metadata:
+        """Metadata by which the principal learns of its limits; none where it is not known, or has none."""
+        limits = self.principal.limits
+        return tuple(self.port.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
         """Count an error, and record its span, unless the gateway has."""
@@ -392,7 +397,9 @@ class PlainCall(Call):
             self.identify(read_fields(self.metadata).get(b"authorization", b""))
         else:
             self.belong_to_address()
-        return await self._respond(await self.read(context), self.principal)
+        answer = await self._respond(await self.read(context), self.principal)
+        context.set_trailing_metadata((("x-request-id", self.shown), *self.limits_left()))
+        return answer
 
 
 NOBODY = Principal(user="", tenant="", tier=0)

@@ -221,15 +221,10 @@ class InferenceCall(Call):
         if self.principal.limits:
             self.port.intake.limiter.charge(self.port.intake.counted(self.principal.limits))
 
-    def limits_left(self) -> Metadata:
-        """Metadata by which the principal learns of its limits."""
-        limits = self.principal.limits
-        return tuple(self.port.rate_limits.fields(limits).items()) if limits else ()
-
     async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, how its outcome came about, and the principal's limits."""
+        """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
-        await super().refuse(context, error, more + marks + self.limits_left())
+        await super().refuse(context, error, more + marks)
 
 
 def marks_of(reply: Reply) -> Metadata:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.errors import RequestError, Unauthenticated
 from headway.gateway.gateway import Gateway
@@ -52,7 +52,18 @@ class Authentication:
             await self._over(principal, over, scope["state"])(scope, receive, send)
             return
         scope["state"]["principal"] = principal
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, self._telling(principal, send) if principal.limits else send)
+
+    def _telling(self, principal: Principal, send: Send) -> Send:
+        """Make a `send` that adds the principal's limits to the header of the answer, whatever that is."""
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                fields = self._rate_limit_headers.fields(principal.limits)
+                message["headers"] += [(name.encode(), value.encode()) for name, value in fields.items()]
+            await send(message)
+
+        return tell
 
     def _over(self, principal: Principal, over: Failure, state: Mapping[str, Any]) -> Response:
         gateway = self._gateway

@@ -28,8 +28,7 @@ from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
-from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import EntryState, Failure, Principal, Reply
+from headway.model import EntryState, Failure, Reply
 from headway.ports import Identity
 
 PATH = "/v1/result"
@@ -69,7 +68,6 @@ def routes(gateway: Gateway, identity: Identity) -> list[Route]:
 class _Tasks:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._rate_limit_headers = RateLimitHeaders(gateway)
 
     async def answer(self, request: Request) -> Response:
         principal = request.state.principal
@@ -89,11 +87,6 @@ class _Tasks:
             failure = self._gateway.out_of_reach()
             shown = request.state.request_id
             response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
-        return self._told(principal, response)
-
-    def _told(self, principal: Principal, response: Response) -> Response:
-        """Add the principal's limits to a response."""
-        response.headers.update(self._rate_limit_headers.fields(principal.limits))
         response.headers["cache-control"] = "no-store"
         return response
 

@@ -16,6 +16,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
         rate: requests per minute on average.
         burst: requests at once.
         model: name of the model, where the limit is of requests for one only; else empty.
+        counting: requests as which one counts; rate and burst are those of all, divided by it.
     """
 
     id: str
@@ -23,6 +24,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     rate: float
     burst: float
     model: str = ""
+    counting: int = 1
 
 
 class ModelLimit(msgspec.Struct, frozen=True, gc=False):

@@ -58,4 +58,8 @@ def file_of(symbol: str) -> str | None:
     try:
         return str(_POOL.FindFileContainingSymbol(symbol).name)
     except KeyError:
+        pass
+    try:  # The pool looks for methods apart.
+        return str(_POOL.FindMethodByName(symbol).containing_service.file.name)
+    except KeyError:
         return None

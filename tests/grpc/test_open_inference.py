@@ -260,6 +260,8 @@ def test_the_server_and_its_models_are_described() -> None:
         server = await say(client, "ServerMetadata")
         assert (server.name, server.version) == ("headway", __version__)
         assert (await say(client, "ModelReady", name="default")).ready
+        assert (await say(client, "ModelReady")).ready
+        assert (await say(client, "ModelMetadata")).name == "default"
         model = await say(client, "ModelMetadata", name="default", version="1")
         assert (model.name, list(model.versions), model.platform) == ("default", ["1"], "headway")
         assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [("INPUT", "BYTES", [-1, 1])]
@@ -350,6 +352,25 @@ def test_what_is_said_of_a_model_is_for_those_who_may_ask_it() -> None:
         assert list((await say(client, "RepositoryIndex", narrow)).models) == []
 
     served(main, KEYS)
+
+
+def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits() -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        for method, members in (
+            ("ModelReady", {"name": "default"}),
+            ("ModelMetadata", {}),
+            ("RepositoryIndex", {}),
+            ("ModelConfig", {"name": "other"}),
+            ("RepositoryModelLoad", {}),
+        ):
+            asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+            call = client.call(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), BEARER)
+            found = dict(await call.trailing_metadata())
+            assert found["x-request-id"].startswith("req_")
+            assert (found["ratelimit-policy"], found["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
+
+    served(main, {"secret": {"rate": 60.0, "burst": 5.0}})
 
 
 def test_a_model_or_version_that_is_not_served_is_not_ready() -> None:

@@ -95,6 +95,9 @@ def test_reflection_gives_all_services_and_their_files(version: str) -> None:
             (file,) = (await learn(file_containing_symbol=name)).file_descriptor_response.file_descriptor_proto
             pool.AddSerializedFile(file)
             assert pool.FindServiceByName(name).methods
+        for name in ("headway.v1.Inference.Predict", f"{messages.OPEN_INFERENCE}.ModelInfer"):
+            assert (await learn(file_containing_symbol=name)).HasField("file_descriptor_response")
+        assert (await learn(file_containing_symbol="headway.v1.Inference.Other")).error_response.error_code == 5
         assert (await learn(file_by_filename="headway/v1/inference.proto")).HasField("file_descriptor_response")
         assert (await learn(file_by_filename="nothing.proto")).error_response.error_code == 5
         message = "headway.v1.PredictRequest"

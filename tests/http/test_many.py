@@ -149,7 +149,9 @@ def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
         assert ";r=2;" in first.header["ratelimit"]
         over = await stand.ask(many(["d", "e", "f"], bearer))
         assert (over.status, over.error) == (429, "RATE_LIMITED")
-        assert over.json["message"] == "over the rate limit, as 3 inputs count as 3 requests"
+        assert over.json["message"] == (
+            "over the limit of 60 requests a minute for this key, 5 at once; 3 inputs count as 3 requests"
+        )
         assert over.json["retry_after_ms"] == 1000
         assert ";r=2;" in over.header["ratelimit"]
         assert (await stand.ask(many(["g", "h"], bearer))).status == 200

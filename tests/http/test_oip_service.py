@@ -69,6 +69,40 @@ def test_metadata_tell_what_works() -> None:
     served(main)
 
 
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (get(MODEL, "Authorization: Bearer k"), 200),
+        (get(f"{MODEL}/ready", "Authorization: Bearer k"), 200),
+        (get(f"{MODEL}/config", "Authorization: Bearer k"), 200),
+        (get(f"{MODEL}/stats", "Authorization: Bearer k"), 200),
+        (get("/v2/models/stats", "Authorization: Bearer k"), 200),
+        (get("/v2/models/nowhere", "Authorization: Bearer k"), 404),
+        (get("/v1/models", "Authorization: Bearer k"), 200),
+        (get("/v1/models/nowhere", "Authorization: Bearer k"), 404),
+        (post("", "/v2/repository/index", "Authorization: Bearer k"), 200),
+        (post("[]", "/v2/repository/index", "Authorization: Bearer k"), 400),
+        (post("", "/v2/repository/models/default/load", "Authorization: Bearer k"), 501),
+    ],
+)
+def test_every_answer_tells_a_limited_caller_what_it_has_left(asked: bytes, status: int) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(asked)
+        assert answer.status == status
+        assert (answer.header["ratelimit-policy"], answer.header["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
+
+    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}})
+
+
+def test_a_path_without_a_model_is_that_of_the_default() -> None:
+    async def main(stand: Stand) -> None:
+        for path, name in (("/v2/models//ready", "default"), ("/v2/models//config", "default")):
+            answer = await stand.ask(get(path))
+            assert (answer.status, answer.json["name"]) == (200, name)
+
+    served(main)
+
+
 def test_the_index_lists_what_is_served() -> None:
     async def main(stand: Stand) -> None:
         ready = [{"name": "default", "version": "1", "state": "READY", "reason": ""}]

@@ -20,7 +20,7 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
 
     Arguments:
         kinds: the served models.
-        model: name that was asked for.
+        model: name that was asked for; empty: the default model.
         version: version that was asked for; None: any.
         principal: who asks.
 
@@ -28,7 +28,8 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
         RequestError: there is no such model or no such version of it, or that is not known now.
         Forbidden: the principal may not ask it, whether it is served or not.
     """
-    if principal.models and model not in principal.models:
+    model = model or kinds.default
+    if model and principal.models and model not in principal.models:
         raise Forbidden(failures.no_model_for(model, principal.models).message)
     if model not in kinds:
         raise failures.error_of(kinds.absence(model, principal.models))

@@ -15,7 +15,6 @@ from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refusal
 from headway.http.openai.errors import encode_error
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Principal
 from headway.ports import Identity
 
@@ -36,21 +35,18 @@ class _Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._since = int(time())
-        self._limits = RateLimitHeaders(gateway)
 
     async def all(self, request: Request) -> Response:
         data = [self._told(model) for model in self._names(request.state.principal)]
-        return self._answer(request, {"object": "list", "data": data})
+        return self._answer({"object": "list", "data": data})
 
     async def one(self, request: Request) -> Response:
         id, names = request.path_params["id"], self._names(request.state.principal)
         if id in names:
-            return self._answer(request, self._told(id))
+            return self._answer(self._told(id))
         failure = self._gateway.kinds.absence(id, request.state.principal.models)
         shown, after = request.state.request_id, failure.retry_after
-        response = refusal(shown, failure.code, failure.message, after, failure.reason, encode=encode_error)
-        response.headers.update(self._limits.fields(request.state.principal.limits))
-        return response
+        return refusal(shown, failure.code, failure.message, after, failure.reason, encode=encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.kinds.visible(principal.models)
@@ -59,6 +55,5 @@ class _Routes:
         told = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
         return {**told, "status": "failed"} if model in self._gateway.kinds.failed else told
 
-    def _answer(self, request: Request, content: dict[str, Any]) -> Response:
-        fields = self._limits.fields(request.state.principal.limits)
-        return Response(msgspec.json.encode(content), 200, fields, "application/json")
+    def _answer(self, content: dict[str, Any]) -> Response:
+        return Response(msgspec.json.encode(content), media_type="application/json")

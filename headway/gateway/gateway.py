@@ -221,7 +221,8 @@ class Gateway:
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests of a principal with these options that name model `asked`."""
-        lane, model = Lane(self.facts, principal, options, asked), asked or self.kinds.default
+        lane = Lane(self.facts, principal, options, asked)
+        model = asked or self.kinds.default_of(principal.models)
         principal = principal.asking(model)
         rules, session = self.rules[model], self._session
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
@@ -260,7 +261,7 @@ class Gateway:
             session.taken += 1
             failure = near.take(entry)
             if failure is not None:
-                limiter.refused(entry)
+                limiter.refused(entry, failure)
                 ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
                 self._refuse(sink, principal, entry, failure, None, ending)
                 return
@@ -480,7 +481,7 @@ class Gateway:
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
                     if session is self._shared:  # No capacity bounds the other.
-                        self.limiter.refused(entry)
+                        self.limiter.refused(entry, failure)
                     self._answer(pending, failure, Ending.REFUSED)
             case SubscriptionRefused(subscription):
                 self._subscriptions.refuse(session, subscription)

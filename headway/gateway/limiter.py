@@ -33,6 +33,9 @@ CHARGED = frozenset((
 ))  # fmt: skip
 """Error codes of wrong requests that a gateway answers by itself, and that count as requests."""
 
+OF_LOAD = frozenset((errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE))
+"""Error codes of what a broker refuses for its load, and would have answered with more workers or room."""
+
 
 class Limiter:
     """Limiter of one gateway.
@@ -148,10 +151,17 @@ class Limiter:
         self.debts.forget_paid(now)
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
-    def refused(self, entry: Entry) -> None:
-        """Note that the broker refuses an entry, which so takes nothing of the capacity."""
-        if entry.tier == self._lowest:
-            self.throttles[entry.model].refund(entry.tenant)
+    def refused(self, entry: Entry, failure: Failure) -> None:
+        """Note that the broker refuses an entry, which so takes nothing of the capacity.
+
+        What is refused for something else than the load, such as too many inputs for its deadline, was no demand either.
+        """
+        throttle = self.throttles[entry.model]
+        demand = 0 if failure.code in OF_LOAD or entry.timeout < throttle.least_seconds else entry.count
+        if 0 < self._lowest == entry.tier:
+            throttle.give_back(entry.tenant, demand)
+        else:
+            throttle.higher -= demand
 
     def forgo(self, model: str, tenant: str, tier: int, count: int) -> None:
         """Note that `count` entries of a tenant's for a model, in a tier, that were let in are not offered after all."""

@@ -155,6 +155,10 @@ class ModelKinds:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
         return [model for model in self.models if model in only] if only else self.models
 
+    def default_of(self, only: Collection[str]) -> str:
+        """Model that a principal means who names none; empty where there is none, or it may not ask it. `only`: see `visible`."""
+        return self.default if not only or self.default in only else ""
+
     def seen_by(self, only: Collection[str]) -> KnownKinds:
         """Models as a credential may know them that may ask `only` some, empty for all. Others are as if they did not exist."""
         return _Seen(self, only) if only else self
@@ -292,7 +296,7 @@ class _Seen:
 
     @property
     def default(self) -> str:
-        return self._kinds.default
+        return self._kinds.default_of(self._only)
 
     @property
     def refusal(self) -> Callable[[str, str], Failure | None]:

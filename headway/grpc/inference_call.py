@@ -144,7 +144,7 @@ class InferenceCall(Call):
         except RequestError:
             self.charge()
             raise
-        input, model = exchange.input, exchange.model or port.intake.kinds.default
+        input, model = exchange.input, exchange.model or port.intake.kinds.default_of(self.principal.models)
         exchange.options = _hurried(exchange.options, waited, context.time_remaining())
         self.principal = self.principal.asking(model)
         self.submitted = True

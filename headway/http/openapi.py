@@ -15,6 +15,7 @@ from headway.http.openapi_components import (
     MARKED,
     components,
     header,
+    hides_models,
     parameter,
     response,
     schema,
@@ -136,7 +137,8 @@ def _native(
 
 
 def _predict(settings: Settings, kinds: Sequence[Kinds], example: Example) -> dict[str, Any]:
-    asked = {"model_id": example.model or settings.default, "input_data": example.input}
+    default = "NAME" if settings.default and hides_models(settings) else settings.default
+    asked = {"model_id": example.model or default, "input_data": example.input}
     shown = {"example": asked} if None not in asked.values() and asked["model_id"] else {}
     item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", shown, "predict")
     operation = item["post"]

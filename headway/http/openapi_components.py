@@ -64,10 +64,15 @@ _HEADERS: dict[str, Any] = {
 }
 
 
+def hides_models(settings: Settings) -> bool:
+    """Whether the contract, which strangers read, names no model, as some of several may be for some credentials only."""
+    return bool(settings.models and (settings.keys or settings.jwt))
+
+
 def left_out(settings: Settings) -> str:
     """Words on what the member `model` means when it is left out."""
     if settings.default:
-        return f"Left out: {settings.default}."
+        return f"Left out: {'the default model' if hides_models(settings) else settings.default}."
     return "Expected where there are several models, which GET /v1/models lists."
 
 

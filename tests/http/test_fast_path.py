@@ -139,7 +139,7 @@ def test_refusals_at_the_door_are_counted() -> None:
         await stand.ask(post("{}"))
         await stand.ask(post("{}", "/v1/inference", "X-Request-Tier: gold"))
         await stand.ask(b"nonsense\r\n")
-        assert dict(stand.counters.refusals) == {("bad_request", "paid", ""): 1, ("bad_request", "none", ""): 2}
+        assert dict(stand.counters.refusals) == {("bad_request", "paid", ""): 2, ("bad_request", "none", ""): 1}
 
     served(main)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from headway.config import Settings
+from headway.config.models import ModelSettings
 from headway.errors import RequestError
 from headway.gateway.model_kinds import ModelKinds
 from headway.grpc import messages
@@ -19,12 +22,17 @@ from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.other_inputs import read_other
 from headway.http.inference.routes import codecs
 from headway.http.oip.infer import infer
+from headway.http.openapi import document
 from headway.http.server.head import Head
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
+from tests.grpc.stand import PREDICT, Port, predict
+from tests.grpc.stand import served as served_grpc
+from tests.http.stand import Stand, post, served
 
 SETTINGS = Settings()
 OPTIONS = RequestOptions(4.0)
+KEY = "Authorization: Bearer ada"
 ONLY = frozenset({"mine"})
 KINDS = ModelKinds(["mine", "other"])
 BODIES = [
@@ -105,3 +113,41 @@ def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
     assert (seen.takes("mine"), seen.gives("mine")) == (ValueKind.BYTES, ValueKind.JSON)
     assert seen.check("mine", "no base64!") is not None
     assert kinds.seen_by(()) is kinds
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        post('{"input": "a"}', "/v1/inference", KEY),
+        post('{"inputs": ["a", "b"]}', "/v1/inference", KEY),
+        post('{"input": {"a": 1}}', "/v1/inference", KEY),
+        post('{"input": "a"}', "/v1/inference", KEY, "Prefer: respond-async"),
+        post('{"input": "a"}', "/api/inference", KEY),
+        post('{"prompt": "a"}', "/v1/completions", KEY),
+        post('{"input": "a"}', "/v1/embeddings", KEY),
+    ],
+)
+def test_a_default_that_a_credential_may_not_ask_is_none(asked: bytes) -> None:
+    async def main(stand: Stand) -> None:
+        answer = await stand.ask(asked)
+        assert answer.status == 400
+        assert b"the request names no model" in answer.body
+        assert b"hidden" not in answer.body
+
+    served(main, keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+
+
+@pytest.mark.parametrize("body", [predict("a"), predict("a") * 2, predict(b"\xff")])
+def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(body: bytes) -> None:
+    async def main(port: Port) -> None:
+        found = await port.client().fail(PREDICT, body, (("authorization", "Bearer ada"),))
+        assert found.status is grpc.StatusCode.INVALID_ARGUMENT
+        assert "hidden" not in found.details
+
+    served_grpc(main, keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+
+
+def test_the_contract_names_no_model_where_some_may_be_hidden() -> None:
+    several = Settings(models=(ModelSettings("hidden"), ModelSettings("mine")), default_model="hidden")
+    assert "hidden" in json.dumps(document(several))
+    assert "hidden" not in json.dumps(document(dataclasses.replace(several, keys="keys.toml")))

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from headway import errors
 from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import DedupKey, DedupKind, Limit, Principal
+from headway.model import DedupKey, DedupKind, Failure, Limit, Principal
 from tests.core.entries import entry
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
@@ -152,3 +153,20 @@ def test_only_what_a_worker_could_have_answered_in_time_counts_as_demand(tier: i
         step()
         found.append(demand())
     assert found == [expected for _, expected in steps]
+
+
+@pytest.mark.parametrize("tier", [0, FREE])
+@pytest.mark.parametrize(
+    ("code", "demand"),
+    [(errors.SHED, 3), (errors.SERVICE_OVERLOADED, 3), (errors.SCARCE, 3), (errors.PAYLOAD_TOO_LARGE, 0), (errors.RATE_LIMITED, 0)],
+)  # fmt: skip
+def test_a_refusal_for_something_else_than_the_load_was_no_demand(tier: int, code: str, demand: int) -> None:
+    limiter = Limiter(3, lambda: 1000.0)
+    throttle = limiter.throttles["m"]
+    throttle.set_rate(3.0, 1000.0)
+    first, rest = (msgspec.structs.replace(entry(tier=tier), count=count) for count in (3, 0))
+    for _ in range(50):
+        assert limiter.check(first, alone=False, count=3) is None, "the places of what is refused are given back"
+        for one in (first, rest, rest):
+            limiter.refused(one, Failure(code, "no"))
+    assert throttle.higher + throttle.lowest == 50 * demand

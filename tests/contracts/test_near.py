@@ -99,3 +99,16 @@ async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_
     await harness.settle()
     assert [reply.id for replies in told for reply in replies] == ["original", "follower"]
     assert harness.room == free
+
+
+@story
+async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes(harness: MemoryHarness) -> None:
+    told: list[Sequence[Reply]] = []
+    harness.broker.attach("g", told.append)
+    for name, keys in (("alone", ()), ("shares", (common.same(),))):
+        await harness.broker.reap()
+        assert harness.broker.take(ask(id=name, dedup_keys=keys, queue_timeout=0.1, timeout=60.0)) is None
+        await harness.advance(0.1 + harness.grain)
+        [[reply]] = told
+        assert (reply.id, reply.output) == (name, None)
+        told.clear()

@@ -165,6 +165,7 @@ class MemoryBroker:
             failure = self._admit(entry, now)
             if failure is not None:
                 return failure
+            self._reaping.move_up(self._queues[name].next_due(), now)
         else:
             charged = charge(limits, tats, now) if limits else ()
             if isinstance(charged, Over):
@@ -173,6 +174,8 @@ class MemoryBroker:
             if isinstance(offered, Refused):
                 return failures.refusal(offered)
             self._entries[key] = offered
+            if offered.queue_due < self._reaping.at:
+                self._reaping.move_up(offered.queue_due, now)
             if limits:
                 for limit, tat in zip(limits, charged):  # noqa: B905 - see below
                     tats[limit.id] = tat

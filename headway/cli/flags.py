@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.config import FIELDS, flag, kind, load, misspelt
+from headway.config import FIELDS, flag, kind, load, misspelt, spelling_of
 from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
@@ -53,7 +53,7 @@ def with_settings(
                 # What comes up later, such as a port that is taken, is named by its field.
                 if exc.setting not in FIELDS:
                     raise
-                raise SettingError(flag(exc.setting), exc.value, exc.reason, exc.hint) from exc
+                raise SettingError(spelling_of(exc.setting, flags, file=file), exc.value, exc.reason, exc.hint) from exc
 
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
         added = [_parameter("config", _Config), *(_parameter(name, _option(name)) for name in chosen)]

@@ -20,7 +20,7 @@ from headway.config.broker import shown_url
 from headway.config.checks import ALL_ROWS, idle, is_loopback
 from headway.config.fallbacks import fallbacks_of
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
-from headway.config.sources import load, load_arguments, misspelt, read_weights_again
+from headway.config.sources import load, load_arguments, misspelt, read_weights_again, spelling_of
 from headway.config.terms import on_terms, terms_of
 
 __all__ = [
@@ -40,5 +40,6 @@ __all__ = [
     "on_terms",
     "read_weights_again",
     "shown_url",
+    "spelling_of",
     "terms_of",
 ]

@@ -43,16 +43,31 @@ def load(
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    source = spell("config")
-    if file is None and environ.get(f"{PREFIX}CONFIG"):
-        file, source = Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
-    table = read_file(file, source)
+    table = read_file(*_named_file(file, environ, spell))
     tables = model_tables(table)
     sources = [values_of(table), _from_environ(environ), _from_flags(flags, spell)]
     named = targets if targets is None or isinstance(targets, Mapping) else named_targets(targets, tables)
     merged = _merged(sources, spell, tables, named, targets is not None)
     elsewhere = any("version_weights" in given for given in sources[1:])
     return merged if elsewhere or not table.content else replace(merged, weights_file=str(table.path))
+
+
+def spelling_of(
+    name: str, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> str:
+    """Name of a setting as its user wrote it, whose value came by flags, environment or file; see `load`."""
+    variable = f"{PREFIX}{name.upper()}"
+    if flags.get(name) is not None or environ.get(variable):
+        return flag(name) if flags.get(name) is not None else variable
+    given = values_of(read_file(*_named_file(file, environ, flag)))
+    return given[name][0] if name in given else flag(name)
+
+
+def _named_file(file: Path | None, environ: Mapping[str, str], spell: Callable[[str], str]) -> tuple[Path | None, str]:
+    """File of settings that is named, if there is one, and by what."""
+    if file is None and environ.get(f"{PREFIX}CONFIG"):
+        return Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
+    return file, spell("config")
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:

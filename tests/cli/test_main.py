@@ -18,6 +18,7 @@ from headway.cli import COMMANDS
 from headway.cli.flags import with_settings
 from headway.cli.help_pages import COMMON
 from headway.config import FIELDS, Settings, flag, kind
+from headway.errors import SettingError
 from headway.model import Role
 from tests.cli.command import ROOT, code_of, run
 
@@ -231,6 +232,35 @@ def test_a_misspelt_variable_is_told(capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr().err == (
         "headway: HEADWAY_MAX_BATCHSIZE is no setting, and changes nothing. Did you mean HEADWAY_MAX_BATCH_SIZE?\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "spelt"),
+    [
+        ("flag", "--keys"),
+        ("environment", "HEADWAY_KEYS"),
+        ("file", "headway.toml: keys"),
+        ("named file", "own.toml: keys"),
+        ("nothing", "--keys"),
+    ],
+)
+def test_what_will_not_do_later_is_named_as_it_was_given(
+    given: str, spelt: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if given == "environment":
+        monkeypatch.setenv("HEADWAY_KEYS", "none.toml")
+    if given.endswith("file"):
+        Path("own.toml" if given == "named file" else "headway.toml").write_text('keys = "none.toml"')
+
+    def command(settings: Settings) -> None:
+        raise SettingError("keys", settings.keys, "will not do", "Name another.")
+
+    with pytest.raises(SettingError) as refused:
+        with_settings(("keys",))(command)(
+            config="own.toml" if given == "named file" else None, keys="none.toml" if given == "flag" else None
+        )
+    assert refused.value.setting == spelt
 
 
 @pytest.mark.parametrize(

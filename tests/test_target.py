@@ -68,6 +68,7 @@ def test_an_error_repeats_neither_query_nor_password(text: str) -> None:
         (":predict", "is neither a module nor a .py file"),
         ("my-app:predict", "is neither a module nor a .py file"),
         ("missing/app.py:predict", "there is no file missing/app.py"),
+        ("folder.py:predict", "folder.py is a folder. Name a file in it"),
         ("missing/app:predict", "is not a .py file"),
         ("ftp://host/x", "Use http://, grpc://, grpcs:// or https://"),
         ("http:///batch", "names no host"),
@@ -76,7 +77,11 @@ def test_an_error_repeats_neither_query_nor_password(text: str) -> None:
         ("http://host/a b", "Percent-encode"),
     ],
 )
-def test_a_wrong_target_is_named_with_reason_and_mend(text: str, says: str) -> None:
+def test_a_wrong_target_is_named_with_reason_and_mend(
+    text: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.py").mkdir()
     with pytest.raises(TargetError) as caught:
         parse_target(text)
     assert str(caught.value).startswith(f"TARGET {text!r}: ")

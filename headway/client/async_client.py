@@ -53,7 +53,7 @@ class AsyncClient:
         ssl_context: certificates to trust, where the system's will not do.
 
     Raises:
-        SettingError: an argument cannot be used.
+        InvalidArgument: an argument cannot be used.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Errors of the clients.
 
     ClientError
+    ├── InvalidArgument         an argument of a client or a call cannot be used (a SettingError and a ValueError)
     ├── InvalidInput            what was given cannot be sent; nothing was (a TypeError and a ValueError)
     ├── Unreachable             no connection to the service, or it was lost before the answer (a ConnectionError)
     ├── TimedOut                the call's own time is over (a TimeoutError)
@@ -24,13 +25,19 @@ Other errors of the service are plain ApiErrors. The clients raise what is left 
 from __future__ import annotations
 
 from headway import errors
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, SettingError
 
 
 class ClientError(HeadwayError):
     """Root of all errors that a client raises for a call. `hopeless`: whether the same call will fail again."""
 
     hopeless: bool = False
+
+
+class InvalidArgument(ClientError, SettingError, ValueError):
+    """An argument of a client or of a call cannot be used; nothing was sent."""
+
+    hopeless = True
 
 
 class InvalidInput(ClientError, TypeError, ValueError):

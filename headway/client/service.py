@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from headway import __version__
 from headway.client.call import Call
+from headway.client.errors import InvalidArgument
 from headway.client.messages import ROUTE, Request
-from headway.errors import SettingError
 
 URL = "http://127.0.0.1:8000"
 """Address of `headway serve` unless it is told otherwise."""
@@ -50,13 +50,15 @@ class Service:
     def __post_init__(self) -> None:
         self._check_url()
         if self.api_key is not None and not _fits_header(self.api_key):
-            raise SettingError(
+            raise InvalidArgument(
                 "api_key", "…", "must be printable ASCII without spaces", "Give the key as it was printed."
             )
         check_seconds("timeout", self.timeout)
         for name, value, least in (("retries", self.retries, 0), ("connections", self.connections, 1)):
             if type(value) is not int or value < least:
-                raise SettingError(name, value, f"must be a whole number from {least} on", "Leave it out if in doubt.")
+                raise InvalidArgument(
+                    name, value, f"must be a whole number from {least} on", "Leave it out if in doubt."
+                )
 
     @property
     def base(self) -> str:
@@ -85,7 +87,7 @@ class Service:
         """Time of a call in seconds: as given, or the client's.
 
         Raises:
-            SettingError: it is no number above 0.
+            InvalidArgument: it is no number above 0.
         """
         if given is None:
             return self.timeout
@@ -107,26 +109,26 @@ class Service:
             parts = urlsplit(self.url)
             host, _ = parts.hostname, parts.port
         except ValueError:  # Its text may quote a password.
-            raise SettingError("url", "…", "is not a valid URL", f"For example {URL}.") from None
+            raise InvalidArgument("url", "…", "is not a valid URL", f"For example {URL}.") from None
         if parts.username is not None or parts.password is not None:
-            raise SettingError("url", "…", "holds a user name or password", "Give the key as api_key.")
+            raise InvalidArgument("url", "…", "holds a user name or password", "Give the key as api_key.")
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise SettingError("url", self.url, "is not the address of a service", f"For example {URL}.")
+            raise InvalidArgument("url", self.url, "is not the address of a service", f"For example {URL}.")
         if not self.url.isprintable() or " " in self.url:
-            raise SettingError("url", self.url, "holds a space or control character", "Percent-encode it.")
+            raise InvalidArgument("url", self.url, "holds a space or control character", "Percent-encode it.")
         if self.base.endswith(ROUTE):
             hint = f"Leave out {ROUTE}, which the client adds."
-            raise SettingError("url", self.url, "is the address of a route, not of a service", hint)
+            raise InvalidArgument("url", self.url, "is the address of a route, not of a service", hint)
 
 
 def check_seconds(name: str, value: object) -> None:
     """Check an argument that is a number of seconds.
 
     Raises:
-        SettingError: it is none, or not above 0.
+        InvalidArgument: it is none, or not above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise SettingError(name, value, "must be a number of seconds above 0", "For example 10.")
+        raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
 
 
 def _fits_header(text: str) -> bool:

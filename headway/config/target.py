@@ -215,6 +215,8 @@ def _nameless(text: str) -> TargetError:
 def _file(text: str, path: Path, attribute: str) -> FileTarget:
     if path.suffix != ".py":
         raise _error(text, f"{path} is not a .py file", "Write path/file.py:attr, or module:attr with dots.")
+    if path.is_dir():
+        raise _error(text, f"{path} is a folder", "Name a file in it, such as path/file.py:attr.")
     if not path.is_file():
         raise _error(text, f"there is no file {path}", f"Name one, relative to {Path.cwd()} or absolute.")
     return FileTarget(path, attribute)

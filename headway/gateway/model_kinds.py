@@ -149,7 +149,9 @@ class ModelKinds:
         if self.in_doubt():
             return failures.model_unknown(model)
         there = self.visible(only)
-        return failures.no_model(model, there) if model else failures.no_default(there)
+        if not model:
+            return failures.no_default(there)
+        return failures.no_model(model, [one if one in self._served else f"{one} (no worker)" for one in there])
 
     def visible(self, only: Collection[str]) -> list[str]:
         """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""

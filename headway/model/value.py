@@ -34,11 +34,11 @@ class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def added_up(each: Sequence[TokenCount | None]) -> TokenCount | None:
-    """Tokens of all inputs together; None where nobody has told those of one, or there are none."""
+    """Tokens of all inputs together, as far as they were told; None where those of none were."""
     known = [one for one in each if one is not None]
-    if not known or len(known) < len(each):
-        return None
-    return known[0] if len(known) == 1 else TokenCount(sum(one.used for one in known), sum(one.prompt for one in known))
+    if len(known) < 2:
+        return known[0] if known else None
+    return TokenCount(sum(one.used for one in known), sum(one.prompt for one in known))
 
 
 class Output(Generic[T]):

@@ -17,6 +17,7 @@ from headway.client import (
     ApiError,
     AsyncClient,
     Client,
+    ClientError,
     InvalidInput,
     NotFound,
     Overloaded,
@@ -305,8 +306,10 @@ def test_a_wrong_argument_is_named_and_secrets_are_not_told(arguments: dict[str,
 def test_a_wrong_time_of_a_call_is_refused() -> None:
     client = Client()
     for call in (lambda: client.infer("x", timeout=-1.0), lambda: client.submit("x", timeout=0)):
-        with pytest.raises(SettingError, match="timeout"):
+        with pytest.raises(SettingError, match="timeout") as raised:
             call()
+        assert isinstance(raised.value, ClientError)
+        assert raised.value.hopeless
 
 
 def test_the_way_to_this_machine_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.model import TokenCount
+from headway.model import TokenCount, added_up
 from headway.oip.tensors import pack
 from tests.http.stand import Stand, get, post, served
 
@@ -27,6 +27,21 @@ def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does(
         assert await used('{"input": "a"}') == 7
 
     served(main)
+
+
+@pytest.mark.parametrize(
+    ("each", "together"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([TokenCount(5, 2), None], TokenCount(5, 2)),
+        ([None, TokenCount(5, 2), TokenCount(1)], TokenCount(6, 2)),
+    ],
+)
+def test_the_tokens_of_a_list_are_those_that_the_target_told(
+    each: list[TokenCount | None], together: TokenCount | None
+) -> None:
+    assert added_up(each) == together
 
 
 def test_the_outcome_of_a_task_tells_its_tokens_and_version() -> None:

@@ -96,6 +96,13 @@ def test_an_unknown_model_is_named() -> None:
     assert failure.code == errors.NOT_FOUND
 
 
+def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> None:
+    kinds = ModelKinds(["m", "late"])
+    assert kinds.absence("other").message.endswith("there is: late, m")
+    kinds.learn([worker("text", "text")])
+    assert kinds.absence("other").message.endswith("there is: late (no worker), m")
+
+
 def test_a_watcher_follows_the_workers() -> None:
     async def main(clock: Callable[[], float]) -> None:
         broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)

@@ -248,7 +248,7 @@ class BrokerSession:
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
         self._outbox += entries
-        self._doubtful = self.waits = True
+        self._doubtful = self.waits = bool(self._outbox)
         self._work.set()
 
     def give_up(self) -> None:
@@ -256,6 +256,7 @@ class BrokerSession:
         mine = {one.entry.submission for one in self._pending.on(self)}
         mine.update(one.subscription.submission for one in self._subscriptions.on(self))
         self._outbox = [entry for entry in self._outbox if entry.submission in mine]
+        self._doubtful = self._doubtful and bool(self._outbox)
         self._large.waiting.keep(lambda entry: entry.submission in mine)
         self._subscribing = {name: one for name, one in self._subscribing.items() if name in mine}
 

@@ -364,21 +364,25 @@ class Gateway:
         task = pending if pending is not None and pending.task else None
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
         if task is not None and is_certain:  # It may be on its way.
-            for session in {task.session or self._shared, self._shared}:
-                session.cancel_later(tenant, id)
+            (task.session or self._shared).cancel_later(tenant, id)
         known = self._shared.broker.epoch
+        session = pending.session if pending is not None else await self._knowing(tenant, id)
         try:
-            for one in (self._direct, self._shared):
-                if one is not None and (pending is None or pending.session is one):
-                    await one.broker.cancel_task(tenant, id)
+            if session is not None:
+                await session.broker.cancel_task(tenant, id)
             is_certain = True
         finally:
             # Before that its client would hear that it is gone, and others that poll would still find it.
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # The gateway that holds it offers it again.
-        if pending is None and known and self._shared.broker.epoch != known:
+        if pending is None and session is self._shared and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
+
+    async def _knowing(self, tenant: str, id: str) -> BrokerSession:
+        """Session with the broker that has a task which is not pending here."""
+        direct = self._direct
+        return direct if direct is not None and await direct.outcome(tenant, id) is not None else self._shared
 
     def out_of_reach(self) -> Failure:
         """Failure that a client reads when `outcome` or `cancel` could not reach the broker."""

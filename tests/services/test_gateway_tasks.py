@@ -15,6 +15,7 @@ from headway.gateway.pending import FutureSink
 from headway.model import DedupKind, Entry, EntryState, Failure, Limit, Principal, Reply, RequestOptions, Value
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
+from tests.services.troubled import Connection
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
@@ -467,8 +468,6 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
 @scene(fallback=FakeBackend(0.1), gateways=1)
 async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Fleet, clock: Clock) -> None:
     gateway = fleet.gateway
-    moved = fleet.ask("moved", task=True, timeout=30.0)
-    await moved.was_admitted.wait()
     await fleet.server.become("refuse")
     fleet.server.cut()
     await asyncio.sleep(1.5)
@@ -476,15 +475,76 @@ async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Flee
     await direct.was_admitted.wait()
     assert isinstance(await gateway.outcome(TENANT, direct.id), EntryState)
     assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
-    assert await fleet.answered(moved, direct) == ["ok", "ok"]
-    for asked in (moved, direct):
-        assert output(await gateway.outcome(TENANT, asked.id)) == asked.text.upper()
+    assert await fleet.answered(direct) == ["ok"]
+    assert output(await gateway.outcome(TENANT, direct.id)) == "DIRECT"
     await fleet.server.become("fine")
     await asyncio.sleep(5.0)
     assert output(await gateway.outcome(TENANT, direct.id)) == "DIRECT"
-    assert sorted(fleet.journals[0].outcomes) == [("direct", "ok"), ("moved", "ok")]
+    assert fleet.journals[0].outcomes == [("direct", "ok")]
     await gateway.cancel(TENANT, direct.id)
     assert await gateway.outcome(TENANT, direct.id) is None
+
+
+@scene(fallback=FakeBackend(0.1), gateways=1)
+async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fleet: Fleet, clock: Clock) -> None:
+    gateway, there = fleet.gateway, Connection(fleet.server)
+    deleted, task = (fleet.ask(text, task=True, timeout=30.0) for text in ("deleted", "task"))
+    await task.was_admitted.wait()
+    follows = asyncio.ensure_future(gateway.follow(TENANT, task.id, 20.0))
+    await asyncio.sleep(0.1)
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    await asyncio.sleep(3.0)
+    assert gateway.broker is not gateway._shared.broker
+    for one in (deleted, task):
+        with pytest.raises(BrokerUnavailable):
+            await gateway.outcome(TENANT, one.id)
+    await fleet.server.become("fine")
+    await there.cancel_task(TENANT, deleted.id)
+    assert output(await follows) == "TASK"
+    assert await gateway.outcome(TENANT, deleted.id) is None, "it was deleted at another gateway"
+    assert output(await gateway.outcome(TENANT, task.id)) == "TASK"
+    await there.cancel_task(TENANT, task.id)
+    assert await gateway.outcome(TENANT, task.id) is None
+    assert (fleet.runs("task"), fleet.runs("task", [fleet.fallback])) == (1, 0)  # type: ignore[list-item]
+
+
+@scene(fallback=FakeBackend(0.1), gateways=1)
+async def test_a_task_that_went_direct_is_nowhere_else_though_the_broker_had_it_unheard(
+    fleet: Fleet, clock: Clock
+) -> None:
+    gateway = fleet.gateway
+    fleet.server.script = lambda name: "lose" if name == "enqueue" else None
+    moved = fleet.ask("moved", task=True, timeout=30.0)
+    await asyncio.sleep(0.1)
+    assert await fleet.server.inner.outcome(TENANT, moved.id) is not None
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    assert await fleet.answered(moved) == ["ok"]
+    fleet.server.script = lambda name: None
+    await fleet.server.become("fine")
+    await asyncio.sleep(5.0)
+    assert await fleet.server.inner.outcome(TENANT, moved.id) is None
+    assert output(await gateway.outcome(TENANT, moved.id)) == "MOVED"
+    assert gateway._shared.in_sync
+    assert await gateway.follow(TENANT, moved.id, 1.0) is None
+
+
+@scene(fallback=FakeBackend(0.1), gateways=1)
+async def test_a_finished_task_that_went_direct_can_be_forgotten_while_the_broker_is_away(
+    fleet: Fleet, clock: Clock
+) -> None:
+    await fleet.server.become("refuse")
+    fleet.ask("notices")
+    await asyncio.sleep(1.5)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    assert await fleet.answered(asked) == ["ok"]
+    assert output(await fleet.gateway.outcome(TENANT, asked.id)) == "A"
+    await fleet.gateway.cancel(TENANT, asked.id)
+    with pytest.raises(BrokerUnavailable):
+        await fleet.gateway.outcome(TENANT, asked.id)
+    with pytest.raises(BrokerUnavailable):
+        await fleet.gateway.cancel(TENANT, asked.id)
 
 
 @scene(fallback=FakeBackend(2.0), gateways=1)

@@ -69,4 +69,6 @@ class DirectMode:
     def _answers(self, one: PendingRequest) -> bool:
         """Whether the fallback answers a request. A task that the shared broker has is asked for, and deleted, at any gateway."""
         entry, version = one.entry, self._versions.get(one.entry.model)
-        return version is not None and (not entry.pinned or entry.version == version) and (one.unadmitted or not one.task)
+        return (
+            version is not None and (not entry.pinned or entry.version == version) and (one.unadmitted or not one.task)
+        )

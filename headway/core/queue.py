@@ -52,6 +52,8 @@ UNKNOWN_WAIT = 1.0
 """Seconds a refused client is told to wait while nothing is known of the model's pace."""
 QUARANTINE_BATCHES = 8
 """Most batches for each GPU that wait in one caller's quarantine while others wait."""
+QUARANTINE_ALONE = 2048
+"""Most entries that wait in one while nobody else waits, if these are more; a step over Redis reads all of them."""
 SEARCH_LOAD = 2
 """Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
 MIXED_SECONDS = 1.0
@@ -188,7 +190,9 @@ class ModelQueue:
         quarantine, tenants = suspects.quarantine(caller), self._tenants()
         waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
         alone, size = not tenants and not suspects.beside(caller), self.limits.size(1, self.limits.weight(entry))
-        bound = self._crowded * size if alone else QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots
+        bound = QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots
+        if alone:
+            bound = max(bound, min(self._crowded, QUARANTINE_ALONE) * size)
         load = SEARCH_LOAD * (suspects.callers + tenants) / suspects.callers
         refused = gate.judge(math.floor(load * waiting), self._first_size(), entry.tier, entry)
         if refused is not None or waiting >= bound:

@@ -10,7 +10,7 @@ import pytest
 from headway.core.admission import MIN_WAIT, Refused
 from headway.core.departure import Hold, Load, Rule
 from headway.core.fair_queue import GONE, RETRYING, QueuedEntry
-from headway.core.queue import QUARANTINE_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
+from headway.core.queue import QUARANTINE_ALONE, QUARANTINE_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
 from headway.core.suspects import APART_PRICE, QUARANTINE, Group
 from headway.model import Cause, Entry
 from tests.core.entries import entry
@@ -68,6 +68,11 @@ class TestGettingIn:
         assert isinstance(refused, Refused)
         assert (refused.most, refused.apart) == (0, True)
         assert refused.wait == pytest.approx((2 * 299 - 40 * 9.8) / 40, rel=0.05)
+
+    def test_nobody_fills_the_queue_with_what_waits_apart(self) -> None:
+        queue = measured(None)
+        admitted = [isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(3000)]
+        assert sum(admitted) == QUARANTINE_ALONE
 
     @pytest.mark.parametrize(("beside", "most"), [(False, 196), (True, QUARANTINE_BATCHES * 8)])
     def test_a_list_that_never_fits_is_told_how_many_do(self, beside: bool, most: int) -> None:

@@ -245,7 +245,7 @@ local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   local tenants = tenants_in_lanes(s, intake)
   local bound = QUARANTINE_BATCHES * q.max_batch * q.known_slots
   if tenants + beside == 0 then
-    bound = math.floor(s.max_queue * GREED / (GREED + 1)) * size
+    bound = math.max(bound, math.min(math.floor(s.max_queue * GREED / (GREED + 1)), QUARANTINE_ALONE) * size)
   end
   local load = SEARCH_LOAD * (callers + tenants) / callers
   local wait = judge(s, math.floor(load * waiting), entry.tier, queue_timeout, timeout)

@@ -7,7 +7,7 @@ another process: each of their methods may raise `BrokerUnavailable`, and may th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -218,6 +218,15 @@ class Maintenance(Protocol):
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """Have queues of these models too, or other bounds; with `others` of any that holds something. Only what holds nothing goes."""
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """Upkeep that rests while nothing is due, as the broker itself sees to what is due before the next call."""
+
+    async def reap_and_rest(self) -> float:
+        """Reap like `Maintenance.reap`. The next call may be far off: what comes meanwhile and is due sooner is reaped by then."""
         ...
 
 

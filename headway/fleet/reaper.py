@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from headway.errors import BrokerUnavailable
-from headway.ports import Maintenance
+from headway.ports import Maintenance, Resting
 from headway.runtime.periodic import PERIOD
 from headway.runtime.ticks import ending_at_tick
 
@@ -15,9 +15,10 @@ GRAIN = 0.01
 
 async def reap_on(broker: Maintenance) -> None:
     """Reap for ever, as often as the broker wants it. A broker that does not answer is asked again a second later."""
+    reap = broker.reap_and_rest if isinstance(broker, Resting) else broker.reap
     while True:
         try:
-            pause = await broker.reap()
+            pause = await reap()
         except BrokerUnavailable:
             pause = PERIOD
         await asyncio.sleep(ending_at_tick(max(pause, GRAIN)))

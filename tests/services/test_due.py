@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from headway.brokers.memory.broker import COMING_SECONDS, REAP_EVERY
-from headway.brokers.memory.reap_timer import GRAIN
+from headway.brokers.memory.broker import COMING_SECONDS, REST_SECONDS
+from headway.brokers.reap_timer import GRAIN
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY
 from headway.fleet.reaper import reap_on
 from headway.model import Lease, NoWork, WorkerInfo, WorkerStatus
@@ -43,9 +43,9 @@ def test_at_rest_it_is_reaped_once_a_second() -> None:
 
     async def main() -> None:
         await harness.healthy("gpu-0")
-        assert await harness.broker.reap() == REAP_EVERY
-        await asyncio.sleep(REAP_EVERY)
-        assert 0.0 < await harness.broker.reap() <= DEGRADED_AFTER - REAP_EVERY + 1e-6
+        assert await harness.broker.reap_and_rest() == REST_SECONDS
+        await asyncio.sleep(REST_SECONDS)
+        assert 0.0 < await harness.broker.reap_and_rest() <= DEGRADED_AFTER - REST_SECONDS + 1e-6
 
     harness.run(main())
     harness.close()

@@ -67,7 +67,7 @@ def test_each_batch_is_counted_once_by_its_size_and_failures_apart() -> None:
 
 def test_headway_s_own_share_of_a_request_is_what_neither_the_queue_nor_the_run_took() -> None:
     async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(1.0), max_batch=1, queue_timeout_ms=2500) as fleet:
+        async with Fleet(clock, FakeBackend(1.0), max_batch=1) as fleet:
             await fleet.answered(*(fleet.ask(f"text {number}") for number in range(3)))
             waits, own = fleet.counters.queue_seconds["m", "paid"], fleet.counters.overhead_seconds
             assert waits.count == 3 and waits.sum == pytest.approx(3.0, abs=0.1)

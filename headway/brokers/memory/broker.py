@@ -17,8 +17,8 @@ import msgspec
 from headway.brokers.memory.mailbox import Mailbox
 from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.queues import Queues
-from headway.brokers.memory.reap_timer import ReapTimer
 from headway.brokers.memory.wakeups import TIMER_GRAIN
+from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.dedup import Dedup, Ripple, follower
@@ -56,8 +56,10 @@ from headway.runtime.counters import Counters
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
-REAP_EVERY = 1.0
-"""Most seconds between two reaps while nothing is due."""
+REAP_EVERY = 0.05
+"""Most seconds between two calls of `reap`, by which an expiry may be late."""
+REST_SECONDS = 1.0
+"""Most seconds between two calls of `reap_and_rest`."""
 LOOK_AGAIN = 0.05
 """Seconds after which entries that are held for an idle worker are looked at again, as the load may ask for another rule."""
 COMING_SECONDS = 0.05
@@ -373,6 +375,11 @@ class MemoryBroker:
     async def reap(self) -> float:
         """See Broker."""
         due, now = await self._reap()
+        return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
+
+    async def reap_and_rest(self) -> float:
+        """See Resting."""
+        due, now = await self._reap()
         self._reaping.tell(due)
         return max(due - now, TIMER_GRAIN)
 
@@ -380,7 +387,7 @@ class MemoryBroker:
         """Reap. Returns the instant at which that is due again, and the present one."""
         now = self._clock()
         self._book.tidy(now)
-        due = now + REAP_EVERY
+        due = now + REST_SECONDS
         for fence, running in list(self._running.items()):
             if running.expires_at <= now:
                 del self._running[fence]

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import uuid_utils
@@ -28,7 +29,7 @@ from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.offering import all_of, offer
 from headway.brokers.redis.queue_answers import Granted, Look
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.reaping import Reaping
+from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Queue
@@ -181,7 +182,9 @@ class RedisBroker:
 
     def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
         budgets = self._lease_seconds, self._budgets.kept, self._budgets.room
-        return Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers)
+        made = Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers)
+        made.stirred = partial(self._reaping.stirred, made)
+        return made
 
     def _hear_of(self, added: Sequence[Queue]) -> None:
         """Have the replies in these queues read, too. Slots that rest look at zones from then on."""
@@ -192,6 +195,7 @@ class RedisBroker:
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
+        await self._reaping.close()
         await self._router.close()
         for box in self._mailboxes.values():
             await box.close()
@@ -404,11 +408,18 @@ class RedisBroker:
 
     async def reap(self) -> float:
         """See Broker."""
+        return await self._reap(rests=False)
+
+    async def reap_and_rest(self) -> float:
+        """See Resting."""
+        return await self._reap(rests=True)
+
+    async def _reap(self, *, rests: bool) -> float:
         self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
-        await all_of(self._router.count(), self._reaping.reap())
+        pauses = await all_of(self._router.census(), self._reaping.reap(rests=rests))
         if gone := {*self._queues.forget()}:
             await self._forget(gone)
-        return self._reaping.pause
+        return max(min(pauses), LEAST_PAUSE)
 
     async def _forget(self, queues: Collection[Queue]) -> None:
         """Let go of queues that are not in the table any more, and end all reads there."""

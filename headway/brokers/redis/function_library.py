@@ -50,9 +50,13 @@ COMING_SECONDS = 0.1
 WATCH_GRACE = 0.03
 """Seconds after which the slot on watch is taken for gone."""
 REAP_EVERY = 0.05
-"""Most seconds between two reaps, by which an expiry may be late."""
+"""Most seconds between two reaps while something waits, by which an expiry may be late."""
+REST_SECONDS = 1.0
+"""Most seconds between two reaps of a queue at rest: less than a lease lasts, as what is claimed meanwhile is not known to who reaps."""
+STIRS_SECONDS = 1.0
+"""Seconds after its last entry from which a queue in which nothing waits is at rest."""
 REAPER_SECONDS = 0.25
-"""Seconds for which one process is the one that reaps."""
+"""Seconds beyond its next reap for which one process is the one that reaps."""
 STANDBY_SECONDS = 0.1
 """Seconds between two tries of another process to reap. On average each process waits half of this times their number.
 """
@@ -63,6 +67,8 @@ _NUMBERS: dict[str, float] = {
     "WATCH_GRACE": WATCH_GRACE,
     "REAP_EVERY": REAP_EVERY,
     "REAPER_SECONDS": REAPER_SECONDS,
+    "REST_SECONDS": REST_SECONDS,
+    "STIRS_SECONDS": STIRS_SECONDS,
     "STANDBY_SECONDS": STANDBY_SECONDS,
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,

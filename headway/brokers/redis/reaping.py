@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Collection
 
+from headway.brokers.reap_timer import ReapTimer
+from headway.brokers.redis.function_library import REAP_EVERY, STIRS_SECONDS
 from headway.brokers.redis.offering import all_of
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Queue
+from headway.errors import BrokerUnavailable
 from headway.model import Cause
 from headway.runtime.counters import Counters
+
+LEAST_PAUSE = 0.001
+"""Least seconds between two reaps."""
 
 
 class Reaping:
@@ -27,25 +34,62 @@ class Reaping:
         self._queues, self._shards = queues, shards
         self._counters, self._rng = counters, rng
         self._due_at: dict[Queue, float] = {}
+        self._watched_until: dict[Queue, float] = {}
+        """Instant until which each queue is known to be looked at all the time, by whichever process."""
+        self._timer = ReapTimer(self._reap_early)
 
-    async def reap(self) -> None:
-        """Reap the queues that are due. Raises BrokerUnavailable when one of them did not answer, after all others have."""
+    async def reap(self, *, rests: bool) -> float:
+        """Reap the queues that are due; returns the seconds until the next one is.
+
+        `rests`: queues at rest are due less often, and what comes there is reaped by itself.
+
+        Raises:
+            BrokerUnavailable: one of them did not answer; all others have.
+        """
+        await self._reap_due(look=True, rests=rests)
+        now, at = asyncio.get_running_loop().time(), min(self._due_at.values())
+        if rests:
+            self._timer.tell(at)
+        return max(at - now, LEAST_PAUSE)
+
+    def stirred(self, queue: Queue) -> None:
+        """Note that something has come to a queue, or comes back there: it is reaped soon unless it is looked at all the time."""
         now = asyncio.get_running_loop().time()
-        due = [queue for queue in self._queues.every if self._due_at.get(queue, -math.inf) <= now + 1e-6]
-        await all_of(self._queues.look(), *(self._reap(queue) for queue in due))
-
-    @property
-    def pause(self) -> float:
-        """Seconds until the next queue is due."""
-        return max(min(self._due_at.values()) - asyncio.get_running_loop().time(), 0.001)
+        if (
+            now < self._timer.at
+            and self._watched_until.get(queue, math.inf) <= now
+            and self._due_at[queue] > now + REAP_EVERY
+        ):
+            self._due_at[queue] = now + REAP_EVERY
+            self._timer.move_up(now + REAP_EVERY, now)
 
     def forget(self, queues: Collection[Queue]) -> None:
         """Forget these queues."""
         for queue in queues:
             self._due_at.pop(queue, None)
+            self._watched_until.pop(queue, None)
 
-    async def _reap(self, queue: Queue) -> None:
-        due, again = await queue.reap((self._rng(), self._rng()), self._shards)
-        self._due_at[queue] = asyncio.get_running_loop().time() + due
+    async def close(self) -> None:
+        """Reap no more."""
+        await self._timer.close()
+
+    async def _reap_due(self, *, look: bool, rests: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        due = [queue for queue in self._queues.every if self._due_at.get(queue, -math.inf) <= now + 1e-6]
+        looks = [self._queues.look()] if look else []
+        await all_of(*looks, *(self._reap(queue, rests) for queue in due))
+
+    async def _reap_early(self) -> tuple[float, float]:
+        """Reap before the reaper comes. A server that does not answer is asked by the reaper."""
+        with contextlib.suppress(BrokerUnavailable):
+            await self._reap_due(look=False, rests=True)
+        now = asyncio.get_running_loop().time()
+        return min((at for at in self._due_at.values() if at > now), default=math.inf), now
+
+    async def _reap(self, queue: Queue, rests: bool) -> None:
+        due, again, calm = await queue.reap((self._rng(), self._rng()), self._shards, rests)
+        now = asyncio.get_running_loop().time()
+        self._due_at[queue] = now + due
+        self._watched_until[queue] = now if calm else now + STIRS_SECONDS
         if again:
             self._counters.retries[Cause.LEASE_LOST.value] += again

@@ -122,6 +122,7 @@ class Queue:
         self._steps = Steps(connection, self._key, self._head)
         self._load: tuple[float, Load] | None = None
         self.receipts = Receipts(self._tell, offers)
+        self.stirred: Callable[[], None] = lambda: None
         self.wakeups = Wakeups(connection, f"{self._key}b:{connection.process}", self.now, self._learn)
 
     def now(self) -> float:
@@ -166,6 +167,7 @@ class Queue:
         except BrokerUnavailable:
             self.receipts.keep(receipt)
             raise
+        self.stirred()
         told, refused, owed = answer
         now, born, self.headway = wire.read_numbers(told)
         self._heed(now, born)
@@ -271,6 +273,7 @@ class Queue:
         """
         rest = () if failure is None else (wire.pack_failure(failure, lease), *rng)
         answer = await self._call("release", fence, *rest)
+        self.stirred()
         return int(answer[0]) if answer else None
 
     async def extend(self, fence: int) -> bool:
@@ -281,10 +284,12 @@ class Queue:
         """Let go of submissions of a gateway."""
         for start in range(0, len(names), MOST_ENTRIES):
             self._note(await self._call("withdraw", gateway, *names[start : start + MOST_ENTRIES]))
+        self.stirred()
 
     async def cancel_task(self, key: bytes) -> None:
         """Forget a task."""
         self._note(await self._call("cancel_task", key))
+        self.stirred()
 
     async def state(self, key: bytes) -> EntryState | None:
         """State of an entry; None when it has its outcome, or is not known."""
@@ -350,12 +355,16 @@ class Queue:
         depth, slack, seconds = wire.read_numbers(await self._call("contend"))
         return Contender(model, slack, seconds, depth > 0)
 
-    async def reap(self, rng: tuple[float, float], shards: int = 1) -> tuple[float, int]:
-        """Reap. Returns the seconds until the next call, and the number of entries of lost leases that run again."""
-        told, again = await self._call("reap", self.connection.process, *rng, shards)
+    async def reap(self, rng: tuple[float, float], shards: int = 1, rests: bool = False) -> tuple[float, int, bool]:
+        """Reap. `rests`: while the queue is at rest the next call may be far off.
+
+        Returns the seconds until the next call, the number of entries of lost leases that run again, and whether the
+        queue is at rest.
+        """
+        told, again, calm = await self._call("reap", self.connection.process, *rng, shards, int(rests))
         now, born, due = wire.read_numbers(told)
         self._heed(now, born)
-        return due, int(again)
+        return due, int(again), bool(calm)
 
     async def _tell(self, receipt: Receipt) -> None:
         self._note(await self._call("acknowledge", *receipt.packed))

@@ -240,21 +240,42 @@ local function renew(s)
   renew_account(s)
 end
 
+do
+
+-- Whether something waits, or has come in the last second: then somebody is to look all the time.
+local function stirs(s)
+  local q = s.q
+  return q.fresh > 0 or q.groups > 0 or q.coming_until > -INF or s.now - q.newest < STIRS_SECONDS
+end
+
+-- The instant at which the queue is to be reaped next, by one who rests while it does.
+local function next_reap(s, rests)
+  local q, now, p = s.q, s.now, s.prefix
+  local due = math.min(now + ((not rests or stirs(s)) and REAP_EVERY or REST_SECONDS), q.due, q.suspects_due)
+  for key, after in pairs({y = 0, vd = 0, h = DEGRADED_AFTER}) do
+    local first = redis.call('ZRANGE', p .. key, 0, 0, 'WITHSCORES')[2]
+    if first then
+      due = math.min(due, tonumber(first) + after)
+    end
+  end
+  return math.max(due, now + TIMER_GRAIN)
+end
+
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time. Arguments after the head: process, two throws of the dice, number of shards. Returns, packed, the instant, the queue's birth
--- and the seconds until the next call is due; and how many entries of lost leases run again.
+-- a time; another one may when something is due before that comes again. Arguments after the head: process, two throws of the dice, number
+-- of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds until the next call is due; how many entries of lost leases
+-- run again; and whether the queue is at rest, so that what comes is due before the next look.
 redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
-  if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] then
+  if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
     -- The more there are to take over, the more seldom each of them looks.
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     leave(s)
-    return {struct.pack('<ddd', now, q.born, pause), 0}
+    return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1}
   end
   redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS_TEXT)
-  q.reaper_until, s.touched[FLEET] = now + REAPER_SECONDS, true
   local again = 0
   for _, fence in ipairs(redis.call('ZRANGEBYSCORE', p .. 'y', '-inf', now)) do
     local lease = take_lease(s, fence)
@@ -286,11 +307,10 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     q.armed = INF
   end
   ring(s)
-  local due = math.min(now + REAP_EVERY, q.due, q.suspects_due)
-  local first = redis.call('ZRANGE', p .. 'y', 0, 0, 'WITHSCORES')
-  if first[2] then
-    due = math.min(due, tonumber(first[2]))
-  end
+  local due, rests = next_reap(s, args[HEAD + 5] == '1'), stirs(s) and 0 or 1
+  q.reaper_until, s.touched[FLEET] = due + REAPER_SECONDS, true
   save(s)
-  return {struct.pack('<ddd', now, q.born, math.max(due - now, TIMER_GRAIN)), again}
+  return {struct.pack('<ddd', now, q.born, due - now), again, rests}
 end}
+
+end

@@ -39,6 +39,14 @@ class ReapTimer:
             self.at = at
             self._timer = asyncio.get_running_loop().call_later(max(at - now, GRAIN), self._fire)
 
+    async def close(self) -> None:
+        """Reap no more."""
+        self._cancel()
+        self.at = self._told = -math.inf
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -80,6 +80,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
             itself.
         count: inputs of its request that come with it if it is let in, itself among them.
+        claims: whether it is a task whose client chose the id, which is then its model's alone.
     """
 
     id: str
@@ -102,6 +103,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     trace: bytes = b""
     payer: int = 0
     count: int = 1
+    claims: bool = False
 
     @property
     def queue(self) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from msgspec.structs import replace
 
 from headway import errors
 from headway.model import (
     DedupKind,
+    Entry,
     EntryState,
     Lease,
+    Limit,
     ModelReport,
     Reply,
     Slot,
@@ -152,6 +157,64 @@ async def test_an_id_that_its_client_chose_is_known_in_every_version(harness: Ha
     assert came_by((await heard(harness, "h"))["job"]) == (DedupKind.TASK, True)
     another = ask("else", id="job", version="4", gateway="i", digest=b"else", nonce=2)
     assert (await refused(harness, another)).code == errors.IDEMPOTENCY_MISUSE
+
+
+def job(model: str, gateway: str = "g", nonce: int = 1) -> Entry:
+    """A task whose client chose the id."""
+    asked = sharing("job", task("job", digest=model.encode()), model=model, gateway=gateway, nonce=nonce)
+    return replace(asked, claims=True)
+
+
+@story
+async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harness) -> None:
+    first, second = job("m"), job("other", "h", 2)
+    await admit(harness, first)
+    assert (await refused(harness, second)).code == errors.IDEMPOTENCY_CONFLICT
+    [told] = await harness.peer().enqueue([second])
+    assert told is not None
+    assert told.code == errors.IDEMPOTENCY_CONFLICT
+    await run_first(harness, "", "job")
+    await heard(harness)
+    assert (await refused(harness, second)).code == errors.IDEMPOTENCY_MISUSE
+    await harness.advance(30.0)
+    assert (await refused(harness, second)).code == errors.IDEMPOTENCY_MISUSE
+    found = await harness.peer().outcome("t", "job")
+    assert isinstance(found, Reply)
+    assert found.output == output("asked")
+    await nothing_runs(harness, "other")
+    await admit(harness, replace(second, tenant="u"))
+
+
+@story
+async def test_an_id_is_free_for_another_model_once_its_task_is_forgotten(harness: Harness) -> None:
+    await admit(harness, job("m"))
+    await harness.broker.cancel_task("t", "job")
+    await heard(harness)
+    await harness.advance(30.0)
+    await admit(harness, job("other", "h", 2))
+    assert (await refused(harness, job("m", nonce=3))).code == errors.IDEMPOTENCY_CONFLICT
+    lease = await harness.claim(model="other")
+    assert ids(lease.entries) == ["job"]
+
+
+@story
+async def test_of_tasks_of_several_models_that_come_at_once_under_one_id_one_is_let_in(harness: Harness) -> None:
+    brokers = (harness.broker, harness.peer()) * 3
+    asked = [job(("m", "other")[number % 2], f"g{number}", number + 1) for number in range(6)]
+    told = await asyncio.gather(*(broker.enqueue([one]) for broker, one in zip(brokers, asked, strict=True)))
+    codes = [failure.code if failure is not None else "" for [failure] in told]
+    assert sorted(codes) == ["", *[errors.IDEMPOTENCY_CONFLICT] * 5]
+
+
+@story
+async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) -> None:
+    limit = (Limit("l", "key", 1.0, 1.0),)
+    await admit(harness, ask(limits=limit))
+    assert (await refused(harness, replace(job("m"), limits=limit))).code == errors.RATE_LIMITED
+    await harness.advance(30.0)
+    mixed = [ask(), job("other", nonce=2), ask(), replace(job("other", nonce=3), id="else")]
+    assert await harness.broker.enqueue(mixed) == [None] * 4
+    await admit(harness, job("other", nonce=2))
 
 
 @story

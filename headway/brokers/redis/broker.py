@@ -34,6 +34,7 @@ from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
 from headway.brokers.redis.shard_queue import SHARDS, Queue
 from headway.brokers.redis.shard_router import ShardRouter
+from headway.brokers.redis.task_ids import TaskIds
 from headway.core import failures, zones
 from headway.core import shards as sharding
 from headway.core.dedup import follower
@@ -129,6 +130,7 @@ class RedisBroker:
         self._registry = Registry(connection)
         self._router = ShardRouter(self._queues, shards, self._registry, rng)
         self._lookup = Lookup(self._queues, self._router)
+        self._task_ids = TaskIds(connection, self._lookup)
         self._reaping = Reaping(self._queues, shards, counters, rng)
         self._queues.keep(models)
         self.know(models)
@@ -205,7 +207,9 @@ class RedisBroker:
         """See Broker."""
         if not all(self._queues.has(entry.queue) for entry in entries):
             return await self._enqueue_known(entries)
-        return await offer(entries, self._router, self._offers, self._queues.beside)
+        if any(entry.claims for entry in entries):
+            return await self._task_ids.offer(entries, self._offer)
+        return await self._offer(entries)
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -431,6 +435,9 @@ class RedisBroker:
         self._waited = {key: waits for key, waits in self._waited.items() if key[0] not in queues}
         await all_of(*(box.remove(queues) for box in self._mailboxes.values()))
         await all_of(*(queue.close() for queue in queues))
+
+    async def _offer(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        return await offer(entries, self._router, self._offers, self._queues.beside)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""

@@ -57,6 +57,8 @@ STIRS_SECONDS = 1.0
 """Seconds after its last entry from which a queue in which nothing waits is at rest."""
 REAPER_SECONDS = 0.25
 """Seconds beyond its next reap for which one process is the one that reaps."""
+CLAIM_SECONDS = 10.0
+"""Seconds for which the claim of a task's id holds though nothing is known under it: the task may be on its way to its queue."""
 STANDBY_SECONDS = 0.1
 """Seconds between two tries of another process to reap. On average each process waits half of this times their number.
 """
@@ -69,6 +71,7 @@ _NUMBERS: dict[str, float] = {
     "REAPER_SECONDS": REAPER_SECONDS,
     "REST_SECONDS": REST_SECONDS,
     "STIRS_SECONDS": STIRS_SECONDS,
+    "CLAIM_SECONDS": CLAIM_SECONDS,
     "STANDBY_SECONDS": STANDBY_SECONDS,
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,

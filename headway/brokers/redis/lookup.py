@@ -50,13 +50,13 @@ class Lookup:
         await all_of(*(queue.cancel_task(wire.key_of(tenant, id)) for queue in list(self._queues.every)))
         self._router.forget([(tenant, id)])
 
+    async def knows(self, tenant: str, id: str) -> bool:
+        """Whether a task of the tenant's is in any queue, or its outcome."""
+        return await self._found(tenant, id, _name_of) is not None
+
     async def queue_with(self, tenant: str, id: str) -> tuple[str, str]:
         """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
-
-        async def name(queue: Queue, key: bytes) -> str | None:
-            return queue.name if await queue.knows(key) else None
-
-        return model_and_version(await self._found(tenant, id, name) or self._queues.every[0].name)
+        return model_and_version(await self._found(tenant, id, _name_of) or self._queues.every[0].name)
 
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
         """Answer of the queue that knows an entry: one that it went to before or, as its id may be another's now, any."""
@@ -70,6 +70,11 @@ class Lookup:
     async def _look_again(self) -> None:
         await self._router.read_registry()
         await self._queues.look(at_once=True)
+
+
+async def _name_of(queue: Queue, key: bytes) -> str | None:
+    """Name of a queue, if a task is there."""
+    return queue.name if await queue.knows(key) else None
 
 
 async def _state_of_any(queue: Queue, id: str) -> EntryState | None:

@@ -1,0 +1,17 @@
+-- claim_id: the id of a tenant's task is one model's. The key is that of the id. Arguments: instant, model, seconds for which the claim lasts
+-- unless it is renewed, and the model whose claim is known to be void, if any. Returns whether it was claimed already; and if it is
+-- another model's, that and whether its task may still be on its way to the queue.
+--
+-- A claim is the instant at which it was made, and the model.
+redis.register_function{function_name = VERSION .. '_claim_id', flags = {'allow-oom'}, callback = function(keys, args)
+  local now, model, held = clock(args[1]), args[2], redis.call('GET', keys[1])
+  if held then
+    local made, owner = struct.unpack('<d', held), string.sub(held, 9)
+    local young = now - made < CLAIM_SECONDS
+    if owner ~= model and (young or owner ~= args[4]) then
+      return {1, owner, young and 1 or 0}
+    end
+  end
+  redis.call('SET', keys[1], struct.pack('<d', now) .. model, 'EX', args[3])
+  return {held and 1 or 0}
+end}

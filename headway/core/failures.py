@@ -100,7 +100,7 @@ def model_unknown(model: str) -> Failure:
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Refusal because the broker has lost its state, and no worker of the version has come back to it yet."""
+    """Refusal because the broker has not told of workers for a while, or has lost its state and no worker of the version has come back."""
     message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 

@@ -114,7 +114,9 @@ class Gateway:
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
         self.kinds = ModelKinds(models, settings)
         self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng, clock)
-        self.kinds.refusal = lambda model, version: self.rules[model].versions.refusal(model, version)
+        self.kinds.refusal = lambda model, version: self.rules[model].versions.refusal(
+            model, version, self.kinds.in_doubt()
+        )
         self._clock, self._tiers = clock, settings.tier_names
         self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
         self.held = self._pending
@@ -440,7 +442,7 @@ class Gateway:
         version = options.version
         if self._direct_mode is not None and self._session is self._direct:
             return self._direct_mode.refusal(model, version, self.out_of_reach())
-        return self.rules[model].versions.refusal(model, version) if version and options.count else None
+        return self.kinds.refusal(model, version) if version and options.count else None
 
     def _refuse(
         self,

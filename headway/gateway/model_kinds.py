@@ -74,7 +74,7 @@ class ModelKinds:
         default: name of that model; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
-        in_doubt: whether other models may be served, too, of which this process has not heard.
+        in_doubt: whether other models and versions may be served, too, of which this process has not heard.
         refusal: refusal of a request for a version that no healthy worker runs, by model and version; None where it is let in.
     """
 

@@ -99,14 +99,14 @@ class VersionChoice:
             return versions.drawn(position_of(tenant, options.key or id))
         return versions.drawn(self._rng())
 
-    def refusal(self, model: str, version: str) -> Failure | None:
-        """Refusal of a request that names a version; None where that takes requests."""
+    def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
+        """Refusal of a request that names a version; None where that takes requests. `in_doubt`: see ModelKinds."""
         if self._versions is None:
             taken, there = list(self._named) == [version], self._named
         else:
             taken, there = self._versions.takes(version), self._versions.open
         if taken:
             return None
-        if self._lost.get(version, 0.0) > self._clock() and self.weights.get(version) != 0.0:
+        if (in_doubt or self._lost.get(version, 0.0) > self._clock()) and self.weights.get(version) != 0.0:
             return failures.version_unknown(model, version)
         return failures.no_version(model, version, there)

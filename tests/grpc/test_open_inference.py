@@ -393,6 +393,7 @@ def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_agai
             (PREDICT, predict("a", "late")),
             (INFER, asked.SerializeToString()),
             (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="late").SerializeToString()),
+            (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="default", version="9").SerializeToString()),
         ):
             found = await client.fail(method, body)
             assert (found.status, found.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")

@@ -226,6 +226,16 @@ def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_agai
             answer = await stand.ask(asked)
             assert (answer.status, answer.header["retry-after"]) == (503, "1"), asked
             assert b"it is not known now whether the model 'late' is served" in answer.body
+        for asked in (
+            post('{"input": "a", "version": "9"}'),
+            post('{"inputs": ["a", "b"], "version": "9"}'),
+            post(tensor, "/v2/models/default/versions/9/infer"),
+            get("/v2/models/default/versions/9"),
+            get("/v2/models/default/versions/9/ready"),
+        ):
+            answer = await stand.ask(asked)
+            assert (answer.status, answer.header["retry-after"]) == (503, "1"), asked
+            assert b"it is not known now whether the model 'default' has a version '9'" in answer.body
         assert (await stand.ask(post('{"input": "a", "model": "default"}'))).status == 200
         stand.real.kinds.in_doubt = lambda: False
         assert (await stand.ask(get("/v2/models/late"))).status == 404

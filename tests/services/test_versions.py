@@ -169,6 +169,23 @@ def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(
     run(main)
 
 
+def test_a_version_is_not_known_while_the_registry_has_not_been_read() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "3", version_weights="3=1,5=0") as rollout:
+            kinds, in_doubt = rollout.gateway.kinds, True
+            kinds.in_doubt = lambda: in_doubt
+            for version, code in (("4", errors.NO_WORKERS), ("5", errors.NOT_FOUND), ("3", "")):
+                failure = (await rollout.ask(version=version)).failure
+                assert failure == kinds.refusal("m", version)
+                assert ("" if failure is None else failure.code) == code, version
+            in_doubt = False
+            failure = kinds.refusal("m", "4")
+            assert failure is not None
+            assert failure.code == errors.NOT_FOUND
+
+    run(main)
+
+
 def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned() -> None:
     async def main(clock: Callable[[], float]) -> None:
         async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from headway import errors
-from headway.core import values
+from headway.core import failures, values
 from headway.gateway.broker_session import MOST_OFFERED
 from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
 from headway.gateway.large_entries import MOST_COPIED
@@ -92,6 +92,22 @@ def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind() -
         assert not any(tier.depth for tier in await stand.broker.depths())
 
     served(act, max_queue=10)
+
+
+@pytest.mark.parametrize(("tier", "caller"), [(1, ADA), (2, FREE)])
+def test_a_list_that_could_never_be_answered_in_time_is_no_demand(tier: int, caller: Principal) -> None:
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        for _ in range(3):
+            await fan_out(stand, ["a"] * 8)[1]
+        throttle = stand.gateway.limiter.throttles["m"]
+        throttle.higher = throttle.lowest = 0
+        for count in (30, 75):
+            [reply] = await fan_out(stand, ["a"] * count, 0.3, caller, tier)[1]
+            assert reply.failure is not None
+            assert reply.failure.reason == failures.LIST
+            assert (throttle.higher, throttle.lowest) == (0, 0)
+
+    served(act)
 
 
 def test_a_list_that_is_left_runs_no_further() -> None:

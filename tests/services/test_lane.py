@@ -1,0 +1,135 @@
+"""Lanes of a gateway: who may take one, what closes them, and that both ways lead to the same ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headway import errors
+from headway.gateway.pending import FutureSink
+from headway.model import Limit, Principal, Reply, RequestOptions, TraceContext, WorkerInfo, WorkerStatus
+from headway.runtime.request_id import new_id
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import ANYBODY, Stand
+from tests.virtual_time import run
+
+PLAIN = RequestOptions(4.0, 1)
+SPAN = TraceContext(b"a" * 16, b"b" * 8, 1)
+ONE = Limit("user-1", "user", 60.0, 1.0)
+Act = Callable[[Stand], Coroutine[Any, Any, None]]
+
+
+def scene(**settings: Any) -> Callable[[Act], Callable[[], None]]:
+    def made(act: Act) -> Callable[[], None]:
+        def test() -> None:
+            async def main(clock: Callable[[], float]) -> None:
+                async with Stand(clock, FakeBackend(0.1), **settings) as stand:
+                    await act(stand)
+
+            run(main)
+
+        return test
+
+    return made
+
+
+async def entered(stand: Stand, principal: Principal = ANYBODY, options: RequestOptions = PLAIN) -> Reply:
+    """Reply to a request that takes the lane of its like."""
+    lane = stand.gateway.lane(principal, options, None)
+    assert lane.open
+    sink = FutureSink()
+    stand.gateway.enter(sink, lane, new_id(), "a", b"")
+    return await sink.reply
+
+
+@scene()
+async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand) -> None:
+    reply = await entered(stand)
+    assert reply.output == "A"
+    assert stand.counters.requests["m", "paid", "ok"] == 1
+    assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
+    assert (await stand.gateway.status(reply.id)) is not None
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        {"key": "k"}, {"task": True}, {"chosen": True}, {"version": "2"}, {"whole": b"w"}, {"count": 0}, {"trace": SPAN},
+        {"replays": SPAN},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_who_asks_for_something_rare_goes_the_longer_way(wants: dict[str, Any]) -> None:
+    @scene()
+    async def act(stand: Stand) -> None:
+        assert not stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, **wants), None).open
+
+    act()
+
+
+@pytest.mark.parametrize("settings", [{"cache": True}, {"collapse": True}, {"max_batch_weight": 9}], ids=str)
+def test_where_a_setting_is_about_every_request_there_is_no_lane(settings: dict[str, Any]) -> None:
+    @scene(**settings)
+    async def act(stand: Stand) -> None:
+        assert not stand.gateway.lane(ANYBODY, PLAIN, None).open
+
+    act()
+
+
+@scene()
+async def test_a_model_that_is_not_there_or_not_for_the_credential_has_no_lane(stand: Stand) -> None:
+    other = Principal("u", "t", 1, models=frozenset({"other"}))
+    assert not stand.gateway.lane(ANYBODY, PLAIN, "unknown").open
+    assert not stand.gateway.lane(other, PLAIN, None).open
+
+
+@scene()
+async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
+    gateway = stand.gateway
+    before = gateway.facts
+    gateway.learn()
+    assert gateway.facts is before, "nothing has changed"
+    gateway.kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="bytes")])
+    gateway.learn()
+    assert gateway.facts is not before
+    assert not gateway.lane(ANYBODY, PLAIN, None).open
+    gateway.kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY)])
+    gateway.learn()
+    between = gateway.facts
+    assert gateway.lane(ANYBODY, PLAIN, None).open
+    gateway.closed = True
+    assert gateway.facts is not between
+    assert not gateway.lane(ANYBODY, PLAIN, None).open
+
+
+@scene()
+async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(stand: Stand) -> None:
+    limited = Principal("u", "t", 1, (ONE,))
+    assert (await entered(stand, limited)).output == "A"
+    for reply in (await entered(stand, limited), await stand.ask("a", caller=limited)):
+        assert reply.failure is not None
+        assert reply.failure.code == errors.RATE_LIMITED
+        assert reply.failure.retry_after == pytest.approx(0.9, abs=0.11)
+    assert stand.counters.refusals["rate", "paid", "m"] == 2
+    assert stand.gateway.pending == 0
+
+
+@scene(max_queue=1)
+async def test_one_that_the_queue_has_no_room_for_is_refused_and_counted_as_demand(stand: Stand) -> None:
+    asked = [asyncio.ensure_future(entered(stand)) for _ in range(40)]
+    codes = {reply.failure.code for reply in [await one for one in asked] if reply.failure is not None}
+    assert codes <= {errors.SERVICE_OVERLOADED, errors.SHED}
+    assert stand.gateway.limiter.throttles["m"].higher == 40
+
+
+@scene()
+async def test_a_client_that_leaves_frees_its_place_and_who_comes_then_is_served(stand: Stand) -> None:
+    lane, sink, id = stand.gateway.lane(ANYBODY, PLAIN, None), FutureSink(), new_id()
+    stand.gateway.enter(sink, lane, id, "left", b"")
+    stand.gateway.abandon(sink, ANYBODY.tenant, id)
+    assert (await entered(stand)).output == "A"
+    assert stand.gateway.pending == 0
+    assert not stand.broker._entries

@@ -97,10 +97,13 @@ def test_every_answer_tells_a_limited_caller_what_it_has_left(asked: bytes, stat
 def test_a_path_without_a_model_is_that_of_the_default() -> None:
     async def main(stand: Stand) -> None:
         for path, name in (("/v2/models//ready", "default"), ("/v2/models//config", "default")):
-            answer = await stand.ask(get(path))
+            answer = await stand.ask(get(path, "Authorization: Bearer k"))
             assert (answer.status, answer.json["name"]) == (200, name)
+        hidden = await stand.ask(get("/v2/models//ready", "Authorization: Bearer other"))
+        assert hidden.status == 400
+        assert "there is no default" in hidden.json["error"]
 
-    served(main)
+    served(main, keys={"k": {}, "other": {"models": ["other"]}})
 
 
 def test_the_index_lists_what_is_served() -> None:

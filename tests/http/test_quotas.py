@@ -111,7 +111,8 @@ def test_what_is_wrong_counts_on_a_connection_that_is_known_too() -> None:
 
 def test_a_model_that_is_not_the_callers_counts_too() -> None:
     async def main(stand: Stand) -> None:
-        assert [(await stand.ask(by(ADA))).status for _ in range(2)] == [403, 429]
+        asked = by(ADA, '{"model": "default", "input": "a"}')
+        assert [(await stand.ask(asked)).status for _ in range(2)] == [403, 429]
 
     served(main, keys={"ada": {"rate": 1.0, "burst": 1.0, "models": ["other"]}}, whole=True)
 

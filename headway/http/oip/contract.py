@@ -205,7 +205,7 @@ def _index(security: list[dict[str, list[str]]]) -> dict[str, Any]:
             "operationId": "oipIndex",
             "summary": "List the models",
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema("OipIndexRequest")}}},
-            "responses": {"200": _answer("OipIndex")["200"], **_errors(errors.BAD_REQUEST, *_UNKNOWN)},
+            "responses": {**_limited(_answer("OipIndex")), **_errors(errors.BAD_REQUEST, *_UNKNOWN)},
             "security": security,
         }
     }
@@ -218,7 +218,9 @@ def _get(
     security: list[dict[str, list[str]]] | None = None,
     *codes: str,
 ) -> dict[str, Any]:
-    refused = (*codes, errors.UNAUTHENTICATED) if security is not None else codes
+    refused = codes
+    if security is not None:
+        answers, refused = _limited(answers), (*codes, errors.UNAUTHENTICATED)
     return {
         "get": {
             "operationId": operation,
@@ -235,6 +237,11 @@ def _get(
 def _answer(name: str) -> dict[str, Any]:
     content = {"application/json": {"schema": schema(name)}}
     return {"200": {"description": "What was asked.", "headers": header("X-Request-Id"), "content": content}}
+
+
+def _limited(answers: dict[str, Any]) -> dict[str, Any]:
+    """Answers that tell a limited caller what it has left."""
+    return {status: {**one, "headers": {**one["headers"], **header(*LIMITED)}} for status, one in answers.items()}
 
 
 def _readiness(name: str) -> dict[str, Any]:

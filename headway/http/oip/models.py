@@ -28,7 +28,7 @@ def find_model(kinds: ModelKinds, model: str, version: str | None, principal: Pr
         RequestError: there is no such model or no such version of it, or that is not known now.
         Forbidden: the principal may not ask it, whether it is served or not.
     """
-    model = model or kinds.default
+    model = model or kinds.default_of(principal.models)
     if model and principal.models and model not in principal.models:
         raise Forbidden(failures.no_model_for(model, principal.models).message)
     if model not in kinds:

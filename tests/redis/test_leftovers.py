@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.brokers.redis import function_library
+from headway.brokers.redis import entry_wire, function_library, wire
+from headway.brokers.redis.dead_letters import RedisDeadLetters
+from headway.brokers.redis.letters import pack_letter
 from headway.core.departure import Rule
 from headway.core.health import DEGRADED_AFTER
 from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
@@ -74,6 +76,23 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
     await rest(harness, 130.0)
     assert harness.keys() <= FIGURES | {"m", "f", "c"}
+
+
+@story
+async def test_a_dead_letter_that_an_earlier_release_kept_under_its_member_can_be_shown_and_removed(
+    harness: Stand,
+) -> None:
+    failure = wire.encode(wire.WireFailure("rejected", "no", "gpu", ""))
+    for tenant in ("t", "u"):
+        packed = pack_letter(1.0, 2, failure, entry_wire.pack_entry(ask("bad", id="bad", tenant=tenant)))
+        member = b"0" * 32 + wire.key_of(tenant, "bad")
+        assert isinstance(harness.dead, RedisDeadLetters)
+        await harness.dead._connection.call("bury", harness.dead._keys[0], member, packed)
+    for tenant in ("t", "u"):
+        assert [letter.entry.tenant for letter in await harness.dead.find("bad", tenant)] == [tenant]
+        assert await harness.dead.remove("bad", tenant) == 1
+        assert await harness.dead.remove("bad", tenant) == 0
+    assert await harness.dead.count() == 0
 
 
 @story

@@ -23,14 +23,18 @@ redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writ
 end}
 
 -- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some
--- thousands at most: only people ask without a tenant.
+-- thousands at most: only people ask without a tenant. Earlier releases kept some under their members.
 local function keys_of(prefix, id, tenant)
+  local ending = '\0' .. id
   if tenant then
-    return {tenant .. '\0' .. id}
+    ending = tenant .. ending
+    if redis.call('HEXISTS', prefix .. 'z', ending) == 1 then
+      return {ending}
+    end
   end
-  local found, ending = {}, '\0' .. id
+  local found = {}
   for _, key in ipairs(redis.call('HKEYS', prefix .. 'z')) do
-    if string.sub(key, -#ending) == ending then
+    if string.sub(key, -#ending) == ending and (not tenant or key_of(key) == ending) then
       found[#found + 1] = key
     end
   end

@@ -224,11 +224,13 @@ def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()
-    with pytest.raises(SettingError, match=r"headway\.toml.*is no regular file"):
+    with pytest.raises(
+        SettingError, match=r"^the file of settings = '/.*headway\.toml': is no regular file.*take it away"
+    ):
         load({}, {})
     Path("headway.toml").rmdir()
     Path("headway.toml").symlink_to("nowhere")
-    with pytest.raises(SettingError, match=r"headway\.toml.*no such file"):
+    with pytest.raises(SettingError, match=r"^the file of settings = '/.*headway\.toml': no such file.*take it away"):
         load({}, {})
 
 

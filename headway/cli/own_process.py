@@ -63,7 +63,7 @@ def first_certificate(file: str) -> str:
 
 
 def _file(name: str) -> Mapping[str, Any]:
-    if not name and not Path(_FILE).is_file():
+    if not name and not os.path.lexists(_FILE):
         return {}
     import tomllib
 

@@ -62,6 +62,9 @@ def read_file(file: Path | None, source: str) -> FileTable:
         if file is None and not os.path.lexists(path):
             return FileTable(path, {})
         reason = "is no regular file" if _is_there(path) else "no such file"
+        if file is None:
+            named, hint = "the file of settings", "Put a TOML file there, or take it away."
+            raise SettingError(named, str(path.absolute()), reason, hint)
         raise SettingError(source, str(path), reason, "Name an existing TOML file, or leave it out.")
     try:
         text = ""

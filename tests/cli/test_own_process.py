@@ -55,6 +55,19 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             described({"HEADWAY_CONFIG": str(file)})
 
 
+def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert described({}).url == "http://127.0.0.1:9000"
+    file = tmp_path / "headway.toml"
+    file.mkdir()
+    with pytest.raises(SettingError, match=r"headway\.toml"):
+        described({})
+    file.rmdir()
+    file.symlink_to("nowhere")
+    with pytest.raises(SettingError, match=r"headway\.toml"):
+        described({})
+
+
 def test_commands_ask_the_port_of_the_environment(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADWAY_ADMIN")
     monkeypatch.setenv("HEADWAY_ADMIN_HOST", "0.0.0.0")

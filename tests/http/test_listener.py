@@ -90,6 +90,26 @@ def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: str, s
     run(main)
 
 
+def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = asyncio.Event()
+
+    async def waits(_: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody tells it")
+
+    async def main(door: Listener, client: Client) -> None:
+        await client.send(get("/"))
+        await asked.wait()
+        await door.close()
+        assert await client.reader.read() == b""
+
+    behind(Route("/", waits), main)
+    assert not caplog.records
+
+
 def test_a_port_that_is_taken() -> None:
     async def main(stand: Stand) -> None:
         door = admin_door(Starlette(), admin_port=stand.door.port)

@@ -147,7 +147,7 @@ class _Shelter:
 
         try:
             await self._app(scope, receive, watched)
-        except ClientDisconnect:
+        except (ClientDisconnect, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
             return
         except Exception:
             if begun and not complete:

@@ -147,7 +147,10 @@ class _Shelter:
 
         try:
             await self._app(scope, receive, watched)
-        except (ClientDisconnect, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
+        except (
+            ClientDisconnect,
+            asyncio.CancelledError,
+        ):  # The latter when the port closes, which cuts all connections.
             return
         except Exception:
             if begun and not complete:

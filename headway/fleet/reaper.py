@@ -7,7 +7,6 @@ import asyncio
 from headway.errors import BrokerUnavailable
 from headway.ports import Maintenance, Resting
 from headway.runtime.periodic import PERIOD
-from headway.runtime.ticks import ending_at_tick
 
 GRAIN = 0.01
 """Least seconds between two reaps."""
@@ -21,4 +20,4 @@ async def reap_on(broker: Maintenance) -> None:
             pause = await reap()
         except BrokerUnavailable:
             pause = PERIOD
-        await asyncio.sleep(ending_at_tick(max(pause, GRAIN)))
+        await asyncio.sleep(max(pause, GRAIN))

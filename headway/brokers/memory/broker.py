@@ -53,6 +53,7 @@ from headway.model import (
 )
 from headway.ports import DeadLetters
 from headway.runtime.counters import Counters
+from headway.runtime.ticks import ending_at_tick
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -380,8 +381,9 @@ class MemoryBroker:
     async def reap_and_rest(self) -> float:
         """See Resting."""
         due, now = await self._reap()
-        self._reaping.tell(due)
-        return max(due - now, TIMER_GRAIN)
+        pause = ending_at_tick(max(due - now, TIMER_GRAIN))
+        self._reaping.tell(now + pause)
+        return pause
 
     async def _reap(self) -> tuple[float, float]:
         """Reap. Returns the instant at which that is due again, and the present one."""

@@ -326,7 +326,9 @@ def _code(arguments: Sequence[str] | None) -> int | str | None:
 
         if not isinstance(exc, HeadwayError):
             raise
-        typer.echo(f"headway: {exc}", err=True)
+        from headway.runtime.log import escape
+
+        typer.echo(f"headway: {escape(str(exc))}", err=True)  # It may quote a target's own error.
         codes = {SettingError: EXIT_SETTING, TargetError: EXIT_TARGET}
         return next((code for kind, code in codes.items() if isinstance(exc, kind)), EXIT_FAILED)
     return 0

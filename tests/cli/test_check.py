@@ -34,6 +34,15 @@ def echo(inputs, parameters):
 """
 
 
+def test_the_text_of_an_exception_steers_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def f(inputs):\n    raise ValueError('nul \\0, line\\n, \\x1b[31m')\n")
+    done = run(["check", "m.py:f"], tmp_path, **PATIENT)
+    assert done.returncode == 4
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("headway: ")
+    assert r"ValueError: nul \x00, line\n, \x1b[31m" in last
+
+
 def test_a_good_target_is_fit(tmp_path: Path) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     done = run(["check", "targets.py:upper", "--max-batch-size", "8"], tmp_path, **PATIENT)

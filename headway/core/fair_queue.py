@@ -228,7 +228,7 @@ class TierQueue:
         places, rounds, wide, number = self._round, self._rounds, self._wide, self._next
         left = count if count < self.depth else self.depth
         while left:
-            if not places:
+            while not places:  # All entries of a round may have been dropped.
                 while number not in rounds:
                     number += 1
                 places = rounds.pop(number)

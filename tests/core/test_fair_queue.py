@@ -216,6 +216,16 @@ class TestLane:
         assert _remembered(tier_queue) <= 2 * FORGET_ABOVE
 
 
+    def test_rounds_that_were_dropped_whole_are_passed_over_when_several_are_taken(self) -> None:
+        tier_queue = TierQueue()
+        waiting = [queued(str(number)) for number in range(4 * STALE)]
+        for one in waiting:
+            tier_queue.push(one)
+        for one in waiting[:-2]:
+            tier_queue.drop(one)
+        assert [one.entry.id for one in tier_queue.take(9, small=False)] == [one.entry.id for one in waiting[-2:]]
+
+
 def _remembered(tier_queue: TierQueue) -> int:
     """Tenants and entries that a lane still holds on to, in whatever it keeps them."""
     kept = [getattr(tier_queue, name) for name in tier_queue.__slots__]

@@ -215,7 +215,6 @@ class TestLane:
             tier_queue.oldest()
         assert _remembered(tier_queue) <= 2 * FORGET_ABOVE
 
-
     def test_rounds_that_were_dropped_whole_are_passed_over_when_several_are_taken(self) -> None:
         tier_queue = TierQueue()
         waiting = [queued(str(number)) for number in range(4 * STALE)]

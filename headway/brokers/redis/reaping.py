@@ -36,7 +36,10 @@ class Reaping:
         self._due_at: dict[Queue, float] = {}
         self._watched_until: dict[Queue, float] = {}
         """Instant until which each queue is known to be looked at all the time, by whichever process."""
+        self._stirred: set[Queue] = set()
+        """Queues to which something has come since the last reap of each began."""
         self._timer = ReapTimer(self._reap_early)
+        self._rests = False
 
     async def reap(self, *, rests: bool) -> float:
         """Reap the queues that are due; returns the seconds until the next one is.
@@ -46,6 +49,7 @@ class Reaping:
         Raises:
             BrokerUnavailable: one of them did not answer; all others have.
         """
+        self._rests = rests
         await self._reap_due(look=True, rests=rests)
         now, at = asyncio.get_running_loop().time(), min(self._due_at.values())
         if rests:
@@ -55,11 +59,8 @@ class Reaping:
     def stirred(self, queue: Queue) -> None:
         """Note that something has come to a queue, or comes back there: it is reaped soon unless it is looked at all the time."""
         now = asyncio.get_running_loop().time()
-        if (
-            now < self._timer.at
-            and self._watched_until.get(queue, math.inf) <= now
-            and self._due_at[queue] > now + REAP_EVERY
-        ):
+        self._stirred.add(queue)  # A reap that is under way may have been made before.
+        if self._rests and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
             self._due_at[queue] = now + REAP_EVERY
             self._timer.move_up(now + REAP_EVERY, now)
 
@@ -68,6 +69,7 @@ class Reaping:
         for queue in queues:
             self._due_at.pop(queue, None)
             self._watched_until.pop(queue, None)
+            self._stirred.discard(queue)
 
     async def close(self) -> None:
         """Reap no more."""
@@ -87,8 +89,11 @@ class Reaping:
         return min((at for at in self._due_at.values() if at > now), default=math.inf), now
 
     async def _reap(self, queue: Queue, rests: bool) -> None:
+        self._stirred.discard(queue)
         due, again, calm = await queue.reap((self._rng(), self._rng()), self._shards, rests)
         now = asyncio.get_running_loop().time()
+        if calm and queue in self._stirred:
+            due = min(due, REAP_EVERY)
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS
         if again:

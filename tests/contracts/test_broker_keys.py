@@ -159,6 +159,23 @@ async def test_an_id_that_its_client_chose_is_known_in_every_version(harness: Ha
     assert (await refused(harness, another)).code == errors.IDEMPOTENCY_MISUSE
 
 
+@pytest.mark.parametrize("over", [True, False])
+@story
+async def test_a_tasks_id_decides_before_its_key_in_whichever_version_either_is_known(
+    harness: Harness, over: bool
+) -> None:
+    await admit(harness, sharing("first", key(digest=b"keyed"), version="3"))
+    await run_first(harness, "3", "first")
+    await admit(harness, sharing("job", task("job", digest=b"other"), version="4"))
+    if over:
+        await run_first(harness, "4", "job")
+    await heard(harness)
+    late = sharing("job", task("job", digest=b"keyed"), key(digest=b"keyed"), version="3", gateway="h", nonce=9)
+    expected = errors.IDEMPOTENCY_MISUSE if over else errors.IDEMPOTENCY_CONFLICT
+    assert (await refused(harness, late)).code == expected
+    assert await heard(harness, "h") == {}
+
+
 def job(model: str, gateway: str = "g", nonce: int = 1) -> Entry:
     """A task whose client chose the id."""
     asked = sharing("job", task("job", digest=model.encode()), model=model, gateway=gateway, nonce=nonce)

@@ -1,7 +1,7 @@
 """Redis when all is answered: which kinds of keys may be left, with what in them, and for how long at most.
 
-A key is the fleet's, of the account of limits and kept outcomes, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
-`18_kept.lua`, `19_board.lua` and `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
+A key is the fleet's, of the account of limits and kept outcomes, of the id of a task, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
+`18_kept.lua`, `18_task_ids.lua`, `19_board.lua` and `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ QUEUE = (
     Kind(r"z|zl|o|on|u|o:.*|zp:.*|oc|ou|ql", LETTERS),
     Kind(r"qs", LETTERS),
 )
+IDS = (Kind(r"o", KEPT),)
 SCOPES = {"fleet": FLEET, "limits": LIMITS}
 """Kinds by the hash tag of a key; a queue's has the model and the shard."""
+OF_ID = re.compile(r"id:[0-9a-f]{32}")
+"""Hash tags of the ids that clients have chosen for tasks."""
 
 
 def at_rest(history: History) -> Iterator[Violation]:
@@ -89,7 +92,9 @@ def at_rest(history: History) -> Iterator[Violation]:
 def kind_of(key: Key) -> Kind | None:
     """Kind of a key; None for one that nobody knows."""
     found = NAME.fullmatch(key.name)
-    kinds = SCOPES.get(found["tag"], QUEUE) if found is not None else ()
+    kinds: tuple[Kind, ...] = ()
+    if found is not None:
+        kinds = IDS if OF_ID.fullmatch(found["tag"]) else SCOPES.get(found["tag"], QUEUE)
     return next(
         (kind for kind in kinds if found is not None and re.fullmatch(kind.names, found["kind"], re.DOTALL)), None
     )

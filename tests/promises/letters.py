@@ -58,13 +58,16 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
 
 def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
     """Failures that were told, and left no letter. One that is known to fail leaves none again."""
-    left = {(one.tenant, one.input) for one in found}
+    left, ids = {(one.tenant, one.input) for one in found}, {(one.tenant, one.id) for one in found}
+    used = Counter((one.tenant, one.id) for one in _asked(history) if one.id and one.code in FAILED)
     losses = [fault for fault in history.faults if fault.cost.loses]
     lost = max(((fault.ended or fault.began) + REDO_SECONDS for fault in losses), default=float("-inf"))
     for one in _asked(history):
         if one.code not in FAILED or one.returned is None or one.turned_down or one.called < lost:
             continue
         texts = one.texts[one.blamed :][:1] if one.blamed >= 0 else one.texts
+        if used[one.tenant, one.id] > 1 and (one.tenant, one.id) in ids:
+            continue  # A later letter under the id has taken the place of its own.
         if not any((one.tenant, text) in left for text in texts):
             yield Violation("a failure without a dead letter", str(one))
 

@@ -12,6 +12,7 @@ LEFT = [
     Key("headway:{fleet}:w", "hash", 4, 3600.0),
     Key("headway:{fleet}:row:1764000000", "hash", 29, 1800.0),
     Key("headway:{limits}:ko:acme", "zset", 400, 89_998.0),
+    Key("headway:{id:0000bc91d846dfb1079c5698a152f2b2}:o", "string", 14, 3542.0),
     Key("headway:{default:0}:q", "string", 880, 2988.0),
     Key("headway:{default:0}@3+zone-1:k:i\0acme\0key: with colons", "string", 200, 3598.0),
     Key("headway:{default:0}+zone-1:r:gateway-7", "stream", 0, 118.0),
@@ -44,6 +45,7 @@ def test_what_a_fleet_leaves_may_be_left() -> None:
         "headway:{limits}:z",
         "headway:stray",
         "headway:{default:0}:l12",
+        "headway:{id:0000bc91d846dfb1079c5698a152f2b2}:q",
     ],
 )
 def test_a_planted_key_of_no_kind_is_found_out(name: str) -> None:

@@ -33,6 +33,13 @@ def test_each_failure_alone_has_its_letter_and_each_letter_its_failure(it: Scrib
     assert not wrong(it)
 
 
+def test_a_letter_takes_the_place_of_an_earlier_one_under_its_id(it: Scribe) -> None:
+    it.run("reject d", at=(6.0, 7.0))
+    it.ask((6.0, 8.0), "reject d", "one", **REJECTED)
+    assert not wrong(it, Letter("acme", "one", "reject d"), without="one")
+    assert wrong(it, without="one") == {"a failure without a dead letter"}
+
+
 def test_a_failure_without_a_letter_is_found_out_unless_data_was_lost_since(it: Scribe) -> None:
     assert wrong(it, without="part") == {"a failure without a dead letter"}
     it.fault("redis emptied", at=(6.0, 7.0))

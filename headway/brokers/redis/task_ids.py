@@ -74,7 +74,7 @@ class TaskIds:
 
     async def _ask(self, task: Entry, seconds: float, void: bytes = b"") -> list[Any]:
         name = hashlib.blake2b(wire.key_of(task.tenant, task.id), digest_size=16).hexdigest()
-        key, connection = f"{self._connection.prefix}:{{id:{name}}}", self._connection
+        key, connection = f"{self._connection.prefix}:{{id:{name}}}:o", self._connection
         found: list[Any] = await connection.call(
             "claim_id", key, connection.clock_text(), task.model, math.ceil(seconds), void
         )

@@ -127,6 +127,18 @@ function elsewhere(s, key, shares, chosen)
     end
   end
   local looked_for = {}
+  for _, share in ipairs(shares or looked_for) do  -- The id of a task decides before its key.
+    if share[KIND] == TASK and not share[WAITS] then
+      if flight_of(s, share) then
+        return nil
+      end
+      for queue, other in pairs(siblings.others(s)) do
+        if flight_of(other, share) then
+          return queue
+        end
+      end
+    end
+  end
   for _, share in ipairs(shares or looked_for) do
     if share[KIND] ~= SAME then
       if flight_of(s, share) then

@@ -91,6 +91,10 @@ class NearQueue(Protocol):
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
         ...
 
+    def knows(self, tenant: str, id: str) -> bool:
+        """Whether a task is known here, or its outcome."""
+        ...
+
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
         """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then."""
         ...

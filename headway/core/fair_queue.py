@@ -112,6 +112,7 @@ class TierQueue:
         "_rough",
         "_round",
         "_rounds",
+        "_to_come",
         "_wide",
         "depth",
         "mean",
@@ -127,6 +128,8 @@ class TierQueue:
         """Number of the first round that has not begun."""
         self._wide: dict[float, int] = {}
         """Entries still queued of each round that has not begun."""
+        self._to_come = 0
+        """Entries still queued of all rounds that have not begun, so that a refusal need not count."""
         self._latest: dict[str, float] = {}
         """Rounds up to which each tenant's entries cost; the next begins in the one that is not used up."""
         self._rough = 0
@@ -167,6 +170,7 @@ class TierQueue:
         else:
             places.append(queued)
             self._wide[number] += 1
+        self._to_come += 1
         if cost != 1:
             self._rough = max(self._rough, math.ceil(latest))
         self._arrivals.append(queued)
@@ -186,7 +190,7 @@ class TierQueue:
         floods fills rounds of its own, and is behind few that others are behind. Where entries cost more or less than a
         round, rounds are counted one by one.
         """
-        begun = sum(queued.state == QUEUED for queued in self._round)
+        begun = self.depth - self._to_come
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
         if self._rough < self._next:
@@ -232,7 +236,7 @@ class TierQueue:
                 while number not in rounds:
                     number += 1
                 places = rounds.pop(number)
-                del wide[number]
+                self._to_come -= wide.pop(number)
                 if len(places) > 1:
                     places.reverse()
                 number += 1
@@ -263,6 +267,7 @@ class TierQueue:
             self._latest[tenant] = latest - queued.cost
         if queued.round >= self._next:
             self._wide[queued.round] -= 1
+            self._to_come -= 1
         self.depth -= 1
         self.weight -= queued.weight
         self._dropped += 1
@@ -297,7 +302,7 @@ class TierQueue:
             number += 1
         self._round = places = rounds.pop(number)
         places.reverse()
-        del self._wide[number]
+        self._to_come -= self._wide.pop(number)
         self._next = number + 1
         self._forget_past()
         return places
@@ -314,6 +319,7 @@ class TierQueue:
         self._dropped = 0
         self._rounds.clear()
         self._wide.clear()
+        self._to_come = 0
         self._latest.clear()
         self._arrivals.clear()
 

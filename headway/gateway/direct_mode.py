@@ -1,8 +1,8 @@
 """Direct mode of a gateway: which requests its fallback answers while the shared broker is away, and how they get there.
 
 A fallback answers for some models, and of each for one version at most. All other requests that came before the outage, and
-the tasks that the shared broker has, wait for that broker, as at a gateway without a fallback; those that come during it are
-refused. So a task is either the shared broker's or the fallback's, and who deletes it there has deleted it.
+all tasks, wait for that broker, as at a gateway without a fallback; those that come during it are refused. So a task is either the
+shared broker's, which may have it unheard, or the fallback's, and who deletes it there has deleted it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 from headway.core import failures
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.pending import PendingRequest, PendingTable
-from headway.gateway.subscriptions import SubscriptionTable
 from headway.model import Failure
 
 
@@ -44,31 +43,18 @@ class DirectMode:
             return failures.no_version_here(version)
         return None
 
-    def take_over(self, shared: BrokerSession, pending: PendingTable, subscriptions: SubscriptionTable) -> None:
+    def take_over(self, shared: BrokerSession, pending: PendingTable) -> None:
         """Take over from the session with the shared broker what the fallback answers."""
         moved = [one for one in pending.on(shared) if self._answers(one)]
         for one in moved:
             one.session, entry = self.session, one.entry
             # It may have been charged; a burst that was let in is not refused now. Nobody there claims for a version.
             one.entry = msgspec.structs.replace(entry, limits=(), version="", pinned=False)
-            if one.task:  # The broker may have it unheard, and would tell of it elsewhere.
-                shared.cancel_later(entry.tenant, entry.id)
-            else:  # A key may be used at any gateway, which the broker sees to.
-                shared.withdraw(entry.submission)
-        tasks = {(one.entry.tenant, one.entry.id) for one in moved}
-        subscribed = [
-            one for one in subscriptions.on(shared) if (one.subscription.tenant, one.subscription.task) in tasks
-        ]
-        for subscriber in subscribed:
-            subscriber.session = self.session
-            shared.withdraw(subscriber.subscription.submission)
+            shared.withdraw(entry.submission)  # A key may be used at any gateway, which the broker sees to.
         shared.give_up()
         self.session.take_over([one.entry for one in moved])
-        self.session.subscribe([one.subscription for one in subscribed])
 
     def _answers(self, one: PendingRequest) -> bool:
-        """Whether the fallback answers a request. A task that the shared broker has is asked for, and deleted, at any gateway."""
+        """Whether the fallback answers a request. A task is asked for, and deleted, at any gateway."""
         entry, version = one.entry, self._versions.get(one.entry.model)
-        return (
-            version is not None and (not entry.pinned or entry.version == version) and (one.unadmitted or not one.task)
-        )
+        return version is not None and (not entry.pinned or entry.version == version) and not one.task

@@ -183,17 +183,25 @@ class Gateway:
             several: request with several inputs of which this is one.
         """
         principal = principal.asking(model) if principal.of_models else principal
-        alone = self._session is not self._shared
+        session, direct = self._session, self._direct
+        if (
+            options.chosen
+            and direct is not None
+            and direct.near is not None
+            and direct.near.knows(principal.tenant, id)
+        ):
+            session = direct  # Its id stands for what came while the other broker was away.
+        alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
         nonce = next(self._submissions)
         entry = self.rules[model].entry(
             principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
         )
-        failure = self._check(principal, entry, options)
+        failure = self._check(principal, entry, options, session)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, options.task or bool(several and several.ahead), several, self._session)
+            self._hold(sink, principal, entry, options.task or bool(several and several.ahead), several, session)
         return failure is None
 
     @property
@@ -368,9 +376,11 @@ class Gateway:
         if task is not None and is_certain:  # It may be on its way.
             (task.session or self._shared).cancel_later(tenant, id)
         known = self._shared.broker.epoch
-        session = pending.session if pending is not None else await self._knowing(tenant, id)
+        asked = (
+            await self._knowing(tenant, id) if pending is None else [] if pending.session is None else [pending.session]
+        )
         try:
-            if session is not None:
+            for session in asked:
                 await session.broker.cancel_task(tenant, id)
             is_certain = True
         finally:
@@ -378,13 +388,15 @@ class Gateway:
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # The gateway that holds it offers it again.
-        if pending is None and session is self._shared and known and self._shared.broker.epoch != known:
+        if pending is None and self._shared in asked and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
 
-    async def _knowing(self, tenant: str, id: str) -> BrokerSession:
-        """Session with the broker that has a task which is not pending here."""
-        direct = self._direct
-        return direct if direct is not None and await direct.outcome(tenant, id) is not None else self._shared
+    async def _knowing(self, tenant: str, id: str) -> list[BrokerSession]:
+        """Sessions with the brokers that may have a task which is not pending here."""
+        direct, shared = self._direct, self._shared
+        if direct is None or await direct.outcome(tenant, id) is None:
+            return [shared]
+        return [direct] if shared.away else [direct, shared]
 
     def out_of_reach(self) -> Failure:
         """Failure that a client reads when `outcome` or `cancel` could not reach the broker."""
@@ -413,9 +425,11 @@ class Gateway:
                 state = await pending.session.broker.state(pending.entry.tenant, id)
         return waiting(pending, state, self._clock())
 
-    def _check(self, principal: Principal, entry: Entry, options: RequestOptions) -> Failure | None:
-        """Failure for which a request is refused at once; None when it is not."""
-        model, session = entry.model, self._session
+    def _check(
+        self, principal: Principal, entry: Entry, options: RequestOptions, session: BrokerSession
+    ) -> Failure | None:
+        """Failure for which a request that goes over a session is refused at once; None when it is not."""
+        model = entry.model
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
@@ -511,7 +525,7 @@ class Gateway:
         self._session, self.broker = direct, direct.broker
         self.learn()
         log.warning("direct mode until the broker is back", held=len(self._pending))
-        self._direct_mode.take_over(session, self._pending, self._subscriptions)
+        self._direct_mode.take_over(session, self._pending)
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
         """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""

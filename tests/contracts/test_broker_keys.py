@@ -224,6 +224,18 @@ async def test_of_tasks_of_several_models_that_come_at_once_under_one_id_one_is_
 
 
 @story
+async def test_one_that_is_refused_does_not_cut_short_the_claim_of_the_task_that_was_let_in(harness: Harness) -> None:
+    both = [job("m", gateway, number) for number, gateway in enumerate(("g", "h"), 1)]
+    told = await asyncio.gather(harness.broker.enqueue(both[:1]), harness.peer().enqueue(both[1:]))
+    assert sorted(failure is not None for [failure] in told) == [False, True]
+    assert (await refused(harness, replace(job("m", nonce=3), limits=(Limit("l", "key", 1.0, 0.5),)))) is not None
+    await run_first(harness, "", "job")
+    await heard(harness)
+    await harness.advance(15.0)
+    assert (await refused(harness, job("other", "i", 4))).code == errors.IDEMPOTENCY_MISUSE
+
+
+@story
 async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) -> None:
     limit = (Limit("l", "key", 1.0, 1.0),)
     await admit(harness, ask(limits=limit))

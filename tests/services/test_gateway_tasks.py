@@ -12,9 +12,21 @@ import pytest
 from headway import errors
 from headway.errors import BrokerUnavailable
 from headway.gateway.pending import FutureSink
-from headway.model import DedupKind, Entry, EntryState, Failure, Limit, Principal, Reply, RequestOptions, Value
+from headway.model import (
+    DedupKey,
+    DedupKind,
+    Entry,
+    EntryState,
+    Failure,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    Value,
+)
+from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.troubled import Connection
 from tests.virtual_time import run
 
@@ -510,24 +522,53 @@ async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fl
 
 
 @scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_a_task_that_went_direct_is_nowhere_else_though_the_broker_had_it_unheard(
+async def test_a_task_on_its_way_waits_for_the_broker_and_what_another_gateway_has_under_its_id_stays(
+    fleet: Fleet, clock: Clock
+) -> None:
+    """Its client asks again at another gateway, as one does that hears nothing."""
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    held = fleet.ask("task", task=True, timeout=30.0)
+    kept = DedupKey(DedupKind.TASK, held.id, b"asked elsewhere", 60.0)
+    other = Entry(held.id, "m", "other", 1, TENANT, "elsewhere", 30.0, 30.0, dedup_keys=(kept,), nonce=7)
+    assert await fleet.server.inner.enqueue([other]) == [None]
+    await asyncio.sleep(2.0)
+    assert not held.told.is_set()
+    await fleet.server.become("fine")
+    await asyncio.sleep(5.0)
+    assert held.outcome in (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
+    assert output(await fleet.gateway.outcome(TENANT, held.id)) == "OTHER"
+    assert fleet.runs("task", [fleet.fallback]) == 0  # type: ignore[list-item]
+    assert fleet.gateway._shared.in_sync
+
+
+@scene(fallback=FakeBackend(0.1), gateways=1)
+async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_is_back(
     fleet: Fleet, clock: Clock
 ) -> None:
     gateway = fleet.gateway
-    fleet.server.script = lambda name: "lose" if name == "enqueue" else None
-    moved = fleet.ask("moved", task=True, timeout=30.0)
-    await asyncio.sleep(0.1)
-    assert await fleet.server.inner.outcome(TENANT, moved.id) is not None
     await fleet.server.become("refuse")
-    fleet.server.cut()
-    assert await fleet.answered(moved) == ["ok"]
-    fleet.server.script = lambda name: None
+    fleet.ask("notices")
+    await asyncio.sleep(1.5)
+    direct = fleet.ask("direct", task=True, id=new_id())
+    assert await fleet.answered(direct) == ["ok"]
     await fleet.server.become("fine")
     await asyncio.sleep(5.0)
-    assert await fleet.server.inner.outcome(TENANT, moved.id) is None
-    assert output(await gateway.outcome(TENANT, moved.id)) == "MOVED"
-    assert gateway._shared.in_sync
-    assert await gateway.follow(TENANT, moved.id, 1.0) is None
+    assert gateway.broker is not fleet.direct.broker  # type: ignore[union-attr]
+
+    async def told(text: str) -> str:
+        asked = Asked(text, fleet.clock)
+        options = RequestOptions(4.0, 1, task=True, chosen=True)
+        gateway.submit(asked, ANYBODY, direct.id, options, "m", text, b"")
+        return (await fleet.answered(asked))[0]
+
+    assert [await told("direct"), await told("another")] == ["ok", errors.IDEMPOTENCY_MISUSE]
+    assert output(await gateway.outcome(TENANT, direct.id)) == "DIRECT"
+    kept = DedupKey(DedupKind.TASK, direct.id, b"other", 60.0)
+    other = Entry(direct.id, "m", "other", 1, TENANT, "elsewhere", 30.0, 30.0, dedup_keys=(kept,), nonce=7)
+    assert await fleet.server.inner.enqueue([other]) == [None]
+    await gateway.cancel(TENANT, direct.id)
+    assert await gateway.outcome(TENANT, direct.id) is None, "it is deleted wherever it was"
 
 
 @scene(fallback=FakeBackend(0.1), gateways=1)

@@ -187,6 +187,10 @@ class MemoryBroker:
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
         return None
 
+    def knows(self, tenant: str, id: str) -> bool:
+        """See NearQueue."""
+        return self._dedup.outcome(tenant, id, self._clock()) is not None
+
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
         """See NearQueue."""
         box = self._mailboxes[gateway]

@@ -51,19 +51,21 @@ class TaskIds:
         answers = await offer([entries[position] for position in rest])
         for position, answer in zip(rest, answers, strict=True):
             found[position] = answer
-        void = [entries[position] for position in rest if claims.get(position) is True and found[position] is not None]
-        await all_of(*(self._ask(task, CLAIM_SECONDS) for task in void))
+        void = [(entries[at], claims[at]) for at in rest if claims.get(at) and found[at] is not None]
+        await all_of(*(self._call("unclaim_id", task, mark, math.ceil(CLAIM_SECONDS)) for task, mark in void))
         return found
 
-    async def _claim(self, task: Entry) -> Failure | bool:
-        """Claim the id of a task for its model: whether it was not claimed yet, or why it cannot be."""
+    async def _claim(self, task: Entry) -> Failure | bytes:
+        """Claim the id of a task for its model: the mark of a new claim, empty for one that was there, or why it cannot be."""
         keep = max(one.keep for one in task.dedup_keys if one.kind is DedupKind.TASK)
         void = b""
         while True:
-            held, *others = await self._ask(task, task.timeout + keep + CLAIM_SECONDS, void)
+            seconds = math.ceil(task.timeout + keep + CLAIM_SECONDS)
+            instant = self._connection.clock_text()
+            held, owner, *others = await self._call("claim_id", task, instant, task.model, seconds, void)
             if not others:
-                return not held
-            owner, on_its_way = others
+                return b"" if held else bytes(owner)
+            [on_its_way] = others
             if await self._lookup.state(task.tenant, task.id) is not None:
                 return failures.conflict()
             if await self._lookup.knows(task.tenant, task.id):
@@ -72,10 +74,7 @@ class TaskIds:
                 return failures.conflict()
             void = owner
 
-    async def _ask(self, task: Entry, seconds: float, void: bytes = b"") -> list[Any]:
+    async def _call(self, function: str, task: Entry, *arguments: Any) -> Any:
         name = hashlib.blake2b(wire.key_of(task.tenant, task.id), digest_size=16).hexdigest()
-        key, connection = f"{self._connection.prefix}:{{id:{name}}}:o", self._connection
-        found: list[Any] = await connection.call(
-            "claim_id", key, connection.clock_text(), task.model, math.ceil(seconds), void
-        )
-        return found
+        key = f"{self._connection.prefix}:{{id:{name}}}:o"
+        return await self._connection.call(function, key, *arguments)

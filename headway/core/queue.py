@@ -243,8 +243,10 @@ class ModelQueue:
             ahead -= self.limits.size(after, tier_queue.weight / tier_queue.depth * after)
             refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and entry.count > 1:
-            size, free = self.limits.size(1, self.limits.weight(entry)), self.whole_slots * self.limits.max_batch
-            if entry.count > (most := max(int(max(gate.most(entry, size), free / size)), 1)):
+            size = self.limits.size(1, self.limits.weight(entry))
+            batch = self.limits.max_batch / size  # A last one that is not full takes as long.
+            whole = max(gate.most(entry, size) // batch, self.whole_slots) * batch
+            if entry.count > (most := max(int(whole), 1)):
                 return admission.Refused(refused.wait, tier_only=False, most=most)
         return refused
 

@@ -113,7 +113,7 @@ def several(count: int, timeout: float, tier: int = 0) -> Entry:
 class TestLists:
     """A request with several inputs is judged as the last of them."""
 
-    @pytest.mark.parametrize(("timeout", "most"), [(10.0, 90), (0.5, 8)])
+    @pytest.mark.parametrize(("timeout", "most"), [(10.0, 88), (0.5, 8)])
     def test_one_that_never_fits_is_told_how_many_do_and_those_are_let_in(self, timeout: float, most: int) -> None:
         queue = ten_a_second(QueueLimits(3, 8))
         asked = [several(count, timeout, tier=2) for count in (most + 1, most)]

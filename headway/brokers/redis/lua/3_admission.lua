@@ -110,7 +110,9 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   end
   local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
   if wait and others > 0 then
-    local most = math.max(math.floor(math.max(most_of(q, size, queue_timeout, timeout), q.known_slots * s.max_batch / size)), 1)
+    local batch = s.max_batch / size  -- A last one that is not full takes as long.
+    local whole = math.max(math.floor(most_of(q, size, queue_timeout, timeout) / batch), q.known_slots) * batch
+    local most = math.max(math.floor(whole), 1)
     if others + 1 > most then
       return most, TOO_MANY
     end

@@ -376,9 +376,7 @@ class Gateway:
         if task is not None and is_certain:  # It may be on its way.
             (task.session or self._shared).cancel_later(tenant, id)
         known = self._shared.broker.epoch
-        asked = (
-            await self._knowing(tenant, id) if pending is None else [] if pending.session is None else [pending.session]
-        )
+        asked = await self._knowing(tenant, id, pending)
         try:
             for session in asked:
                 await session.broker.cancel_task(tenant, id)
@@ -391,9 +389,11 @@ class Gateway:
         if pending is None and self._shared in asked and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
 
-    async def _knowing(self, tenant: str, id: str) -> list[BrokerSession]:
-        """Sessions with the brokers that may have a task which is not pending here."""
+    async def _knowing(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
+        """Sessions with the brokers that may have a task; `pending`: what has its id here."""
         direct, shared = self._direct, self._shared
+        if pending is not None:
+            return [] if pending.session is None else [pending.session]
         if direct is None or await direct.outcome(tenant, id) is None:
             return [shared]
         return [direct] if shared.away else [direct, shared]

@@ -158,7 +158,7 @@ class Limiter:
         """
         throttle = self.throttles[entry.model]
         demand = 0 if failure.code in OF_LOAD or entry.timeout < throttle.least_seconds else entry.count
-        if 0 < self._lowest == entry.tier:
+        if self.holds_up(entry.tier):
             throttle.give_back(entry.tenant, demand)
         else:
             throttle.higher -= demand

@@ -112,6 +112,25 @@ function find_flight(s, shares)
   return nil, nil, nil, free
 end
 
+-- The other queue of the model in which one of these shares is known, unless one is known here; and whether one is.
+local function queue_with(s, shares)
+  for _, share in ipairs(shares) do
+    if flight_of(s, share) then
+      return nil, true
+    end
+  end
+  if #shares > 0 then
+    for queue, other in pairs(siblings.others(s)) do
+      for _, share in ipairs(shares) do
+        if flight_of(other, share) then
+          return queue, false
+        end
+      end
+    end
+  end
+  return nil, false
+end
+
 -- The other queue of the model in which one of these shares is known, or the id that a client has chosen: how its prefix goes on. Nil
 -- when there is none, or a share or the id is known here. Identical requests have nothing in common with those of other versions.
 function elsewhere(s, key, shares, chosen)
@@ -126,37 +145,17 @@ function elsewhere(s, key, shares, chosen)
       end
     end
   end
-  local looked_for = {}
-  for _, share in ipairs(shares or looked_for) do  -- The id of a task decides before its key.
-    if share[KIND] == TASK and not share[WAITS] then
-      if flight_of(s, share) then
-        return nil
-      end
-      for queue, other in pairs(siblings.others(s)) do
-        if flight_of(other, share) then
-          return queue
-        end
-      end
-    end
-  end
-  for _, share in ipairs(shares or looked_for) do
+  local own, others = {}, {}
+  for _, share in ipairs(shares or own) do
     if share[KIND] ~= SAME then
-      if flight_of(s, share) then
-        return nil
-      end
-      looked_for[#looked_for + 1] = share
+      table.insert(share[KIND] == TASK and not share[WAITS] and own or others, share)
     end
   end
-  if #looked_for > 0 then
-    for queue, other in pairs(siblings.others(s)) do
-      for _, share in ipairs(looked_for) do
-        if flight_of(other, share) then
-          return queue
-        end
-      end
-    end
+  local queue, here = queue_with(s, own)  -- The id of a task decides before its key.
+  if not queue and not here then
+    queue = queue_with(s, others)
   end
-  return nil
+  return queue
 end
 
 -- The entry is the first under those of its shares that nobody is under yet.

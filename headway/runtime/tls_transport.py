@@ -221,7 +221,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return
         self._say_end()
         if not self._raw.is_closing():
-            self._raw.write_eof()
+            self._end_sending()
 
     def close(self) -> None:
         """End the connection when what was written has left."""
@@ -286,7 +286,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._flush()  # The alert that says why.
             self._end(_REASONS.get(exc.reason or "", "malformed"))
             if not self._raw.is_closing():
-                self._raw.write_eof()
+                self._end_sending()
                 self._port.loop.call_later(LINGER, self._raw.abort)
         else:
             self._opened()
@@ -341,6 +341,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _flush(self) -> None:
         if self._outgoing.pending:
             self._raw.write(self._outgoing.read())
+
+    def _end_sending(self) -> None:
+        with contextlib.suppress(OSError):  # The client has reset the connection, which comes to light in a moment.
+            self._raw.write_eof()
 
     def _say_end(self) -> None:
         """Tell the client, in TLS, that nothing more is sent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,6 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Files]:
-    gc.collect()  # Sockets that earlier tests left would be closed while this one's are open, perhaps under their numbers.
     found, up, stop = Files(tmp_path), threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 

@@ -401,6 +401,9 @@ def served(
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for module in (connection, door, fast_path):
+            assert module.monotonic is monotonic, (
+                "a test before has left another clock: it has to take it back within `main`"
+            )
             patch.setattr(module, "monotonic", lambda: INSTANT)
         runner.run(_serve(main, keys, whole, certificates, settings))
 

@@ -313,15 +313,16 @@ def test_a_client_that_leaves_is_told_to_the_gateway_once() -> None:
     served(main)
 
 
-def test_an_answer_says_how_many_milliseconds_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_says_how_many_milliseconds_it_took() -> None:
     async def main(stand: Stand) -> None:
         stand.gateway.hold = True
         client = await stand.connect()
         await client.send(post('{"input": "a"}'))
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        monkeypatch.setattr(fast_path, "monotonic", lambda: INSTANT + 0.25)
-        stand.gateway.release()
-        assert (await client.answer()).json["metadata"]["latency_ms"] == pytest.approx(250.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fast_path, "monotonic", lambda: INSTANT + 0.25)
+            stand.gateway.release()
+            assert (await client.answer()).json["metadata"]["latency_ms"] == pytest.approx(250.0)
 
     served(main)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import structlog
@@ -16,6 +18,7 @@ from headway.http.server.connection import MOST_BUFFERED
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.handshake_line import HandshakeLine
+from headway.runtime.tls_transport import TlsPort, TlsTransport
 from tests.authority import Authority
 from tests.http.stand import Client, Stand, get, post, served, settled
 
@@ -284,6 +287,23 @@ def test_addresses_take_turns_at_handshakes() -> None:
 
     asyncio.run(main())
     assert served_ == ["flood 0", "other", "flood 1", "flood 2", "flood 3", "flood 4"]
+
+
+def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Issued) -> None:
+    loop = mock.Mock(time=lambda: 0.0)
+    port = TlsPort(issued.certificates, "http/1.1", "public", Counters(), loop)
+    gone, other = mock.Mock(**{"is_closing.return_value": False}), mock.Mock(**{"is_closing.return_value": False})
+    gone.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+    for raw, data, address in ((gone, b"\x16nonsense", "10.0.0.1"), (other, hello(issued.trust), "10.0.0.2")):
+        raw.get_extra_info.return_value = (address, 1)
+        handshake = TlsTransport(port, asyncio.Protocol(), mock.Mock())
+        handshake.connection_made(raw)
+        handshake.data_received(data)
+    ((give,), _) = loop.call_soon.call_args
+    give()
+    assert port._counters.tls_failures["public", "malformed"] == 1
+    loop.call_later.assert_called_once()
+    assert other.write.called, "the service's side of the other handshake"
 
 
 def test_a_drain_lets_requests_over_tls_end(issued: Issued) -> None:

@@ -74,8 +74,12 @@ def test_a_body_that_is_not_whole_in_time_is_given_up_however_it_comes(
     monkeypatch.setattr(FastPathConnection, "data_received", counted)
 
     async def main(stand: Stand) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            await ask(stand, patch)
+
+    async def ask(stand: Stand, patch: pytest.MonkeyPatch) -> None:
         now, limit = [INSTANT], stand.settings.body_timeout_ms / 1000
-        monkeypatch.setattr(connection, "monotonic", lambda: now[0])
+        patch.setattr(connection, "monotonic", lambda: now[0])
         client = await stand.connect()
         await client.send(whole[:begin])
         await settled(lambda: heard[0] == begin)

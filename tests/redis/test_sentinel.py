@@ -95,7 +95,7 @@ async def test_a_call_that_reaches_a_replica_is_refused_and_the_next_one_finds_t
         first = setup.primary
         first.command("REPLICAOF", LOOPBACK, setup.replica.port)
         error = await refused(broker.enqueue([ask(id="b")]))
-        assert "The previous master is now a slave" in str(error)
+        assert "read only replica" in str(error)
         setup.fail_over()
         assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
 

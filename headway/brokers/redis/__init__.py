@@ -4,6 +4,7 @@ clients            clients made from a URL: one server, Sentinel, Cluster, TLS
 cluster            client of a Redis Cluster: which node has a key
 sentinels          Sentinels, asked for the primary
 server             client of one server
+link               one connection to it
 connection         calls with a deadline, blocking reads, and what is demanded of a server
 lua/               the library of functions in the server: every atomic step; its first file lists every key
 function_library   that library put together

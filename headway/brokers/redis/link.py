@@ -1,0 +1,143 @@
+"""Link to a server: a command goes out in one write, and its answer wakes who waits for it.
+
+redis-py connects: address, TLS, login and database are its business. Then the link takes the transport over from its streams,
+which take more time for each command than the command itself. An answer that is large is read from the streams, since a parser
+copies what comes in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import InvalidResponse, RedisError
+
+from headway.brokers.redis.sentinels import Address
+
+_MORE = object()
+"""Answer that is not whole yet."""
+_CLOSED = "the server closed the connection"
+
+
+class Link(asyncio.Protocol):
+    """Link to a server, for one command at a time.
+
+    Arguments:
+        connection: connection of redis-py, of which this is the only user.
+
+    Attributes:
+        connection: as given.
+    """
+
+    __slots__ = ("_answers", "_loop", "_streams", "_transport", "_waiting", "connection")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._transport: Any = None
+        self._streams: Any = None
+        """Protocol of redis-py's streams."""
+        self._answers: Any = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a command can be sent, as far as is known."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def address(self) -> Address:
+        """Host and port of the server."""
+        return self.connection.host, self.connection.port
+
+    async def connect(self) -> None:
+        """Connect, anew if need be."""
+        connection = self.connection
+        if connection.is_connected:
+            await connection.disconnect(nowait=True)
+        await connection.connect()
+        self._transport = connection._writer.transport
+        self._streams = self._transport.get_protocol()
+        # Errors are those of redis-py.
+        parse_error = connection._parser.parse_error
+        self._answers = hiredis.Reader(protocolError=InvalidResponse, replyError=parse_error, notEnoughData=_MORE)
+        self._transport.set_protocol(self)
+
+    def ask(self, command: bytes) -> asyncio.Future[Any]:
+        """Send a packed command. Its answer may be an error; the future fails when there is none."""
+        waiting = self._waiting = self._loop.create_future()
+        self._transport.write(command)
+        return waiting
+
+    async def ask_large(self, command: Sequence[Any]) -> bytes | None:
+        """Answer to a command that is large, or has a large answer, which is no list. Their bytes are copied less often."""
+        self._transport.set_protocol(self._streams)
+        await self.connection.send_packed_command(_pieces(command))
+        answer = await _read_large(self.connection)
+        self._transport.set_protocol(self)
+        return answer
+
+    def close(self) -> None:
+        """Close as the server might: who waits hears of it."""
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """See Protocol."""
+        self._answers.feed(data)
+        try:
+            answer = self._answers.gets()
+        except RedisError as exc:
+            self._fail(exc)
+            self._transport.abort()
+            return
+        if answer is not _MORE:
+            waiting, self._waiting = self._waiting, None
+            if waiting is None:  # Nobody has asked, so that later answers would be taken for others.
+                self._transport.abort()
+            elif not waiting.done():
+                waiting.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See Protocol. The streams hear of it, too: whoever disconnects waits for them."""
+        self._transport = None
+        self._streams.connection_lost(exc)
+        self._fail(NoConnection(_CLOSED if exc is None else f"{_CLOSED}: {exc}"))
+
+    def pause_writing(self) -> None:
+        """See Protocol. One command at a time needs no more room than it takes."""
+
+    def _fail(self, exc: Exception) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(exc)
+
+
+def _pieces(command: Sequence[Any]) -> list[Any]:
+    """Pieces of a command, of which the arguments that are bytes are not copied; a body may be a bytearray."""
+    pieces: list[Any] = [b"*%d\r\n" % len(command)]
+    for one in command:
+        argument = one if isinstance(one, bytes | bytearray | memoryview) else str(one).encode()
+        pieces += (b"$%d\r\n" % len(argument), argument, b"\r\n")
+    return pieces
+
+
+async def _read_large(connection: Any) -> bytes | None:
+    """Read an answer that is no list past the connection's parser, which would copy it piece by piece."""
+    reader: asyncio.StreamReader = connection._reader
+    line = await reader.readline()
+    if not line.endswith(b"\r\n"):
+        raise ConnectionResetError(_CLOSED)
+    if line[:1] == b"-":
+        raise connection._parser.parse_error(line[1:-2].decode(errors="replace"))
+    if line[:1] != b"$":
+        return line[1:-2]
+    length = int(line[1:])
+    if length < 0:
+        return None
+    reader._limit = max(reader._limit, length)  # type: ignore[attr-defined] # Else it pauses at every 128 KiB.
+    answer = await reader.readexactly(length)
+    await reader.readexactly(2)
+    return answer

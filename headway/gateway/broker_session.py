@@ -146,8 +146,8 @@ class BrokerSession:
         self._clock = clock
         self._rng = rng
         self._work = asyncio.Event()
-        self._gathered = 0.0
-        """Instant until which it may pay to wait for more entries before the broker is called again."""
+        self._called = -math.inf
+        """Instant of the last call with entries."""
         self._doubtful = False
         """Whether entries of the outbox may have been offered before, or have lost time in it."""
         self._departed: list[Submission] = []
@@ -276,11 +276,10 @@ class BrokerSession:
         failures = 0
         while True:
             await self._work.wait()
-            now = self._clock()
-            linger = self.broker.linger
-            if now < self._gathered and self.rate(now) * linger >= WORTH_GATHERING:
+            now, linger = self._clock(), self.broker.linger
+            if now < self._called + linger and self.rate(now) * linger >= WORTH_GATHERING:
                 await asyncio.sleep(linger)
-            self._gathered = self._clock() + linger
+            self._called = self._clock()
             self._work.clear()
             try:
                 await self._flush()

@@ -87,7 +87,7 @@ async def test_what_is_owed_is_forgotten_with_the_servers_state(harness: Stand) 
 def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     assert [entry_wire._pack_limit(limit, 4) for limit in (tier, user)] == [("tier:1", 0.4, 0.4), ("user:u", 0.1, 0.2)]
-    assert entry_wire.pack_extras([ask()], 4) == b""
+    assert entry_wire.pack_extras([ask()], [], 4) == b""
 
 
 class Shard:
@@ -108,4 +108,5 @@ async def test_what_is_owed_to_a_tier_is_the_mean_over_its_counts_and_to_others_
 ) -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     monkeypatch.setattr(harness.broker, "_queues", {"m": [Shard(3.0), Shard(1.0)]})
+    monkeypatch.setattr(harness.broker, "_debts", None)
     assert (harness.broker.rate_limit_debt(tier), harness.broker.rate_limit_debt(user)) == (2.0, 3.0)

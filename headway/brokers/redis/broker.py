@@ -29,6 +29,7 @@ from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.offering import all_of, offer
 from headway.brokers.redis.queue_answers import Granted, Look
 from headway.brokers.redis.queue_table import QueueTable
+from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
@@ -70,7 +71,9 @@ from headway.runtime.counters import Counters
 log = structlog.get_logger(__name__)
 
 LEAST_LINGER, MOST_LINGER = 0.001, 0.004
-"""Bounds in seconds of the time for which entries gather, which is a tenth of the headway."""
+"""Bounds in seconds of the time for which entries gather."""
+IN_USE = 1.0
+"""Seconds after its last offer for which a queue is in use."""
 MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards. The pause doubles while a slot rests."""
 APART_FROM = 64 << 10
@@ -123,6 +126,8 @@ class RedisBroker:
         self._lease_seconds, self._shards, self._zone = lease_seconds, shards, zone
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
+        self._debts = None if connection.clustered else RateLimitCache()
+        """What is owed by the counts that all queues have in common; None where each has its own."""
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every
@@ -143,9 +148,10 @@ class RedisBroker:
 
     @property
     def linger(self) -> float:
-        """See Broker: a tenth of the headway, between 1 and 4 ms."""
-        headway = max((queue.headway for queue in self._every), default=0.0)
-        return min(max(headway / 10, LEAST_LINGER), MOST_LINGER)
+        """See Broker: that of the queue in use which bears least, between 1 and 4 ms."""
+        now = asyncio.get_running_loop().time()
+        least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
+        return min(max(least, LEAST_LINGER), MOST_LINGER)
 
     @property
     def epoch(self) -> str:
@@ -184,7 +190,8 @@ class RedisBroker:
 
     def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
         budgets = self._lease_seconds, self._budgets.kept, self._budgets.room
-        made = Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers)
+        debts = RateLimitCache() if self._debts is None else self._debts
+        made = Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers, debts)
         made.stirred = partial(self._reaping.stirred, made)
         return made
 
@@ -205,7 +212,7 @@ class RedisBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        if not all(self._queues.has(entry.queue) for entry in entries):
+        if not all(map(self._queues.has, {entry.queue for entry in entries})):
             return await self._enqueue_known(entries)
         if any(entry.claims for entry in entries):
             return await self._task_ids.offer(entries, self._offer)
@@ -222,6 +229,8 @@ class RedisBroker:
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
+        if self._debts is not None:
+            return self._debts.seconds(limit.id, asyncio.get_running_loop().time())
         owed = 0.0
         for queues in self._queues.values():
             of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts

@@ -5,6 +5,7 @@ See `wire` for what holds of all formats.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from headway.brokers.redis.codes import PackedDedupKey
 from headway.brokers.redis.wire import SCHEMA, check_schema, encode, key_of, read_value
 from headway.core import ratelimit
-from headway.core.memory_room import bytes_of
+from headway.core.memory_room import SMALL, bytes_of
 from headway.model import DedupKey, DedupKind, Entry, Limit, Octets, Value
 
 TOKEN_BYTES = 11
@@ -86,9 +87,12 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
         entry: the entry.
         apart: token of its input, where that is stored apart, and the digest of that, where it is asked for.
     """
-    key, waits = key_of(entry.tenant, entry.id), (entry.queue_timeout, entry.timeout)
-    figures = entry.nonce, entry.weight, min(bytes_of(entry), MOST_COUNTED), len(apart), entry.count
-    return ENTRY_HEAD.pack(entry.tier, len(key), key.rindex(0), *waits, *figures) + key + apart + entry.gateway.encode()
+    key, large = key_of(entry.tenant, entry.id), len(entry.input) + len(entry.parameters) > SMALL
+    head = ENTRY_HEAD.pack(
+        entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, entry.weight,
+        min(bytes_of(entry), MOST_COUNTED) if large else 0, len(apart), entry.count,
+    )  # fmt: skip
+    return head + key + apart + entry.gateway.encode()
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
@@ -171,21 +175,23 @@ def entry_of(found: TracedWireEntry, apart: Apart | None = None) -> Entry:
     )
 
 
-def pack_extras(entries: Sequence[Entry], counts: int) -> bytes:
+def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int) -> bytes:
     """Pack the limits and dedup keys of these entries, and which pays for which, as the library takes them; empty for nothing of it.
 
     Arguments:
         entries: entries of one call.
+        limits: limits that they count towards, each once.
         counts: number of counts that limits of whole tiers are spread over.
     """
     payers = {entry.nonce: position for position, entry in enumerate(entries, 1) if entry.count > 1}
-    if not payers and not any(entry.limits or entry.dedup_keys or entry.digest for entry in entries):
+    if not (limits or payers or any(entry.dedup_keys or entry.digest for entry in entries)):
         return b""
-    limits = limits_of(entries)
     positions = {limit: position for position, limit in enumerate(limits)}
-    charged = [[positions[limit] for limit in entry.limits] for entry in entries]
-    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys}
-    digests = {position: entry.digest.hex() for position, entry in enumerate(entries, 1) if entry.digest}
+    charges = {of: [positions[limit] for limit in of] for of in {entry.limits for entry in entries}}
+    charged = [charges[entry.limits] for entry in entries]
+    rare = [(position, entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys or entry.digest]
+    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in rare if entry.dedup_keys}
+    digests = {position: entry.digest.hex() for position, entry in rare if entry.digest}
     paid = {}
     if payers:
         paid = {at: payers[one.payer] for at, one in enumerate(entries, 1) if one.count == 1 and one.payer in payers}
@@ -202,7 +208,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
     """The limits that entries count towards, each once."""
-    return list(dict.fromkeys(limit for entry in entries for limit in entry.limits))
+    return list(dict.fromkeys(itertools.chain.from_iterable({entry.limits: None for entry in entries})))
 
 
 def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:

@@ -55,22 +55,19 @@ class LargeValues:
         return value is not None and len(value) > self.threshold
 
     def name_of(self, entry: Entry) -> str:
-        """Kind and token of an entry's input; empty where that is not stored apart. A submission always has the same."""
-        if len(entry.input) + len(entry.parameters) <= self.threshold:
-            return ""
+        """Kind and token of the input of a large entry. A submission always has the same."""
         submission = encode((entry.gateway, *entry.submission))
         kind = _kind(entry.input).upper() if entry.parameters else _kind(entry.input)
         return kind + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
 
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
-        """Store the large inputs of these entries beside the queue whose keys begin with `queue`.
+        """Store the inputs of these large entries beside the queue whose keys begin with `queue`.
 
         Raises:
             OutOfMemory: the server has no room; some may be stored.
             BrokerUnavailable: no answer in time; they may be stored.
         """
-        large = [(entry, name) for entry in entries if (name := self.name_of(entry))]
-        await asyncio.gather(*(self._bring(f"{queue}P:{name[1:]}", entry) for entry, name in large))
+        await asyncio.gather(*(self._bring(f"{queue}P:{self.name_of(entry)[1:]}", entry) for entry in entries))
 
     async def _bring(self, key: str, entry: Entry) -> None:
         seconds = math.ceil(entry.timeout) + GRACE_SECONDS

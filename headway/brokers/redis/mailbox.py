@@ -124,7 +124,8 @@ class Mailbox:
                 0.0,
                 read.queue.born,
             ):  # Otherwise it was lost meanwhile, and another may have the same id.
-                submissions = list(map(_submission, read.replies))
+                all_here = len(read.replies) == len(read.whole)
+                submissions = read.whole if all_here else list(map(_submission, read.replies))
                 outputs = [read.token.encode() + wire.name_of(*one) for one in submissions] if read.token else []
                 read.queue.receipts.add(Receipt(self._gateway, read.id, submissions, outputs))
         del self._reads[:done]
@@ -151,7 +152,7 @@ class Mailbox:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            whole = list(map(_submission, replies))
+            whole = [(reply.tenant, reply.id, reply.nonce) for reply in replies]
             if same := [read for read in known if (read.key, read.id, read.whole) == (key, id, whole)]:
                 for read in same:
                     read.born = queue.born

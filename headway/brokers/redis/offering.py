@@ -36,29 +36,38 @@ async def offer(
         offers: offers of this process, to which this is added.
         beside: returns the queue of another version or zone of the same model and shard.
     """
-    with offers.under_way(entries):
+    offer = offers.begin(entries)
+    try:
         await router.count()
         return await _offer(entries, router, beside)
+    finally:
+        offers.end(offer)
 
 
 async def _offer(
     entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
 ) -> list[Failure | None]:
     result: list[Failure | None] = [None] * len(entries)
-    offered = list(entries)
-    queues: dict[int, Queue] = dict(enumerate(router.deal(entries)))
-    for _ in range(MOVES):
+    dealt, offered = router.deal(entries), list(entries)
+    if dealt.count(dealt[0]) < len(dealt):
+        answers = await _verdicts(offered, dict(enumerate(dealt)))
+    else:
+        verdicts = await dealt[0].enqueue(entries)
+        if verdicts.count(None) == len(verdicts):  # Mostly.
+            return result
+        answers = [(position, dealt[0], verdict) for position, verdict in enumerate(verdicts)]
+    for turn in range(MOVES):
         moved: dict[int, Queue] = {}
-        for position, queue, verdict in await _verdicts(offered, queues):
+        for position, queue, verdict in answers:
             if isinstance(verdict, Moved):
                 moved[position] = beside(queue, verdict.version, verdict.zone)
                 offered[position] = _without_identical(entries[position])
                 router.place(entries[position], moved[position])
             else:
                 result[position] = verdict
-        if not moved:
+        if not moved or turn == MOVES - 1:
             break
-        queues = moved
+        answers = await _verdicts(offered, moved)
     for position in moved:
         result[position] = failures.conflict()
     refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]

@@ -26,6 +26,10 @@ class RateLimitCache:
             self._until = {id: end for id, end in until.items() if end > asked}
             self._most = max(LEAST, 2 * len(self._until))
 
+    def forget(self) -> None:
+        """Forget all: the server may have lost its counts."""
+        self._until = {}
+
     def seconds(self, id: str, now: float) -> float:
         """Seconds owed to a limit at instant `now`."""
         return max(0.0, self._until.get(id, 0.0) - now)

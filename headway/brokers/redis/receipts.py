@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.brokers.redis import wire
@@ -43,7 +43,8 @@ class Receipt:
     @property
     def packed(self) -> tuple[object, ...]:
         """The receipt as the functions take it."""
-        names = [wire.name_of(*submission) for submission in self.submissions]
+        pack = wire.NONCE.pack
+        names = [pack(nonce) + f"{tenant}\0{id}".encode() for tenant, id, nonce in self.submissions]
         return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs
 
     def and_then(self, later: Receipt) -> Receipt:
@@ -74,16 +75,16 @@ class Offers:
     def __init__(self) -> None:
         self._under_way: list[Offer] = []
 
-    @contextlib.contextmanager
-    def under_way(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Note that a call offers these entries, until the context ends."""
+    def begin(self, entries: Sequence[Entry]) -> Offer:
+        """Note that a call offers these entries, until its `end`."""
         offer = Offer(entries)
         self._under_way.append(offer)
-        try:
-            yield
-        finally:
-            offer.over = True
-            self._under_way.remove(offer)
+        return offer
+
+    def end(self, offer: Offer) -> None:
+        """Note that a call is over."""
+        offer.over = True
+        self._under_way.remove(offer)
 
     def of(self, submissions: Sequence[Submission]) -> list[Offer]:
         """Calls under way that offer one of these."""

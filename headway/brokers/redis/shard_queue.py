@@ -55,6 +55,10 @@ SHARDS = 256
 """Most shards of a model. A fence is the queue's own times this, plus the shard."""
 MOST_ENTRIES = 256
 """Most entries in one call, since a step must not keep the server from others."""
+GATHERING = 0.1
+"""Share of the headway for which entries may gather."""
+AHEAD = 0.001
+"""Seconds before a slot is free by which they are to be in the queue."""
 TRIES = 4
 """Most times in a row that a claim may be asked for a newer rule."""
 
@@ -77,13 +81,14 @@ class Queue:
         room: returns the bytes of the room for large entries.
         values: store of large values.
         offers: offers of this process.
+        debts: what is owed by the counts of the queue.
 
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: number of times that it was lost.
         model: name of the model.
         zone: zone of the queue; empty: that of processes without one.
-        headway: seconds between departures, below 0 when the policy does not space them.
+        offered_at: instant of the event loop at which entries were last offered.
         in_use: shards that the queue's load is spread over now.
         spread: shards that the tenants of the model are spread over now.
         served: whether any shard of any zone had healthy slots for its entries when they were last counted.
@@ -101,13 +106,15 @@ class Queue:
         room: Callable[[], int],
         values: LargeValues,
         offers: Offers,
+        debts: RateLimitCache,
     ) -> None:
         self.connection = connection
         self.name, self.model, self.zone = name, model_and_version(name)[0], name_and_zone(name)[1]
         self.shard = shard
         self.born = 0.0
         self.losses = 0
-        self.headway = -1.0
+        self.offered_at = self._free_at = -math.inf
+        self._headway = -1.0
         self._key = wire.prefix_of(connection.prefix, name, shard)
         self.in_use = self.spread = 1
         self.served = False
@@ -118,7 +125,7 @@ class Queue:
         self._settings: tuple[tuple[int, bool, KeptLimits, int, QueueLimits] | None, str] = None, ""
         counted_at = wire.prefix_of(connection.prefix, self.model, shard)
         self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
-        self._rate_limit_cache = RateLimitCache()
+        self._debts = debts
         self._steps = Steps(connection, self._key, self._head)
         self._load: tuple[float, Load] | None = None
         self.receipts = Receipts(self._tell, offers)
@@ -143,6 +150,10 @@ class Queue:
         """Number of counts that a limit that spans tenants is spread over."""
         return self.spread if self.connection.clustered else 1
 
+    def linger(self, now: float) -> float:
+        """Seconds from instant `now` of the event loop for which entries may gather: no slot is free before, as far as is known."""
+        return max(GATHERING * self._headway, self._free_at - AHEAD - now)
+
     async def enqueue(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Offer entries. Returns the verdicts in order."""
         verdicts: list[Verdict] = []
@@ -152,27 +163,33 @@ class Queue:
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as this process knows."""
-        return self._rate_limit_cache.seconds(limit.id, asyncio.get_running_loop().time())
+        return self._debts.seconds(limit.id, asyncio.get_running_loop().time())
 
     async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Verdict]:
         """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
         receipt = self.receipts.take(entries[0].gateway)
-        read = NOTHING_READ if receipt is None else receipt.packed
-        arguments: list[object] = [*read, entry_wire.pack_extras(entries, self.counts)]
+        read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
+        arguments: list[object] = [*read, entry_wire.pack_extras(entries, limits, self.counts)]
+        large = []
         for entry in entries:
-            arguments += self._packed(entry, digested)
+            if len(entry.input) + len(entry.parameters) <= self._values.threshold:
+                arguments += entry_wire.pack_head(entry), entry_wire.pack_entry(entry)
+            else:
+                large.append(entry)
+                arguments += self._packed_apart(entry, digested)
         began = asyncio.get_running_loop().time()
         try:
-            answer = await self._enqueue(() if digested else entries, arguments)
+            answer = await self._enqueue(() if digested else large, arguments)
         except BrokerUnavailable:
             self.receipts.keep(receipt)
             raise
         self.stirred()
         told, refused, owed = answer
-        now, born, self.headway = wire.read_numbers(told)
+        now, born, self._headway, free_in = wire.read_numbers(told)
+        self.offered_at, self._free_at = began, began + free_in
         self._heed(now, born)
         if owed:
-            self._rate_limit_cache.learn(entry_wire.limits_of(entries), wire.read_numbers(owed), began)
+            self._debts.learn(limits, wire.read_numbers(owed), began)
         result: list[Verdict] = [None] * len(entries)
         undigested = []
         for position, wait, why in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
@@ -188,19 +205,18 @@ class Queue:
                 result[position] = verdict
         return result
 
-    def _packed(self, entry: Entry, digested: bool) -> tuple[bytes, bytes]:
-        """Head and payload of an entry."""
+    def _packed_apart(self, entry: Entry, digested: bool) -> tuple[bytes, bytes]:
+        """Head and payload of an entry whose input is stored apart."""
         name = self._values.name_of(entry)
-        if not name:
-            return entry_wire.pack_head(entry), entry_wire.pack_entry(entry)
         apart = name[1:] + (digest_of(entry) if digested else "")
         return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
-    async def _enqueue(self, entries: Sequence[Entry], arguments: Sequence[object]) -> Any:
-        """Bring the large inputs of entries, and call the function."""
+    async def _enqueue(self, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
+        """Bring the inputs of large entries, and call the function."""
         if not await self.connection.is_scarce():
             try:
-                await self._values.bring(self._key, entries)
+                if large:
+                    await self._values.bring(self._key, large)
                 return await self._call("enqueue", *arguments)
             except OutOfMemory:  # Nothing was done. What is known already must not be refused.
                 pass
@@ -391,7 +407,7 @@ class Queue:
             if self.born != 0.0:
                 self.losses += 1
                 self.receipts.clear()
-                self._rate_limit_cache = RateLimitCache()
+                self._debts.forget()
                 self.wakeups.wake_all()  # The server no longer knows who listens.
             self.born = born
 

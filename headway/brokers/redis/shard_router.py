@@ -142,6 +142,8 @@ class ShardRouter:
 
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
         """
+        if self.alone and not self._placed:
+            return [self._queues[entry.queue][0] for entry in entries]
         if self.alone:
             return [self._queue_before(entry) or self._queues[entry.queue][0] for entry in entries]
         counts = Counter(entry.queue for entry in entries)

@@ -2,7 +2,7 @@
 -- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared (nothing, or the limits, for each entry the
 -- positions of its limits, by position the dedup keys of those that have any, by position the digests of those whose clients chose the
 -- id, and by position that of the one that pays for it), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
--- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth and the headway, packed, for each refused one its position, the wait and why
+-- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed, for each refused one its position, the wait and why
 -- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
 
 do
@@ -139,6 +139,15 @@ local function read_entries(s, args, at)
   return entries, names
 end
 
+-- Seconds until the next slot is free, as far as can be told; 0 while one is.
+local function free_in(s)
+  local q = s.q
+  if q.slots == 0 or q.busy < q.slots then
+    return 0
+  end
+  return math.max(q.last_departure + batch_seconds(q, q.running) / q.slots - s.now, 0)
+end
+
 local NO_EXTRAS = {}
 
 local function enqueue(keys, args, scarce)
@@ -215,7 +224,7 @@ local function enqueue(keys, args, scarce)
   local owed = book and close_book(s, book) or ''
   ring(s)
   save(s)
-  return {struct.pack('<ddd', s.now, s.q.born, s.q.headway), refused, owed}
+  return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), refused, owed}
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)

@@ -1,0 +1,69 @@
+"""How long a gateway lets entries gather: as long as no slot is free, within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headway.model import WorkerInfo, WorkerStatus
+from tests.contracts.brokers import ask, story
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, RedisServer
+
+LEAST, MOST = 0.001, 0.004
+BATCH = 0.01
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
+    made = Stand(own(request.param))
+    yield made
+    made.close()
+
+
+async def serving(harness: Stand, *workers: str, model: str = "m") -> None:
+    """Workers whose batches take BATCH."""
+    for worker in workers:
+        warm_up = ((1, BATCH), (8, BATCH))
+        await harness.broker.heartbeat(
+            WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY, warm_up=warm_up)
+        )
+
+
+@story
+async def test_entries_gather_while_no_slot_is_free_and_are_there_when_one_is(harness: Stand) -> None:
+    await serving(harness, "gpu-0")
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == LEAST
+    lease = await harness.claim()
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == MOST
+    await harness.advance(0.006)
+    assert harness.broker.linger == pytest.approx(BATCH - 0.006 - 0.001, abs=1e-4)
+    await harness.advance(0.003)
+    assert harness.broker.linger == LEAST
+    await harness.answer(lease)
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == LEAST
+
+
+@story
+async def test_of_several_slots_the_next_one_is_free_sooner(harness: Stand) -> None:
+    await serving(harness, "gpu-0", "gpu-1", "gpu-2", "gpu-3")
+    for worker in ("gpu-0", "gpu-1", "gpu-2", "gpu-3"):
+        assert harness.broker.linger == LEAST
+        await harness.broker.enqueue([ask()])
+        await harness.claim(worker)
+    await harness.broker.enqueue([ask()])
+    assert harness.broker.linger == pytest.approx(BATCH / 4 - 0.001, abs=1e-4)
+
+
+@story
+async def test_what_gathers_for_one_model_keeps_none_of_another_waiting(harness: Stand) -> None:
+    await serving(harness, "gpu-0")
+    await serving(harness, "gpu-1", model="other")
+    await harness.broker.enqueue([ask()])
+    await harness.claim()
+    await harness.broker.enqueue([ask(), ask(model="other")])
+    assert harness.broker.linger == LEAST

@@ -1,0 +1,204 @@
+"""A peer of the broker's connections that answers as Redis does, without a server: for counts of what this side costs.
+
+It knows one queue in which a batch leaves when the test says so: what has been enqueued by then. It lives in a thread of its own, so that
+nothing of it is among what a test counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import hiredis
+import msgspec
+
+from headway.brokers.redis import wire
+from headway.brokers.redis.entry_wire import pack_entry
+from headway.core.departure import Load
+from headway.core.slot_factors import FACTORS
+from headway.model import Entry
+
+BORN = 1.0
+READ_AT = 7
+"""Position in an enqueue of what was read; then come the extras, and the head and payload of each entry."""
+
+
+def load(now: float, slots: int = 1) -> bytes:
+    """Load of a queue at an instant, as the functions tell it."""
+    known = Load(rate=2000.0, alpha=0.01, beta=0.0, slots=slots, max_batch=64)
+    return struct.pack(wire.LOAD_FORMAT, now, BORN, *(getattr(known, name) for name in wire.LOAD), *[0] * len(FACTORS))
+
+
+class Peer:
+    """The peer. Use it as a context manager.
+
+    Attributes:
+        url: where it listens.
+        calls: number of commands by name, of functions by theirs.
+        blocked: whether somebody waits for a wake-up.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.calls: dict[str, int] = {}
+        self.blocked = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="peer", daemon=True)
+        self._up = threading.Event()
+        self._payloads: list[bytes] = []
+        self._leases: list[list[bytes]] = []
+        self._number = 0
+        self._replies: list[tuple[bytes, list[bytes]]] = []
+        self._wakeup = b""
+        self._changed = asyncio.Condition()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._up.wait()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait."""
+        return len(self._payloads)
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Let entries wait."""
+        self._payloads += map(pack_entry, entries)
+
+    def depart(self, worker: str) -> None:
+        """Let what waits leave as a batch: `worker`, which has claimed in vain, is woken for it."""
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._depart(worker)))
+
+    def answer(self, outputs: Callable[[Any], str]) -> None:
+        """Answer what waits, as a worker would."""
+        payloads, self._payloads = self._payloads, []
+        entries = [msgspec.msgpack.decode(payload) for payload in payloads]
+        run = wire.WireRun(wire.SCHEMA, "gpu-0", [
+            wire.WireReply(position, entry[1], entry[5], outputs(entry[3]), None, 0.001, entry[11])
+            for position, entry in enumerate(entries)
+        ])  # fmt: skip
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._send(wire.encode(run), len(entries))))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        self._up.set()
+        self._loop.run_forever()
+        server.close()
+        serving = asyncio.all_tasks(self._loop)
+        for task in serving:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*serving, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        with contextlib.suppress(asyncio.CancelledError):
+            while data := await reader.read(1 << 16):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    writer.write(_packed(await self._do(command)))
+        writer.transport.abort()
+
+    async def _do(self, command: list[bytes]) -> Any:
+        name = command[0].decode()
+        if name == "FCALL":
+            name = command[1].decode().rpartition("_")[2]
+        self.calls[name] = self.calls.get(name, 0) + 1
+        handler = getattr(self, f"_{name.lower()}", None)
+        if handler is None:
+            return wire.pack_numbers((self._now(), BORN))
+        return await handler(command)
+
+    def _now(self) -> float:
+        return self._loop.time()
+
+    async def _client(self, command: list[bytes]) -> str:
+        return "OK"
+
+    _function = _client
+
+    async def _info(self, command: list[bytes]) -> bytes:
+        return b"redis_version:7.0.15\r\nredis_mode:standalone\r\nmaxmemory:0\r\nused_memory:1\r\nmaxmemory_policy:noeviction\r\n"
+
+    async def _config(self, command: list[bytes]) -> list[str]:
+        return ["maxmemory-policy", "noeviction"]
+
+    async def _enqueue(self, command: list[bytes]) -> list[Any]:
+        names, tokens = (int(count) for count in command[READ_AT + 2 : READ_AT + 4])
+        self._payloads += command[READ_AT + 4 + names + tokens + 1 :][1::2]
+        return [wire.pack_numbers((self._now(), BORN, -1.0, 0.01)), [], b""]
+
+    async def _claim(self, command: list[bytes]) -> list[Any]:
+        now = self._now()
+        if len(command[-1]) == 16:  # A claim without a rule.
+            return [b"load", load(now)]
+        if not self._leases:
+            return [b"wait", wire.pack_numbers((math.inf,)), load(now)]
+        payloads = self._leases.pop()
+        self._number += 1
+        numbers = wire.pack_numbers((now, self._number, now, now + 3.0, 5.0, 1))
+        return [b"lease", numbers, b"early", wire.pack_numbers([now] * len(payloads)), payloads]
+
+    async def _complete(self, command: list[bytes]) -> list[Any]:
+        return [1, 0, load(self._now())]
+
+    async def _extend(self, command: list[bytes]) -> int:
+        return 1
+
+    async def _blpop(self, command: list[bytes]) -> list[bytes] | None:
+        async with self._changed:
+            self.blocked = True
+            await self._changed.wait_for(lambda: self._wakeup)
+            found, self._wakeup = self._wakeup, b""
+        return [command[1], found]
+
+    async def _xread(self, command: list[bytes]) -> list[Any]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._replies)
+            found, self._replies = self._replies, []
+        return [[command[4], [list(one) for one in found]]]
+
+    async def _depart(self, worker: str) -> None:
+        self._leases.append(self._payloads)
+        self._payloads = []
+        async with self._changed:
+            self._wakeup = wire.pack_numbers((0.0,)) + load(self._now()) + worker.encode()
+            self._changed.notify_all()
+
+    async def _send(self, run: bytes, size: int) -> None:
+        self._number += 1
+        fields = {
+            "v": b"1", "k": b"ran", "d": run, "t": b"1.0", "e": b"1.01", "n": b"%d" % size, "a": b"1", "x": b""
+        }  # fmt: skip
+        flat = [part for name, value in fields.items() for part in (name.encode(), value)]
+        async with self._changed:
+            self._replies.append((b"%d-0" % self._number, flat))
+            self._changed.notify_all()
+
+
+def _packed(answer: Any) -> bytes:
+    """An answer on the wire."""
+    if answer is None:
+        return b"*-1\r\n"
+    if isinstance(answer, int):
+        return b":%d\r\n" % answer
+    if isinstance(answer, str) and answer == "OK":
+        return b"+OK\r\n"
+    if isinstance(answer, str | bytes):
+        text = answer.encode() if isinstance(answer, str) else answer
+        return b"$%d\r\n%b\r\n" % (len(text), text)
+    assert isinstance(answer, Sequence)
+    return b"*%d\r\n%b" % (len(answer), b"".join(map(_packed, answer)))

@@ -1,0 +1,144 @@
+"""Budget of the common request over Redis: calls and bytecodes at a gateway and at a worker, held to tests/http/budget.toml.
+
+What the broker's connections are made of is counted, too, but for what is in C. No server is needed: see `redis_peer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import uvloop
+
+import tests
+from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.connection import RedisConnection
+from headway.config import Settings
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.queue_limits import QueueLimits
+from headway.gateway.gateway import Gateway
+from headway.model import Limit, Principal, Reply, RequestOptions, Slot
+from headway.runtime.counters import Counters
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
+from headway.worker.batcher import Batcher
+from headway.worker.starting import Limits
+from tests.contracts.brokers import ask
+from tests.http.test_budget import BUDGET, Counts, within
+from tests.services.fake_backend import FakeBackend
+from tests.services.redis_peer import Peer
+
+BATCH, GATHERED, ROUNDS = 32, 8, 20
+LIMITS = QueueLimits(tiers=3, max_batch=64)
+HERE = str(Path(tests.__file__).parent)
+Round = Callable[[], Awaitable[None]]
+
+
+class Sink:
+    """Sink of all requests, which counts their replies."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def answer(self, reply: Reply) -> None:
+        assert reply.output == "HELLO WORLD"
+        self.count += 1
+
+    def admitted(self) -> None: ...
+
+
+@asynccontextmanager
+async def over(peer: Peer) -> AsyncIterator[RedisBroker]:
+    """A broker over the peer."""
+    connection = RedisConnection(peer.url)
+    await connection.open()
+    broker = RedisBroker(connection, {"m": LIMITS}, Counters(), lambda: 0.5)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        await connection.close()
+
+
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """Let the event loop go round once, by no code that is counted."""
+    yield
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Return when it is so. The peer is in another thread."""
+    while not reached():
+        await turn()
+
+
+@asynccontextmanager
+async def gateway(peer: Peer) -> AsyncIterator[Round]:
+    """Requests at a gateway, BATCH of them in a batch, and GATHERED in a call."""
+    async with over(peer) as broker:
+        made, sink, supervisor = Gateway(Settings(), ["m"], broker, Counters(), monotonic), Sink(), Supervisor()
+        made.start(supervisor)
+        limits = (Limit("k", "user", 60_000.0, 10_000.0),)
+        lane = made.lane(Principal("ada", "acme", 0, limits), RequestOptions(30.0), None)
+
+        async def round_() -> None:
+            sink.count = 0
+            for count in range(GATHERED, BATCH + 1, GATHERED):
+                for _ in range(GATHERED):
+                    made.enter(sink, lane, new_id(), "hello world", b"")
+                await until(lambda: peer.waiting == count)  # noqa: B023 - it is waited for within the loop
+            peer.answer(str.upper)
+            await until(lambda: sink.count == BATCH)
+
+        yield round_
+        await supervisor.stop()
+
+
+@asynccontextmanager
+async def worker(peer: Peer) -> AsyncIterator[Round]:
+    """Batches of a slot, which is woken, claims, runs and completes one, and claims in vain."""
+    async with over(peer) as broker:
+        backend, supervisor = FakeBackend(0.0), Supervisor()
+        slot, policy = Slot("gpu-0", "m", 64), policies.build("paced", None)
+        batcher = Batcher(slot, lambda: backend, broker, policy, Breaker(5, 0.5), Limits(5.0), Counters(), monotonic)
+        await batcher.start()
+        batcher.run(supervisor)
+        await until(lambda: peer.blocked)
+
+        async def round_() -> None:
+            peer.put([ask("hello world") for _ in range(BATCH)])
+            claims = peer.calls["claim"]
+            peer.depart("gpu-0")
+            await until(lambda: peer.calls["claim"] >= claims + 2 and batcher._pausing is not None)
+
+        yield round_
+        batcher.drain()
+        await supervisor.stop()
+
+
+SIDES = {"redis gateway": gateway, "redis worker": worker}
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has bytecodes of its own")
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
+@pytest.mark.parametrize("kind", SIDES)
+def test_a_request_over_redis_costs_no_more_than_its_budget(kind: str) -> None:
+    async def main(peer: Peer) -> None:
+        async with SIDES[kind](peer) as round_:
+            for _ in range(3):
+                await round_()
+            rounds = [Counts(lambda path: not path.startswith(HERE)) for _ in range(ROUNDS)]
+            for counts in rounds:
+                with counts:
+                    await round_()
+        within(BUDGET[kind], rounds, BATCH)
+
+    with Peer() as peer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(peer))

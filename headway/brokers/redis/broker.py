@@ -127,7 +127,7 @@ class RedisBroker:
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
-        """What is owed by the counts that all queues have in common; None where each has its own."""
+        """Debts by the counts that all queues have in common; None where each has its own."""
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every

@@ -13,6 +13,7 @@ from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.model import WorkerInfo
 from headway.runtime.supervisor import Supervisor
+from headway.runtime.ticks import until_tick
 
 KEEP_EVERY = 15.0
 """Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away."""
@@ -82,5 +83,5 @@ class SnapshotSource:
         while not self._stopped.is_set():
             with contextlib.suppress(BrokerUnavailable):  # Others tell of it, each once.
                 await self.fresh()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(until_tick(FIRST_AFTER) + pause - FIRST_AFTER)
             pause = min(2 * pause, KEEP_EVERY)

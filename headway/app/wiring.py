@@ -233,15 +233,17 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
+        watcher = CapacityWatcher(gateway, bundle.fleet, clock)
         kinds = KindsWatcher(
             gateway.kinds,
             bundle.broker,
             clock,
             fleet_models,
             (gateway.rules, gateway, ready, *zone_checks(settings, clock)),
+            watcher.every,
         )
         ready.told = kinds.learn
-        resources.extend((CapacityWatcher(gateway, bundle.fleet, clock), kinds))
+        resources.extend((watcher, kinds))
         refused = None if recorder is None else RefusalTraces(recorder, counters, settings.scheme)
         public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates, refused)
         figures.ports["public"] = public_listener
@@ -251,8 +253,9 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
             further.append(grpc_listener)
         if settings.weights_file:
             resources.append(WeightsResource(settings, gateway.rules))
-    elif parts.controller:
-        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models, (ready,)))
+    elif made.controller is not None:
+        every = made.controller.every
+        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models, (ready,), every))
     resources.append(
         BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
     )

@@ -1,23 +1,25 @@
 """The controller: publishes the capacity of each model's workers, and how many there should be. Of many, one leads.
 
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
-         (asked twice a second)
+         (asked once a second)
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
 from headway.controller.autoscaler import Autoscaler
 from headway.core.capacity import capacity
 from headway.core.departure import Load
-from headway.core.health import OFFLINE_AFTER
+from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
-from headway.model import Capacity, model_and_version
+from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus, model_and_version
 from headway.ports import Broker, Fleet
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -25,11 +27,21 @@ from headway.runtime.supervisor import Supervisor
 log = structlog.get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
-"""Seconds between two publications. The limits made from them are older by that, beside the heartbeats."""
+"""Seconds between two publications while anything is asked. The limits made from them are older by that, beside the heartbeats."""
 GONE_AFTER = OFFLINE_AFTER
 """Seconds for which neither a worker nor a setting has named a model before its capacity is withdrawn."""
-LEADS_FOR = 3.0
-"""Seconds for which a leader leads unless it renews that, which it does with each publication."""
+LEADS_FOR = 2.5
+"""Seconds for which a leader leads unless it renews that, which it does with each look. The others ask for the lead each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The fleet as it was seen at one look; the last two for the autoscaler."""
+
+    workers: Sequence[WorkerInfo]
+    loads: Mapping[str, Load]
+    depths: Sequence[TierDepth] = ()
+    members: Sequence[ProcessInfo] = ()
 
 
 class Controller:
@@ -71,14 +83,24 @@ class Controller:
         self._target_utilisation = target_utilisation
         self._published: dict[str, float] = {}
         """Instants of the last publications, by model."""
+        self._last: dict[str, Capacity] = {}
+        """Capacity of each model as it was published last while it led; see `_bare`."""
+        self._unchanged: list[Capacity] = []
+        """Capacities that the last look has found as they were, which are published with the next one."""
+        self._calm = False
+        """Whether nothing was asked of the fleet lately, as of the last look."""
         self._told: dict[str, bool] = {}
         """Whether what was logged last of a model's capacity was an estimate."""
-        self._periodic = Periodic("controller", self._control, clock, every=PUBLISH_EVERY)
+        self._periodic = Periodic("controller", self._control, clock, every=self.every)
 
     @property
     def leads_now(self) -> bool:
         """Whether no other controller can lead now: the lead that it got has not run out since."""
         return self.leads and self._clock() < self._led_until
+
+    def every(self) -> float:
+        """Seconds until the next look: fewer while this controller leads a fleet that works."""
+        return PUBLISH_EVERY if self.leads and not self._calm else REST_EVERY
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
@@ -95,15 +117,20 @@ class Controller:
     async def _control(self) -> None:
         try:
             until = self._clock() + LEADS_FOR
-            led = self.leads
-            self._become(await self._fleet.acquire_leadership(self._id, LEADS_FOR))
+            asked, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
+            if led:  # Most likely still, so that one call of the broker does for all.
+                leads, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
+            else:
+                leads = await asked
+            self._become(leads)
             self._led_until = until
-            if self.leads and not led:
-                self._begin(await self._fleet.capacities())
-            if self.leads:
+            if leads and not led:
+                published, seen = await asyncio.gather(self._fleet.capacities(), self._look())
+                self._begin(published)
+            if leads:
                 if self.autoscaler is not None:
                     self.autoscaler.leads_until = until
-                await self._publish()
+                await self._publish(seen)
         except BrokerUnavailable:
             self._become(leader=False, known=False)  # Another may lead before we hear of it.
             raise
@@ -111,11 +138,21 @@ class Controller:
     def _begin(self, published: Sequence[Capacity]) -> None:
         """Begin to lead, from what was published last."""
         self._published = dict.fromkeys((one.model for one in published), self._clock())
+        self._last.clear()
+        self._unchanged.clear()
         if self.autoscaler is not None:
             self.autoscaler.begin(published)
 
-    async def _publish(self) -> None:
-        workers, loads = await self._broker.workers(), await self._broker.loads()
+    async def _look(self) -> _Seen:
+        """Look at the fleet, as far as it is needed."""
+        workers, loads = self._broker.workers(), self._broker.loads()
+        if self.autoscaler is None:
+            return _Seen(*await asyncio.gather(workers, loads))
+        return _Seen(*await asyncio.gather(workers, loads, self._broker.depths(), self._fleet.members()))
+
+    async def _publish(self, seen: _Seen) -> None:
+        workers, loads = seen.workers, seen.loads
+        self._calm = _calm(seen)
         target, scarce = self._target_utilisation, self._broker.memory_pressure
         of_models: dict[str, Load] = {}
         rates: dict[str, float] = {}
@@ -131,15 +168,14 @@ class Controller:
             for model in sorted({*served, *(worker.model for worker in workers)})
         ]
         if self.autoscaler is not None:
-            depths, members = await self._broker.depths(), await self._fleet.members()
             asked = {model: replace(load, rate=rates[model]) for model, load in of_models.items()}
             found = [
                 self.autoscaler.look(
                     one,
                     asked.get(one.model),
-                    sum(depth.depth for depth in depths if depth.model == one.model),
+                    sum(depth.depth for depth in seen.depths if depth.model == one.model),
                     workers,
-                    members,
+                    seen.members,
                 )
                 for one in found
             ]
@@ -147,10 +183,21 @@ class Controller:
         for one in found:
             if not self.leads_now:  # It stood still, and another may lead meanwhile.
                 return
+            if self._calm and _bare(one) == self._last.get(one.model):
+                self._unchanged.append(one)
+                continue
+            self._last[one.model] = _bare(one)
             await self._fleet.publish(one)
             self._published[one.model] = self._clock()
             self._tell(one)
         await self._withdraw({one.model for one in found})
+
+    async def _publish_again(self) -> None:
+        """Publish what the last look has found as it was, unless another may lead by now."""
+        unchanged, self._unchanged = self._unchanged, []
+        if self.leads_now:
+            self._published.update(dict.fromkeys((one.model for one in unchanged), self._clock()))
+            await asyncio.gather(*(self._fleet.publish(one) for one in unchanged))
 
     async def _withdraw(self, there: Collection[str]) -> None:
         """Withdraw the capacities of models that are gone."""
@@ -159,6 +206,7 @@ class Controller:
                 await self._fleet.withdraw_capacity(model)
                 del self._published[model]
                 self._told.pop(model, None)
+                self._last.pop(model, None)
                 if self.autoscaler is not None:
                     self.autoscaler.drop(model)
 
@@ -180,3 +228,17 @@ class Controller:
         if leader is not self.leads:
             self.leads = leader
             self._say("leads the fleet" if leader else "no longer leads the fleet", controller=self._id)
+
+
+def _calm(seen: _Seen) -> bool:
+    """Whether nothing was asked of the fleet lately: nothing waits, and all workers rest. Without any, the first are waited for."""
+    there = [one for one in seen.workers if one.status is WorkerStatus.HEALTHY]
+    rests = bool(there) and all(one.every >= REST_EVERY for one in there)
+    return rests and not any(load.depth for load in seen.loads.values())
+
+
+def _bare(found: Capacity) -> Capacity:
+    """Capacity without the figures that change while nothing else does: they fade."""
+    if found.scaling is None:
+        return found
+    return msgspec.structs.replace(found, scaling=msgspec.structs.replace(found.scaling, utilisation=None, rate=0.0))

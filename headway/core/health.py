@@ -3,6 +3,8 @@
 A worker that is killed says nothing any more. Three heartbeats that fail to come are enough to believe it, so that
 limits tighten within 3 s: its capacity is published and heard of half a second later each. A process that only stood
 still for that long counts again with its next heartbeat; nothing of what it runs is given away before its lease ends.
+
+A worker that rests says so, and beats half as often. It is given as long beyond the heartbeat that fails to come: a second.
 """
 
 from __future__ import annotations
@@ -14,8 +16,13 @@ import msgspec
 from headway.model import ProcessInfo, WorkerInfo, WorkerStatus
 
 HEARTBEAT_EVERY = 0.5
-"""Seconds between heartbeats."""
+"""Seconds between heartbeats of a worker that works, and at the same ticks between the looks of whoever goes by them."""
+REST_EVERY = 1.0
+"""Seconds between heartbeats, and between looks, of who rests: a third of a lease."""
+REST_AFTER = 3.0
+"""Seconds after its last batch, or its last change, from which a worker rests."""
 DEGRADED_AFTER = 1.5
+"""Seconds without a heartbeat after which a worker that works is not believed any more."""
 OFFLINE_AFTER = 10.0
 SILENT_AFTER = 3.0
 """Seconds after which a process that says nothing no longer counts: three heartbeats of processes."""
@@ -30,21 +37,31 @@ MEMORY_AMPLE = 0.85
 """Share below which it counts again."""
 
 
-def judged(status: WorkerStatus, age: float) -> WorkerStatus:
+def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
     """Status to believe: what the worker reported, unless it has been silent for `age` seconds.
 
-    What is not loaded sends no heartbeats.
+    What is not loaded sends no heartbeats. `every`: see WorkerInfo.
     """
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
-    if age >= DEGRADED_AFTER and status is WorkerStatus.HEALTHY:
+    if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:
         return WorkerStatus.DEGRADED
     return status
 
 
+def grace(every: float) -> float:
+    """Seconds for which a worker that beats `every` so many seconds may be silent beyond DEGRADED_AFTER."""
+    return max(every - HEARTBEAT_EVERY, 0.0)
+
+
+def degraded_at(worker: WorkerInfo) -> float:
+    """Instant from which a healthy worker is not believed any more unless it beats again."""
+    return worker.last_heartbeat + DEGRADED_AFTER + grace(worker.every)
+
+
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
     """Line of the registry as it is to be believed at instant `now`."""
-    status = judged(worker.status, now - worker.last_heartbeat)
+    status = judged(worker.status, now - worker.last_heartbeat, worker.every)
     if status is worker.status:
         return worker
     return msgspec.structs.replace(worker, status=status, reason="no heartbeat")

@@ -1,7 +1,7 @@
 """Reporter of a process to the departure board: one notice a second, four while somebody looks.
 
-While nobody looks that costs one call of the broker a second, and the process that records the figures of the fleet
-three more. A board out of reach is not waited for: what could not be told is lost, and the next notice goes on from there.
+Figures of the fleet are read as a notice is posted, and told with the next one, so that one call of the broker does for both. A board
+out of reach is not waited for: what could not be told is lost, and the next notice goes on from there.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class BoardReporter:
         self._meter = FlowMeter(counters, clock)
         self._standing = UNHEARD
         self._recorded_at = clock()
+        self._fleet_figures: FleetFigures | None = None
+        """Figures that are still to be told."""
         self._stopped = asyncio.Event()
 
     async def open(self) -> None:
@@ -140,13 +142,15 @@ class BoardReporter:
             BrokerUnavailable: the board does not answer.
         """
         departures, changes, untold = self._counters.departures.take()
-        now, fleet = self._clock(), None
+        scalings = self._counters.departures.take_scalings()
+        (fleet, self._fleet_figures), flow = (self._fleet_figures, None), self._meter.read()
+        notice, now = Notice(self._process, departures, changes, untold, flow, fleet, scalings=scalings), self._clock()
+        posting = self._board.post(notice)
         if self._standing.records and now - self._recorded_at >= PERIOD * 0.9:
             self._recorded_at = now
-            fleet = await self._figures()
-        scalings = self._counters.departures.take_scalings()
-        notice = Notice(self._process, departures, changes, untold, self._meter.read(), fleet, scalings=scalings)
-        self._standing = await self._board.post(notice)
+            self._standing, self._fleet_figures = await asyncio.gather(posting, self._figures())
+        else:
+            self._standing = await posting
 
     async def _figures(self) -> FleetFigures:
         depths, workers, capacities = await asyncio.gather(

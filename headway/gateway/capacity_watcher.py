@@ -1,4 +1,4 @@
-"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second.
+"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second, or once while it rests.
 
 The fleet may be out of reach, or no controller may publish any more. After some seconds without news the throttle
 opens, and only the broker itself refuses.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from headway.core.health import REST_EVERY
 from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
 from headway.gateway.gateway import Gateway
@@ -23,7 +24,9 @@ from headway.runtime.supervisor import Supervisor
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks."""
+"""Seconds between two looks while requests come."""
+CALM = 0.05
+"""Arrivals per second, averaged over about one, below which none has come for some seconds."""
 STALE_AFTER = 10.0
 """Seconds without a newly published capacity after which the last one is no longer believed."""
 SILENT_AFTER = 3 * PERIOD
@@ -43,11 +46,16 @@ class CapacityWatcher:
         self._gateway = gateway
         self._fleet = fleet
         self._clock = clock
-        self._periodic = Periodic("capacity watcher", self._look, clock, every=LOOK_EVERY)
+        self._periodic = Periodic("capacity watcher", self._look, clock, every=self.every)
         self._published: dict[str, float] = {}
         """Broker instant at which each model's capacity was last published."""
         self._heard_at: dict[str, float] = {}
         self._since = clock()
+        self._calm = False
+
+    def every(self) -> float:
+        """Seconds until the next look: more while no request comes to the gateway, or waits there."""
+        return REST_EVERY if self._calm and not self._gateway.pending else LOOK_EVERY
 
     async def open(self) -> None:
         """See Resource. Nothing is needed."""
@@ -77,8 +85,10 @@ class CapacityWatcher:
         of_models = {one.model: one for one in capacities}
         for model in self._heard_at.keys() - gateway.limiter.throttles.keys():
             del self._heard_at[model], self._published[model]
+        self._calm = True
         for model in gateway.kinds.models:
             own = gateway.limiter.throttles[model].count(now)
+            self._calm = self._calm and own.higher + own.lowest < CALM
             capacity = of_models.get(model)
             if capacity is not None and self._fresh(capacity, now):
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]

@@ -256,6 +256,7 @@ class KindsWatcher:
         clock: monotonic seconds.
         before: learner that is told first, as it may change which models are served.
         after: learners that are told then.
+        every: returns the seconds until the next look.
     """
 
     def __init__(
@@ -265,10 +266,11 @@ class KindsWatcher:
         clock: Callable[[], float],
         before: Learner | None = None,
         after: Iterable[Learner] = (),
+        every: Callable[[], float] = lambda: LOOK_EVERY,
     ) -> None:
         self._learners: list[Learner] = [*([] if before is None else [before]), kinds, *after]
         self._registry = registry
-        self._periodic = Periodic("kinds of models", self.look, clock, every=LOOK_EVERY)
+        self._periodic = Periodic("kinds of models", self.look, clock, every=every)
 
     async def open(self) -> None:
         """See Resource. Nothing is needed."""

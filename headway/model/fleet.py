@@ -108,6 +108,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for.
         zone: zone that it is in, set by the broker; empty where none is set.
         failed: share of its last inputs whose runs failed, 0 to 1.
+        every: seconds until its next heartbeat; more while it rests.
     """
 
     worker_id: str
@@ -135,6 +136,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     retry_in: float = 0.0
     zone: str = ""
     failed: float = 0.0
+    every: float = 0.5
 
     @property
     def backend(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ class Periodic:
             call.
         clock: monotonic seconds.
         what: name in the log of what `act` asks.
-        every: seconds between two calls.
+        every: seconds between two calls, or a function that returns them anew after each call.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Periodic:
         act: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
         what: str = "broker",
-        every: float = PERIOD,
+        every: float | Callable[[], float] = PERIOD,
     ) -> None:
         self._name = name
         self._act = act
@@ -70,7 +70,8 @@ class Periodic:
             return
         loop = asyncio.get_running_loop()
         self._pausing = pausing = loop.create_future()
-        timer = loop.call_later(until_tick(self._every), _end, pausing)
+        every = self._every() if callable(self._every) else self._every
+        timer = loop.call_later(until_tick(every), _end, pausing)
         try:
             await pausing
         finally:

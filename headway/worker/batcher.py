@@ -27,7 +27,7 @@ import structlog
 
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
-from headway.core.health import HEARTBEAT_EVERY
+from headway.core.health import HEARTBEAT_EVERY, REST_AFTER, REST_EVERY
 from headway.core.restarts import RestartPauses
 from headway.core.retry import NEVER_SPLIT, backoff
 from headway.errors import (
@@ -149,6 +149,8 @@ class Batcher:
         self._restarts = -1
         self._keeper = LeaseKeeper(broker)
         self._running_since: float | None = None
+        self._stirred_at = clock()
+        """Instant of the last change of the status, or the end of the last batch."""
         self.figures = SlotFigures(slot, memory)
         self._counts = RunCounts(slot, counters, self.figures)
 
@@ -347,6 +349,7 @@ class Batcher:
         finally:
             self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
             self._keeper.lease = self._running_since = None
+            self._stirred_at = self._clock()
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds, outages = self._clock() - since, self._availability.outages
@@ -453,7 +456,7 @@ class Batcher:
             self._pausing.cancel()
 
     async def _become(self, status: WorkerStatus) -> None:
-        self._status = status
+        self._status, self._stirred_at = status, self._clock()
         self._counters.departures.became(self.slot, status, max(self._restarts, 0), self.starting.cause)
         await self._heartbeat()
 
@@ -464,7 +467,14 @@ class Batcher:
         status, reason = self._standing(memory)
         running, loading = self._running_since is not None, self.starting.seconds(self._clock())
         beat = self.figures.told(
-            status, reason, memory, self._backend, running=running, restarts=max(self._restarts, 0), loading=loading
+            status,
+            reason,
+            memory,
+            self._backend,
+            running=running,
+            restarts=max(self._restarts, 0),
+            loading=loading,
+            every=self._every(),
         )
         try:
             await self._broker.heartbeat(beat)
@@ -480,8 +490,13 @@ class Batcher:
             return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
         return self._status, self.starting.reason(self._clock()) if self._status is WorkerStatus.STARTING else ""
 
+    def _every(self) -> float:
+        """Seconds between two heartbeats: more of them while the slot rests."""
+        busy = self._running_since is not None or self._draining or self._status is not WorkerStatus.HEALTHY
+        return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
+
     async def _heartbeat_on(self) -> None:
-        """Send a heartbeat twice a second, until the last one has told that the drained slot is offline.
+        """Send a heartbeat twice a second, or once while the slot rests, until the last one has told that the drained slot is offline.
 
         It reports the busy share.
         """
@@ -489,6 +504,6 @@ class Batcher:
         while True:
             if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
                 return
-            await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
+            await asyncio.sleep(until_tick(self._every()))
             now = self._clock()
             self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)

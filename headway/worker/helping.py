@@ -162,10 +162,10 @@ class StrayWatcher:
 
     async def look(self) -> int:
         """Look once. Returns the number of workers that there are."""
-        workers = await self._registry.workers()
+        workers, depths = await asyncio.gather(self._registry.workers(), self._registry.depths())
         served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
         strays: dict[str, set[str]] = {}
-        for one in await self._registry.depths():
+        for one in depths:
             if one.depth and queue_name(one.model, one.version) not in served:
                 strays.setdefault(one.model, set()).add(one.version)
         for batcher in self._batchers():

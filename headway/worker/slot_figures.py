@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import structlog
 
 from headway.core import health
+from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
 from headway.model import Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
@@ -18,8 +20,8 @@ MOST_EXAMPLE = 500
 """Characters, or octets, of the longest example of a target that heartbeats tell."""
 FAILED_INPUTS = 200.0
 """Number of inputs, the last ones, of which the share that failed is told; older ones count less and less."""
-BUSY_WEIGHT = 0.16
-"""Weight of the time since the last heartbeat in the utilisation; the last second weighs 0.3."""
+BUSY_TIME = 2.87
+"""Time constant in seconds of the utilisation: the last half second weighs 0.16, the last second 0.3."""
 
 
 def _shown(example: Value | None) -> str:
@@ -79,8 +81,10 @@ class SlotFigures:
         """Note the busy share of the time since the last call. `running` are seconds of the run that goes on."""
         busy = self._busy + running
         if self._noted_at is not None:
-            share = (busy - self._noted_busy) / max(now - self._noted_at, 1e-9)
-            self.utilisation += BUSY_WEIGHT * (min(max(share, 0.0), 1.0) - self.utilisation)
+            elapsed = max(now - self._noted_at, 1e-9)
+            share = (busy - self._noted_busy) / elapsed
+            weight = 1.0 - math.exp(-elapsed / BUSY_TIME)
+            self.utilisation += weight * (min(max(share, 0.0), 1.0) - self.utilisation)
         self._noted_at, self._noted_busy = now, busy
 
     def memory_in_use(self) -> float:
@@ -106,6 +110,7 @@ class SlotFigures:
         running: bool,
         restarts: int,
         loading: float = 0.0,
+        every: float = HEARTBEAT_EVERY,
     ) -> WorkerInfo:
         """Heartbeat of the slot.
 
@@ -117,6 +122,7 @@ class SlotFigures:
             running: whether it runs a batch.
             restarts: number of times its process was replaced.
             loading: seconds for which its backend has been starting; 0 while none starts.
+            every: seconds until the next one.
         """
         signature = backend.signature if backend is not None else None
         return WorkerInfo(
@@ -140,4 +146,5 @@ class SlotFigures:
             version=self._slot.version,
             loading=loading,
             failed=self.failed,
+            every=every,
         )

@@ -25,7 +25,7 @@ from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold, Rule
 from headway.core.fair_queue import PAGE, QueuedEntry
-from headway.core.health import DEGRADED_AFTER
+from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, WorkerInfo, WorkerStatus
@@ -179,14 +179,15 @@ class Pair:
         status = self.rng.choice((WorkerStatus.HEALTHY, WorkerStatus.DEGRADED))
         worker = self.rng.choice(("gpu-0", "gpu-1"))
         renewed = status is WorkerStatus.HEALTHY and self.rng.random() < 0.2
-        await self.there.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status), renewed)
+        every = self.rng.choice((HEARTBEAT_EVERY, REST_EVERY))
+        await self.there.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status, every=every), renewed)
         if renewed:
             self.queue.culprits.renew()
         look = await self.there.look()
         before = set(self.healthy)
         self.healthy.pop(worker, None)
         if status is WorkerStatus.HEALTHY:
-            self.healthy[worker] = self.now()
+            self.healthy[worker] = self.now() + grace(every)
         self.healthy = {name: at for name, at in self.healthy.items() if at > self.now() - DEGRADED_AFTER}
         assert look.load.slots == len(self.healthy)
         if set(self.healthy) != before:

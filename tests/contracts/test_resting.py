@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headway.core.health import REST_EVERY
 from headway.fleet.reaper import reap_on
 from headway.model import Cause, Lease, NoWork, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Resting
@@ -113,6 +114,19 @@ async def test_a_slot_that_falls_silent_counts_no_more_on_time(harness: Harness)
         assert (await other.loads())["m"].slots == 1
         await harness.advance(0.1 + LATE)
         assert (await other.loads())["m"].slots == 0
+
+
+@story
+async def test_a_slot_that_rests_is_given_as_long_beyond_the_heartbeat_that_fails_to_come(harness: Harness) -> None:
+    async with resting(harness) as other:
+        info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, every=REST_EVERY)
+        await other.heartbeat(info)
+        await harness.advance(1.9)
+        assert (await other.loads())["m"].slots == 1
+        assert [worker.status for worker in await other.workers()] == [WorkerStatus.HEALTHY]
+        await harness.advance(0.1 + LATE)
+        assert (await other.loads())["m"].slots == 0
+        assert [worker.status for worker in await other.workers()] == [WorkerStatus.DEGRADED]
 
 
 @pytest.mark.parametrize("after", [0.3, 1.7])

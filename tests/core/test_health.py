@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.health import believed, heard, judged, scarce
+from headway.core.health import HEARTBEAT_EVERY, REST_EVERY, believed, grace, heard, judged, scarce
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 
 HEALTHY, DEGRADED, OFFLINE, STARTING = (
@@ -30,6 +30,12 @@ HEALTHY, DEGRADED, OFFLINE, STARTING = (
 )
 def test_a_silent_worker_is_not_believed_healthy(said: WorkerStatus, age: float, believed: WorkerStatus) -> None:
     assert judged(said, age) is believed
+
+
+def test_a_worker_that_rests_may_be_silent_for_as_much_longer_as_it_beats_more_seldom() -> None:
+    assert [judged(HEALTHY, age, REST_EVERY) for age in (1.99, 2.0, 10.0)] == [HEALTHY, DEGRADED, OFFLINE]
+    assert judged(HEALTHY, 1.5, every=0.1) is DEGRADED, "who beats more often is judged as usual"
+    assert grace(REST_EVERY) == REST_EVERY - HEARTBEAT_EVERY
 
 
 def test_the_reason_is_the_silence() -> None:

@@ -24,7 +24,7 @@ from headway.core.admission import Refused
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
-from headway.core.health import DEGRADED_AFTER, believed
+from headway.core.health import believed, degraded_at
 from headway.core.locality.turns import Contender, contender
 from headway.core.memory_room import QUEUE_BYTES, ROOM_WAIT, SMALL, Reservation, Room
 from headway.core.queue import ModelQueue
@@ -413,7 +413,7 @@ class MemoryBroker:
             self._wakeups[name].coming.clear()  # A worker that was woken and died must not keep others asleep.
             self._wake_idle(name, now)
             due = min(due, queue.next_due())
-        silent = (worker.last_heartbeat + DEGRADED_AFTER for worker in self._workers.values())
+        silent = map(degraded_at, self._workers.values())
         return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:

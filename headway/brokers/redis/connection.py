@@ -29,6 +29,7 @@ from headway.brokers.redis import function_library
 from headway.brokers.redis.blocking import BlockingReads
 from headway.brokers.redis.clients import Client, check_files, connect
 from headway.brokers.redis.server import Deposed
+from headway.brokers.redis.together import Together
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 from headway.runtime.counters import Counters
@@ -108,6 +109,7 @@ class RedisConnection:
         self._calls, self._claims, self._reads, self._values = connect(url, timeout, BOUNDS)
         self._pops: dict[str, BlockingReads[None, bytes]] = {}
         self._streams: dict[str, BlockingReads[bytes, list[Any]]] = {}
+        self._joined = Together(self, self._tag, _fault)
         self._loading = asyncio.Lock()
         self._loads: dict[str, int] = {}
         self._scarce = False
@@ -205,6 +207,13 @@ class RedisConnection:
         """
         return await self._ask(lambda: self._run(self._calls, function, key, arguments))
 
+    async def join(self, function: str, key: str, *arguments: Any) -> Any:
+        """Run a function like `call`, in one call with all others that are joined at this moment; see `together`.
+
+        The function is one that the library registers for that.
+        """
+        return await self._joined.join(function, key, *arguments)
+
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
         """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
@@ -246,10 +255,14 @@ class RedisConnection:
         key: str,
     ) -> BlockingReads[P, T]:
         """Reads that a key's goes together with: all, or in a cluster those of keys with the same tag."""
-        tag = key[: key.index("}")] if self.clustered else ""
+        tag = self._tag(key)
         if (found := reads.get(tag)) is None:
             found = reads[tag] = BlockingReads(read, lambda: self._block)
         return found
+
+    def _tag(self, key: str) -> str:
+        """Part of a key that keys of one command must have in common: their tag in a cluster, else nothing."""
+        return key[: key.index("}")] if self.clustered else ""
 
     async def _pop(self, keys: Mapping[str, None], wait: float) -> Mapping[str, bytes]:
         seconds = 0 if math.isinf(wait) else wait
@@ -448,6 +461,12 @@ class Overdue(BrokerUnavailable):
 
 class OutOfMemory(BrokerUnavailable):
     """The server has no room for new keys. The call changed nothing."""
+
+
+def _fault(text: str) -> BrokerUnavailable:
+    """Error of one of several calls that were made as one, from its text."""
+    overdue = OVERDUE.search(text)
+    return Overdue(float(overdue[1])) if overdue else BrokerUnavailable(f"the broker answers: {text}")
 
 
 def _told(exc: BaseException, shown: str) -> BrokerUnavailable:

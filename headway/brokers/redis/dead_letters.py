@@ -59,7 +59,7 @@ class RedisDeadLetters:
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """See DeadLetters."""
         found = []
-        for _, packed, _ in await self._ask("letters", limit):
+        for _, packed, _ in await self._listed(limit):
             for one in packed:
                 letter = _read(one)
                 if letter is not None:
@@ -85,7 +85,7 @@ class RedisDeadLetters:
 
     async def count(self) -> int:
         """See DeadLetters."""
-        return sum(count for count, _, _ in await self._ask("letters", 0))
+        return sum(count for count, _, _ in await self._listed(0))
 
     async def counts(self) -> Mapping[str, int]:
         """See DeadLetters."""
@@ -99,7 +99,7 @@ class RedisDeadLetters:
         """Sums of one of the numbers that `letters` returns, by model."""
         names = [name for name in self._models for _ in range(self._shards)]
         counts = Counter[str]()
-        for name, found in zip(names, await self._ask("letters", 0), strict=True):
+        for name, found in zip(names, await self._listed(0), strict=True):
             counts[model_and_version(name)[0]] += found[which]
         return counts
 
@@ -111,6 +111,9 @@ class RedisDeadLetters:
             if found.apart:
                 apart = await self._values.read_input(f"{queue}zp:{found.tenant}\0{found.id}", found)
         return _read(packed, apart)
+
+    async def _listed(self, limit: int) -> Sequence[Any]:
+        return await asyncio.gather(*(self._connection.join("letters", key, limit) for key in self._keys))
 
     async def _ask(self, function: str, *arguments: object) -> Sequence[Any]:
         return await asyncio.gather(*(self._connection.call(function, key, *arguments) for key in self._keys))

@@ -26,7 +26,7 @@ class RedisFleet:
 
     async def leave(self, id: str) -> None:
         """See Fleet."""
-        await self._ask("leave", id)
+        await self._connection.call("leave", self._key, self._connection.clock_text(), id)
 
     async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""
@@ -47,12 +47,12 @@ class RedisFleet:
 
     async def withdraw_capacity(self, model: str) -> None:
         """See Fleet."""
-        await self._ask("withdraw_capacity", model)
+        await self._connection.call("withdraw_capacity", self._key, self._connection.clock_text(), model)
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
         return wire.readable(wire.read_capacity, await self._ask("capacities"))
 
     async def _ask(self, function: str, *arguments: object) -> list[bytes]:
-        found: list[bytes] = await self._connection.call(function, self._key, self._connection.clock_text(), *arguments)
+        found: list[bytes] = await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
         return found

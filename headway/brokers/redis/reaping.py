@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable, Collection
 
 from headway.brokers.reap_timer import ReapTimer
-from headway.brokers.redis.function_library import REAP_EVERY, STIRS_SECONDS
+from headway.brokers.redis.function_library import REAP_EVERY, REST_SECONDS, STIRS_SECONDS
 from headway.brokers.redis.offering import all_of
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Queue
 from headway.errors import BrokerUnavailable
 from headway.model import Cause
 from headway.runtime.counters import Counters
+from headway.runtime.ticks import EARLY, until_tick
 
 LEAST_PAUSE = 0.001
 """Least seconds between two reaps."""
@@ -90,10 +91,12 @@ class Reaping:
 
     async def _reap(self, queue: Queue, rests: bool) -> None:
         self._stirred.discard(queue)
-        due, again, calm = await queue.reap((self._rng(), self._rng()), self._shards, rests)
+        due, again, calm, reaps = await queue.reap((self._rng(), self._rng()), self._shards, rests)
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # It goes together with what else is periodic.
+            due = until_tick(REST_SECONDS) + max(math.floor(due / REST_SECONDS + EARLY) - 1, 0) * REST_SECONDS
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS
         if again:

@@ -24,7 +24,7 @@ class Registry:
 
     async def record(self, worker: WorkerInfo) -> None:
         """Write down a heartbeat."""
-        await self._connection.call(
+        await self._connection.join(
             "register", self._key, self._connection.clock_text(), worker.worker_id, wire.encode(worker)
         )
 
@@ -34,6 +34,6 @@ class Registry:
         `known_until`: instants, on the server's clock, until which that is so of some models; others hear of these from then on.
         """
         told = chain.from_iterable((repr(until), model) for model, until in known_until.items())
-        now, packed, models = await self._connection.call("workers", self._key, self._connection.clock_text(), *told)
+        now, packed, models = await self._connection.join("workers", self._key, self._connection.clock_text(), *told)
         workers = [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
         return workers, [name.decode() for name in models]

@@ -25,6 +25,7 @@ from headway.brokers.redis.steps import Steps
 from headway.brokers.redis.wakeups import Wakeups
 from headway.core import failures
 from headway.core.departure import Load, Policy
+from headway.core.health import grace
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over
@@ -341,16 +342,17 @@ class Queue:
 
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
         """Note whether a slot that is at home here is healthy, with another backend (`renewed`), and what its start took."""
-        slot = worker.worker_id, int(worker.status is WorkerStatus.HEALTHY), worker.share, int(renewed)
-        self._note(await self._call("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
+        healthy = int(worker.status is WorkerStatus.HEALTHY)
+        slot = worker.worker_id, healthy, worker.share, int(renewed), grace(worker.every)
+        self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:
         """Drop a worker that is at home elsewhere from now on."""
-        self._note(await self._call("forget", worker))
+        self._note(await self._steps.join("forget", worker))
 
     async def look(self) -> Look:
         """Load and depths of the queue."""
-        instants, load, tiers = await self._call("look")
+        instants, load, tiers = await self._steps.join("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
         return Look(wire.read_load(load)[2], waits)
@@ -362,7 +364,7 @@ class Queue:
 
     async def siblings(self) -> tuple[Sequence[str], float]:
         """Names of the model's queues in which something may be known, and until when; told by that for any version, in no zone."""
-        until, found = await self._call("siblings")
+        until, found = await self._steps.join("siblings")
         there = map(wire.version_and_zone, found)
         return [in_zone(queue_name(self.model, version), zone) for version, zone in there], float(until)
 
@@ -371,16 +373,18 @@ class Queue:
         depth, slack, seconds = wire.read_numbers(await self._call("contend"))
         return Contender(model, slack, seconds, depth > 0)
 
-    async def reap(self, rng: tuple[float, float], shards: int = 1, rests: bool = False) -> tuple[float, int, bool]:
+    async def reap(
+        self, rng: tuple[float, float], shards: int = 1, rests: bool = False
+    ) -> tuple[float, int, bool, bool]:
         """Reap. `rests`: while the queue is at rest the next call may be far off.
 
-        Returns the seconds until the next call, the number of entries of lost leases that run again, and whether the
-        queue is at rest.
+        Returns the seconds until the next call, the number of entries of lost leases that run again, whether the
+        queue is at rest, and whether this process is the one that reaps.
         """
-        told, again, calm = await self._call("reap", self.connection.process, *rng, shards, int(rests))
+        told, again, calm, reaps = await self._steps.join("reap", self.connection.process, *rng, shards, int(rests))
         now, born, due = wire.read_numbers(told)
         self._heed(now, born)
-        return due, int(again), bool(calm)
+        return due, int(again), bool(calm), bool(reaps)
 
     async def _tell(self, receipt: Receipt) -> None:
         self._note(await self._call("acknowledge", *receipt.packed))

@@ -39,6 +39,10 @@ class Steps:
         """Make a step. Raises BrokerUnavailable when there is no answer in time; then it may have been done."""
         return self._make(self._connection.call, function, *arguments)
 
+    def join(self, function: str, *arguments: object) -> Awaitable[Any]:
+        """Make a step like `call`, in one call with all others that are joined at this moment."""
+        return self._make(self._connection.join, function, *arguments)
+
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:
         """Make a step like `call`, over the connections for claims."""
         return self._make(self._connection.claim, function, *arguments)

@@ -1,4 +1,5 @@
 -- The slots at home, and the housekeeping that somebody must do even when nobody asks for work.
+do
 
 -- Slots that fell silent wait for no wake-up: each would be sent one, and waited for, before one that is there. They are told,
 -- should they be late only.
@@ -29,13 +30,13 @@ local function recount(s)
 end
 
 -- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
--- GPU, whether its backend is another one than before, then size and seconds of each batch that its start has run, which are
--- learnt as long as nothing else is known.
-redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'}, callback = function(keys, args)
+-- GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, then size and seconds
+-- of each batch that its start has run, which are learnt as long as nothing else is known.
+together.register('beat', function(keys, args)
   local s = open(keys, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
-    redis.call('ZADD', s.prefix .. 'h', s.now, worker)
+    redis.call('ZADD', s.prefix .. 'h', s.now + tonumber(args[HEAD + 5]), worker)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
     if args[HEAD + 4] == '1' then
@@ -46,7 +47,7 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
-    for i = HEAD + 5, #args, 2 do
+    for i = HEAD + 6, #args, 2 do
       observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
     end
     s.q.gate_at = -INF
@@ -56,10 +57,10 @@ redis.register_function{function_name = VERSION .. '_beat', flags = {'allow-oom'
   end
   save(s)
   return instants(s)
-end}
+end)
 
 -- forget: drop a slot that is at home elsewhere from now on.
-redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('forget', function(keys, args)
   local s = open(keys, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   forget_factor(s, args[HEAD + 1])
@@ -68,10 +69,10 @@ redis.register_function{function_name = VERSION .. '_forget', flags = {'allow-oo
   end
   save(s)
   return instants(s)
-end}
+end)
 
 -- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits.
-redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('look', function(keys, args)
   local s = open(keys, args)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -97,7 +98,7 @@ redis.register_function{function_name = VERSION .. '_look', flags = {'allow-oom'
     leave(s)
   end
   return {instants(s), told, tiers}
-end}
+end)
 
 -- glance: the size of what waits, the slots at home, and packed the seconds for which the oldest fresh entry has waited and those that
 -- a full batch takes.
@@ -121,7 +122,7 @@ end}
 
 -- siblings: until when something may be known in the queues of the model, dead letters among it, and how the prefixes of those
 -- queues go on.
-redis.register_function{function_name = VERSION .. '_siblings', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+together.register('siblings', function(keys, args)
   local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
   local found = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
   local last = tonumber(redis.call('ZRANGE', tag .. ':qs', 0, 0, 'REV', 'WITHSCORES')[2] or 0)
@@ -133,7 +134,7 @@ redis.register_function{function_name = VERSION .. '_siblings', flags = {'no-wri
     end
   end
   return {exact(last), found}
-end}
+end, {'no-writes', 'allow-oom'})
 
 -- Where an entry stands, a Standing of codes.py. One that follows stands where its original does.
 local function standing(s, key)
@@ -240,8 +241,6 @@ local function renew(s)
   renew_account(s)
 end
 
-do
-
 -- Whether something waits, or has come in the last second: then somebody is to look all the time.
 local function stirs(s)
   local q = s.q
@@ -264,8 +263,8 @@ end
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
 -- a time; another one may when something is due before that comes again. Arguments after the head: process, two throws of the dice, number
 -- of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds until the next call is due; how many entries of lost leases
--- run again; and whether the queue is at rest, so that what comes is due before the next look.
-redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'}, callback = function(keys, args)
+-- run again; whether the queue is at rest, so that what comes is due before the next look; and whether this process reaps.
+together.register('reap', function(keys, args)
   local s = open(keys, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
@@ -273,7 +272,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     leave(s)
-    return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1}
+    return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1, 0}
   end
   redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS_TEXT)
   local again = 0
@@ -310,7 +309,7 @@ redis.register_function{function_name = VERSION .. '_reap', flags = {'allow-oom'
   local due, rests = next_reap(s, args[HEAD + 5] == '1'), stirs(s) and 0 or 1
   q.reaper_until, s.touched[FLEET] = due + REAPER_SECONDS, true
   save(s)
-  return {struct.pack('<ddd', now, q.born, due - now), again, rests}
-end}
+  return {struct.pack('<ddd', now, q.born, due - now), again, rests, 1}
+end)
 
 end

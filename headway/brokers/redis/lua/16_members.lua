@@ -6,11 +6,11 @@
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
 
-redis.register_function{function_name = VERSION .. '_register', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('register', function(keys, args)
   redis.call('HSET', keys[1] .. 'w', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   redis.call('EXPIRE', keys[1] .. 'w', LIFE_SECONDS)
   return 1
-end}
+end)
 
 -- The hash's values that are not older than so many seconds; older ones are forgotten, and so are those of a time to come,
 -- as the clock was put back: who is there will say so again.
@@ -29,7 +29,7 @@ end
 
 -- workers: the instant, the registry, and the models in which something may be known. Arguments after the clock: of some models
 -- until when that is so, and the model.
-redis.register_function{function_name = VERSION .. '_workers', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('workers', function(keys, args)
   local now, known = clock(args[1]), keys[1] .. 'known'
   if #args > 1 then
     redis.call('ZADD', known, unpack(args, 2))
@@ -37,13 +37,13 @@ redis.register_function{function_name = VERSION .. '_workers', flags = {'allow-o
     redis.call('EXPIRE', known, LETTER_SECONDS)
   end
   return {exact(now), recent(keys[1] .. 'w', now, WORKER_SECONDS), redis.call('ZRANGE', known, exact(now), '+inf', 'BYSCORE')}
-end}
+end)
 
-redis.register_function{function_name = VERSION .. '_attend', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('attend', function(keys, args)
   redis.call('HSET', keys[1] .. 'k', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   redis.call('EXPIRE', keys[1] .. 'k', LIFE_SECONDS)
   return 1
-end}
+end)
 
 redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'k', args[2])
@@ -54,11 +54,11 @@ redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom
   return 1
 end}
 
-redis.register_function{function_name = VERSION .. '_members', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('members', function(keys, args)
   return recent(keys[1] .. 'k', clock(args[1]), OFFLINE_AFTER)
-end}
+end)
 
-redis.register_function{function_name = VERSION .. '_lead', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('lead', function(keys, args)
   local now, seconds = clock(args[1]), tonumber(args[3])
   local leader = redis.call('GET', keys[1] .. 'j')
   if leader and string.sub(leader, 9) ~= args[2] then
@@ -69,19 +69,19 @@ redis.register_function{function_name = VERSION .. '_lead', flags = {'allow-oom'
   end
   redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + seconds) .. args[2], 'EX', LIFE_SECONDS)
   return 1
-end}
+end)
 
-redis.register_function{function_name = VERSION .. '_publish', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('publish', function(keys, args)
   redis.call('HSET', keys[1] .. 'capacity', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   redis.call('EXPIRE', keys[1] .. 'capacity', LIFE_SECONDS)
   return 1
-end}
+end)
 
 redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'capacity', args[2])
   return 1
 end}
 
-redis.register_function{function_name = VERSION .. '_capacities', flags = {'allow-oom'}, callback = function(keys, args)
+together.register('capacities', function(keys, args)
   return recent(keys[1] .. 'capacity', clock(args[1]), CAPACITY_SECONDS)
-end}
+end)

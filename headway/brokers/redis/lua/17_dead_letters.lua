@@ -6,7 +6,7 @@ redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'
 end}
 
 -- letters: how many there are, what is listed of the newest so many of them, and how many there ever were.
-redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
+together.register('letters', function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)
   if wanted_count == 0 or count == 0 then
@@ -20,7 +20,7 @@ redis.register_function{function_name = VERSION .. '_letters', flags = {'no-writ
     end
   end
   return {count, listed, total}
-end}
+end, {'no-writes', 'allow-oom'})
 
 -- The keys of an id's letters: of one tenant, or of whatever tenants. Those of all are looked through for that, some
 -- thousands at most: only people ask without a tenant. Earlier releases kept some under their members.

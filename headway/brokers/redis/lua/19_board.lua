@@ -40,7 +40,7 @@ end
 -- post: whether somebody looks, whether this process records the figures of the fleet, and when the board began, with a 1 before
 -- it where that was after a loss. It may fail for want of memory. Arguments: process, notice, the beginning that the process
 -- knows of, number of arguments of counts; then counts and figures, each after its name.
-redis.register_function{function_name = VERSION .. '_post', callback = function(keys, args)
+together.register('post', function(keys, args)
   local prefix, now = keys[1], clock(args[1])
   if args[3] ~= '' then
     keep(prefix, now, args[3])
@@ -64,7 +64,7 @@ redis.register_function{function_name = VERSION .. '_post', callback = function(
   end
   local watched = left(redis.call('GET', prefix .. 'watched'), now)
   return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
-end}
+end, {})
 
 -- watch: that somebody looks. Returns when the board began, as `post` does.
 redis.register_function{function_name = VERSION .. '_watch', flags = {'allow-oom'}, callback = function(keys, args)

@@ -29,7 +29,7 @@
 --   c          string  slot that was woken last; it is waited for until `coming_until`, or until it claims
 --   b:<process> list   the wake-ups of a process: which of its slots should claim, or when
 --   n          hash    slot → token of its last granted claim, and the fence it got
---   h          zset    healthy slot at home here → its last heartbeat
+--   h          zset    healthy slot at home here → its last heartbeat, or as much later as its next one may come later than usual
 --   r:<gateway> stream replies
 --   g          zset    gateway → when it was last heard of
 --   m          string  the process that reaps

@@ -1,0 +1,98 @@
+"""Calls that a process makes at one moment, as one call of each node: what is periodic wakes up together, and so asks together.
+
+Whoever makes one waits some turns of the loop for others, and then has its own answer, or its own error. A call that nobody
+has joined goes as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+TURNS = 6
+"""Turns of the loop for which calls gather: as many as lie between a timer and the call of the slowest that it wakes up."""
+MOST = 16
+"""Most calls in one, since a step must not keep the server from others."""
+
+
+class Caller(Protocol):
+    """Way to the server."""
+
+    async def call(self, function: str, key: str, *arguments: Any) -> Any:
+        """Run a function of the library on the keys that begin with `key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the calls, and who waits for it."""
+
+    function: str
+    key: str
+    arguments: tuple[object, ...]
+    answer: asyncio.Future[Any]
+
+
+class Together:
+    """Calls of one process that gather.
+
+    Arguments:
+        link: makes the calls.
+        place: returns the place of a key; calls go together if their keys are in the same place.
+        error: makes an error of the text of one.
+    """
+
+    def __init__(self, link: Caller, place: Callable[[str], str], error: Callable[[str], Exception]) -> None:
+        self._link, self._place, self._error = link, place, error
+        self._gathering: dict[str, list[_Part]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def join(self, function: str, key: str, *arguments: object) -> Any:
+        """Make a call with all others that come now. Returns its own answer, and raises its own error."""
+        loop, place = asyncio.get_running_loop(), self._place(key)
+        part = _Part(function, key, arguments, loop.create_future())
+        if place not in self._gathering:
+            self._gathering[place] = []
+            sending = loop.create_task(self._send(place))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+        self._gathering[place].append(part)
+        return await part.answer
+
+    async def _send(self, place: str) -> None:
+        try:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            for part in self._gathering.pop(place):
+                part.answer.cancel()
+            raise
+        parts = [part for part in self._gathering.pop(place) if not part.answer.done()]
+        await asyncio.gather(*(self._make(parts[first : first + MOST]) for first in range(0, len(parts), MOST)))
+
+    async def _make(self, parts: list[_Part]) -> None:
+        """Make these calls as one, and hand out the answers. Whoever has given up meanwhile gets none."""
+        try:
+            if len(parts) == 1:
+                [one] = parts
+                answers = [[1, await self._link.call(one.function, one.key, *one.arguments)]]
+            else:
+                each = ((part.function, part.key, len(part.arguments), *part.arguments) for part in parts)
+                answers = await self._link.call(
+                    "together", parts[0].key, *(argument for part in each for argument in part)
+                )
+        except BaseException as exc:
+            for part in parts:
+                if not part.answer.done():
+                    part.answer.set_exception(exc) if isinstance(exc, Exception) else part.answer.cancel()
+            if not isinstance(exc, Exception):
+                raise
+            return
+        for part, (done, *found) in zip(parts, answers, strict=True):
+            if part.answer.done():
+                continue
+            if done:
+                part.answer.set_result(found[0] if found else None)
+            else:
+                part.answer.set_exception(self._error(found[0].decode(errors="replace")))

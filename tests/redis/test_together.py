@@ -1,0 +1,192 @@
+"""Calls that a process makes at one moment go to the server as one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headway.brokers.redis.board import RedisBoard
+from headway.brokers.redis.connection import Overdue
+from headway.brokers.redis.fleet import RedisFleet
+from headway.brokers.redis.together import MOST, Together
+from headway.errors import BrokerUnavailable
+from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model.board import Notice
+from tests.redis.stand import brokers, real
+from tests.servers.redis import RunningServer, SharedServers
+from tests.virtual_time import run
+
+Clock = Callable[[], float]
+KINDS = pytest.mark.parametrize("kind", ["redis", "valkey"])
+
+
+def calls(server: RunningServer) -> int:
+    """Calls of functions that the server has had."""
+    found: int = server.command("INFO", "commandstats").get("cmdstat_fcall", {}).get("calls", 0)
+    return found
+
+
+def worker(name: str) -> WorkerInfo:
+    return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY)
+
+
+def process(name: str) -> ProcessInfo:
+    return ProcessInfo(id=name, role=Role.WORKER, host="here", pid=7)
+
+
+@KINDS
+@real
+async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: SharedServers, kind: str) -> None:
+    server = servers.of(kind)
+    async with brokers(server.url) as [broker]:
+        fleet, board = RedisFleet(broker._connection), RedisBoard(broker._connection)
+        capacity = Capacity(model="m", healthy=2, degraded=0, items_per_second=9.0, usable_per_second=9.0)
+        before = calls(server)
+        telling = asyncio.gather(
+            broker.heartbeat(worker("gpu-0")),
+            broker.heartbeat(worker("gpu-1")),
+            fleet.heartbeat(process("host")),
+            fleet.publish(capacity),
+            broker.workers(),
+            broker.reap(),
+        )
+        led, posted, _ = await asyncio.gather(
+            fleet.acquire_leadership("host", 3.0), board.post(Notice("host")), telling
+        )
+        assert calls(server) - before == 1
+        assert led and posted.records
+        workers, loads, members, capacities = await asyncio.gather(
+            broker.workers(), broker.loads(), fleet.members(), fleet.capacities()
+        )
+        assert calls(server) - before == 2
+        assert {one.worker_id for one in workers} == {"gpu-0", "gpu-1"} and loads["m"].slots == 2
+        assert [one.id for one in members] == ["host"] and [one.model for one in capacities] == ["m"]
+
+
+@KINDS
+@real
+async def test_one_that_fails_keeps_no_other_from_its_answer(servers: SharedServers, kind: str) -> None:
+    async with brokers(servers.of(kind).url) as [broker]:
+        link, key = broker._connection, "headway:{fleet}:"
+        found: tuple[Any, ...] = await asyncio.gather(
+            link.join("lead", key, "", "a", "soon"),
+            link.join("lead", key, "", "b", 3.0),
+            link.join("look", broker._every[0]._key, "", broker._every[0]._head()[1], "1.0"),
+            return_exceptions=True,
+        )
+        nonsense, lead, late = found
+        assert lead == 1
+        assert isinstance(nonsense, BrokerUnavailable) and "the broker answers: " in str(nonsense)
+        assert isinstance(late, Overdue) and late.now > 1.0
+
+
+@real
+async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: SharedServers) -> None:
+    async with brokers(servers.of("redis").url) as [broker]:
+        [queue] = broker._every
+        await queue.look()
+        known = queue._steps.clock
+        known._best, known._best_before = known._best - 100.0, -math.inf
+        await asyncio.gather(broker.heartbeat(worker("gpu-0")), broker.workers())
+        assert (await broker.loads())["m"].slots == 1
+
+
+class Server:
+    """A server that answers each call by its arguments, once it may."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.made: list[tuple[object, ...]] = []
+        self.open, self.asked = asyncio.Event(), asyncio.Event()
+        self._fails = fails
+
+    async def call(self, *call: Any) -> Any:
+        self.made.append(call)
+        self.asked.set()
+        await self.open.wait()
+        if self._fails:
+            raise BrokerUnavailable("away")
+        function, _, *arguments = call
+        return [[1, 2 * argument] for argument in arguments[3::4]] if function == "together" else 2 * arguments[0]
+
+
+def joined(server: Server, tags: bool = False) -> Together:
+    def place(key: str) -> str:
+        return key[: key.index("}")] if tags else ""
+
+    return Together(server, place, BrokerUnavailable)
+
+
+def gathered(together: Together, keys: list[str]) -> list[asyncio.Task[Any]]:
+    return [asyncio.ensure_future(together.join("f", key, number)) for number, key in enumerate(keys)]
+
+
+def played(act: Callable[[], Awaitable[None]]) -> None:
+    async def main(clock: Clock) -> None:
+        await act()
+
+    run(main)
+
+
+def test_a_call_by_itself_goes_as_it_is() -> None:
+    async def act() -> None:
+        server = Server()
+        server.open.set()
+        assert await joined(server).join("f", "k", 4) == 8
+        assert server.made == [("f", "k", 4)]
+
+    played(act)
+
+
+def test_in_a_cluster_only_those_of_one_slot_go_together() -> None:
+    async def act() -> None:
+        server = Server()
+        server.open.set()
+        keys = ["h:{a}:", "h:{b}:", "h:{a}@1:"]
+        assert await asyncio.gather(*gathered(joined(server, tags=True), keys)) == [0, 2, 4]
+        assert server.made == [("together", "h:{a}:", "f", "h:{a}:", 1, 0, "f", "h:{a}@1:", 1, 2), ("f", "h:{b}:", 1)]
+
+    played(act)
+
+
+def test_many_are_several_calls_so_that_none_keeps_the_server_from_others() -> None:
+    async def act() -> None:
+        server = Server()
+        server.open.set()
+        count = 2 * MOST + 1
+        assert await asyncio.gather(*gathered(joined(server), ["k"] * count)) == [2 * n for n in range(count)]
+        assert len(server.made) == 3
+
+    played(act)
+
+
+def test_who_gives_up_costs_the_others_nothing() -> None:
+    async def act() -> None:
+        server = Server()
+        together = joined(server)
+        first, second, third = gathered(together, ["k"] * 3)
+        await asyncio.sleep(0)
+        first.cancel()
+        await server.asked.wait()
+        assert server.made == [("together", "k", "f", "k", 1, 1, "f", "k", 1, 2)]
+        second.cancel()
+        server.open.set()
+        assert await third == 4 and second.cancelled() and first.cancelled()
+
+    played(act)
+
+
+def test_all_hear_of_a_server_that_does_not_answer_and_the_next_are_asked_anew() -> None:
+    async def act() -> None:
+        server = Server(fails=True)
+        server.open.set()
+        together = joined(server)
+        for _ in range(2):
+            heard = await asyncio.gather(*gathered(together, ["k"] * 3), return_exceptions=True)
+            assert all(isinstance(one, BrokerUnavailable) for one in heard)
+        assert len(server.made) == 2
+
+    played(act)

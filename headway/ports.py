@@ -91,6 +91,10 @@ class NearQueue(Protocol):
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
         ...
 
+    def enter(self, entry: Entry) -> Failure | None:
+        """Admit or refuse, as `take` does, an entry by itself that has no version and no dedup keys, under an id that no other has."""
+        ...
+
     def knows(self, tenant: str, id: str) -> bool:
         """Whether a task is known here, or its outcome."""
         ...

@@ -155,27 +155,34 @@ class TierQueue:
 
     def push(self, queued: QueuedEntry) -> None:
         """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
-        tenant, cost = queued.entry.tenant, queued.cost
-        latest = self._latest.get(tenant, 0)
-        number = latest // 1 + 1
-        if number < self._next:
-            number = self._next
-            latest = number - 1
-        queued.round = number
-        self._latest[tenant] = latest = latest + cost
-        places = self._rounds.get(number)
-        if places is None:
-            self._rounds[number] = [queued]
-            self._wide[number] = 1
-        else:
-            places.append(queued)
-            self._wide[number] += 1
-        self._to_come += 1
-        if cost != 1:
-            self._rough = max(self._rough, math.ceil(latest))
-        self._arrivals.append(queued)
-        self.depth += 1
-        self.weight += queued.weight
+        self.push_all((queued,))
+
+    def push_all(self, entries: Sequence[QueuedEntry]) -> None:
+        """Give entries their places, in the order in which they came."""
+        latest_of, rounds, wide, next_round = self._latest, self._rounds, self._wide, self._next
+        weight = 0
+        for queued in entries:
+            tenant, cost = queued.entry.tenant, queued.cost
+            latest = latest_of.get(tenant, 0)
+            number = latest // 1 + 1
+            if number < next_round:
+                number = next_round
+                latest = number - 1
+            queued.round = number
+            latest_of[tenant] = latest = latest + cost
+            if number in rounds:
+                rounds[number].append(queued)
+                wide[number] += 1
+            else:
+                rounds[number] = [queued]
+                wide[number] = 1
+            if cost != 1:
+                self._rough = max(self._rough, math.ceil(latest))
+            weight += queued.weight
+        self._arrivals += entries
+        self._to_come += len(entries)
+        self.depth += len(entries)
+        self.weight += weight
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
@@ -342,11 +349,20 @@ class DeadlineQueue:
 
     def push(self, queued: QueuedEntry) -> None:
         """Add an entry, keyed by its `queue_due`."""
-        if not self._line or queued.queue_due >= self._line[-1].queue_due:
-            self._line.append(queued)
-        else:
-            self._order += 1
-            heapq.heappush(self._heap, (queued.queue_due, self._order, queued))
+        self.push_all((queued,))
+
+    def push_all(self, entries: Sequence[QueuedEntry]) -> None:
+        """Add entries."""
+        line = self._line
+        last = line[-1].queue_due if line else -math.inf
+        for queued in entries:
+            due = queued.queue_due
+            if due >= last:
+                line.append(queued)
+                last = due
+            else:
+                self._order += 1
+                heapq.heappush(self._heap, (due, self._order, queued))
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""

@@ -59,6 +59,11 @@ class Room:
         self.free = most
         self._used: dict[str, int] = {}
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anything is reserved."""
+        return bool(self._used)
+
     def take(self, entry: Entry) -> Reservation | None:
         """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
         tenant, size = entry.tenant, _size(entry)

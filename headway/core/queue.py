@@ -56,6 +56,8 @@ QUARANTINE_ALONE = 2048
 """Most entries that wait in one while nobody else waits, if these are more; a step over Redis reads all of them."""
 SEARCH_LOAD = 2
 """Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
+MOST_KINDS = 64
+"""Most kinds of entries, by tier and times, for which it is known at a time how many are sure to be let in."""
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
 _NOTHING = Choice()
@@ -86,6 +88,12 @@ class ModelQueue:
         self._mixed_at = -math.inf
         """Instant of the last entry whose tenant is not that of the entry before it."""
         self._fresh = 0
+        self._coming: list[QueuedEntry] = []
+        """Entries that were admitted since the last look at the queue, and have no place in it yet."""
+        self._sure: dict[tuple[int, float, float], float] = {}
+        """Entries that may be in `_coming` for one more to be sure to be let in, by tier, time in the queue and time in all."""
+        self._sure_until = -math.inf
+        """Instant until which that holds."""
         self.culprits = Culprits()
         self._suspects = Suspects()
         self._budgets = RetryBudgets(limits.max_batch)
@@ -105,10 +113,11 @@ class ModelQueue:
     @property
     def depth(self) -> int:
         """Entries waiting, including those that wait to run again."""
-        return self._fresh + len(self._suspects.of)
+        return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
         """Entries waiting in each tier, and the seconds that its oldest has waited."""
+        self._take_in()
         counts = [tier_queue.depth for tier_queue in self._tier_queues]
         oldest = [now if (first := tier_queue.oldest()) is None else first.arrived for tier_queue in self._tier_queues]
         for member in self._suspects.of:
@@ -123,10 +132,11 @@ class ModelQueue:
         self.slots = slots
         self.factors.keep(slots, workers, self._departures)
         self.whole_slots = min(slots, whole) or self.whole_slots
-        self._gate_at = -math.inf
+        self._judge_anew()
 
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry, or refuse it."""
+        self._take_in()
         tier = entry.tier
         tier_queue = self._tier_queues[tier]
         self._rates[tier].observe(1, now)
@@ -164,6 +174,69 @@ class ModelQueue:
         if self._waiting is not None:
             self._waiting[entry.tenant] += 1
         return queued
+
+    def offer_small(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
+        """Admit an entry of one page that counts as one, or refuse it, as `offer` does.
+
+        While one like it is sure to be let in, it is only noted, and all that were get their places together at the next look.
+        """
+        timeout, queue_timeout = entry.timeout, entry.queue_timeout
+        most = self._sure.get((entry.tier, queue_timeout, timeout))
+        if most is None or now > self._sure_until:
+            most = self._find_sure(entry, now) if self._coming or self._fresh else 0.0
+        if len(self._coming) >= most:
+            return self.offer(entry, now)
+        queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
+        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, entry.weight)
+        self._coming.append(queued)
+        return queued
+
+    def _find_sure(self, entry: Entry, now: float) -> float:
+        """Number of entries that may come before one like this, for it to be sure to be let in. All of them count as ahead of it."""
+        if now > self._sure_until or len(self._sure) >= MOST_KINDS:
+            self._take_in()
+            self._sure.clear()
+        most = 0.0
+        if not (self._weighs or self._sheds or self.culprits.active):
+            gate, most = self._gate_now(now), float(self._crowded - self._fresh)
+            if gate.batch_seconds > 0.0:
+                ahead = sum([tier_queue.depth for tier_queue in self._tier_queues[: entry.tier + 1]])
+                most = min(most, gate.allowed(entry.tier, entry) - ahead)
+        self._sure[entry.tier, entry.queue_timeout, entry.timeout] = most
+        self._sure_until = self._gate_at + GATE_AGE
+        return most
+
+    def _take_in(self) -> None:
+        """Give entries their places that were only noted."""
+        coming = self._coming
+        if not coming:
+            return
+        self._coming = []
+        self._sure.clear()
+        of_tiers: dict[int, list[QueuedEntry]] = {}
+        last = self._last_tenant
+        for queued in coming:
+            entry = queued.entry
+            if entry.tenant != last:
+                if last is not None:
+                    self._mixed_at = queued.arrived
+                last = entry.tenant
+            if entry.tier in of_tiers:
+                of_tiers[entry.tier].append(queued)
+            else:
+                of_tiers[entry.tier] = [queued]
+        self._last_tenant, self._newest = last, coming[-1].arrived
+        for tier, entries in of_tiers.items():
+            self._rates[tier].observe_each([queued.arrived for queued in entries])
+            self._tier_queues[tier].push_all(entries)
+        self._due.push_all(coming)
+        self._fresh += len(coming)
+        if self._waiting is not None:
+            self._waiting.update([queued.entry.tenant for queued in coming])
+
+    def _judge_anew(self) -> None:
+        """Make the admission limits anew for the next entry."""
+        self._gate_at = self._sure_until = -math.inf
 
     def _queued(self, entry: Entry, now: float) -> QueuedEntry:
         if not self._weighs:
@@ -252,6 +325,7 @@ class ModelQueue:
 
     def load(self, now: float) -> Load:
         """Load at instant `now`."""
+        self._take_in()
         rate = sum(found.at(now) for found in self._rates)
         return Load(
             rate=rate,
@@ -340,6 +414,7 @@ class ModelQueue:
             idle: at least one worker; where the rule tells slots apart the fastest is woken first, else the first.
             now: the instant.
         """
+        self._take_in()
         again = math.inf
         if self._suspects.groups:
             found = self._suspects.wake(idle, self.slots > 1, now)
@@ -357,6 +432,7 @@ class ModelQueue:
 
     def expire(self, now: float) -> list[QueuedEntry]:
         """Take out all entries that waited too long."""
+        self._take_in()
         late = list(self._due.overdue(now))
         late += self._suspects.overdue(now)
         for queued in late:
@@ -365,10 +441,12 @@ class ModelQueue:
 
     def next_due(self) -> float:
         """Instant at which `expire` has something to do; infinite when nothing waits."""
+        self._take_in()
         return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: QueuedEntry) -> None:
         """Forget an entry. A running entry stays in its batch, but is not tried again."""
+        self._take_in()
         if queued.state == RETRYING:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
@@ -383,7 +461,7 @@ class ModelQueue:
         """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
         wanted = self._arrive(departure, now, GONE)
         self.factors.learn(self.service, departure.worker, departure.size, now - departure.left_at, self._departures)
-        self._gate_at = -math.inf
+        self._judge_anew()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
         if departure.quarantine is not None:
@@ -402,6 +480,7 @@ class ModelQueue:
 
     def fail(self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "") -> FailureOutcome:
         """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter."""
+        self._sure_until = -math.inf  # Its callers may be known for culprits from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         for member in self._arrive(departure, now, RETRYING):
             (members if member.due > now else after.late).append(member)
@@ -466,7 +545,7 @@ class ModelQueue:
 
     def _leave(self, departure: Departure, now: float) -> Departure:
         self._departures += 1
-        self._gate_at = -math.inf
+        self._judge_anew()
         departure.size = self._size(departure.members)
         self._running.left(departure.size, self.slots, now)
         for member in departure.members:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp
 
 from headway.core.warm_up import WarmUpRun
@@ -132,6 +132,17 @@ class ArrivalRate:
                 count -= 1
             self._move_base(now)
         self._sum += count * exp((now - self._base) / self._tau)
+
+    def observe_each(self, instants: Sequence[float]) -> None:
+        """Count one arrival at each of these instants, which are in order."""
+        if instants[-1] >= self._next_base:
+            for now in instants:
+                self.observe(1, now)
+            return
+        total, base, tau = self._sum, self._base, self._tau
+        for now in instants:
+            total += exp((now - base) / tau)
+        self._sum = total
 
     def at(self, now: float) -> float:
         """The rate at instant `now`, in entries per second."""

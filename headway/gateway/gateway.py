@@ -249,37 +249,41 @@ class Gateway:
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         """Take a request in on an open lane, under a fresh id; see `submit`."""
-        session, limits, limiter = self._session, lane.limits, self.limiter
-        near = None if session.waits else session.near
-        over = limits and (near is None or limiter.debts) and limiter.excess(limits, session.broker)
-        if over or (near is None and session.full(1)):  # It is told why.
+        session, limits = self._session, lane.limits
+        near = None if session.waits or (limits and self.limiter.debts) else session.near
+        if near is None and (
+            session.full(1) or (limits and self.limiter.excess(limits, session.broker))
+        ):  # It is told why.
             self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
             return
-        principal, timeout = lane.principal, lane.timeout
+        principal, timeout, throttle, now = lane.principal, lane.timeout, lane.throttle, self._clock()
         tenant, nonce = principal.tenant, next(self._submissions)
         entry = Entry(
             id, lane.model, input, lane.tier, tenant, self.name, lane.queue_timeout, timeout, parameters, limits, (), nonce, b"",
             lane.caller,
         )  # fmt: skip
         if lane.throttled:
-            if (over := limiter.check(entry, alone=False)) is not None:
+            if (over := self.limiter.check(entry, alone=False)) is not None:
                 self._refuse(sink, principal, entry, over, None)
                 return
-        elif timeout >= lane.throttle.least_seconds:
-            lane.throttle.higher += 1
+        elif timeout >= throttle.least_seconds:
+            throttle.higher += 1
         if near is not None:
             session.taken += 1
-            failure = near.take(entry)
-            if failure is not None:
-                limiter.refused(entry, failure)
-                ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
-                self._refuse(sink, principal, entry, failure, None, ending)
+            if (failure := near.enter(entry)) is not None:
+                self._enter_refused(sink, principal, entry, failure)
                 return
-        now, key = self._clock(), (tenant, id)
-        self._pending[key] = PendingRequest(sink, principal, entry, now, now + timeout, session)
-        self._deadlines.watch(key, now + timeout)
+        key, deadline = (tenant, id), now + timeout
+        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session)
+        self._deadlines.watch(key, deadline)
         if near is None:
             session.offer(entry)
+
+    def _enter_refused(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
+        """Answer a request that a near broker has refused."""
+        self.limiter.refused(entry, failure)
+        ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
+        self._refuse(sink, principal, entry, failure, None, ending)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -532,8 +536,10 @@ class Gateway:
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
+        held = self._pending
         for reply in replies:
-            pending = self._pending.get((reply.tenant, reply.id))
+            key = reply.tenant, reply.id
+            pending = held.get(key)
             if pending is None or (entry := pending.entry).nonce != reply.nonce:
                 strays += not (self._late.take(reply, ended) or self._subscriptions.take(session, reply))
                 continue
@@ -546,7 +552,7 @@ class Gateway:
             if failure is not None and failure.reason == failures.CANCELLED:
                 self._leave(pending, reply)
                 continue
-            del self._pending[reply.tenant, reply.id]
+            del held[key]
             pending.reply = reply
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
                 self.limiter.not_run(entry)

@@ -58,13 +58,15 @@ class OutcomeCounts:
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
         model, tier, answers = "", -1, _Answers()
+        add_latency, add_wait = answers.latencies.append, answers.waits.append
         for request in requests:
             entry, reply, latency = request.entry, request.reply, now - request.since
             if entry.tier != tier or entry.model != model:
                 model, tier = entry.model, entry.tier
                 answers = told.setdefault((model, tier), _Answers())
-            answers.latencies.append(latency)
-            answers.waits.append(0.0 if reply.kept else reply.queued)
+                add_latency, add_wait = answers.latencies.append, answers.waits.append
+            add_latency(latency)
+            add_wait(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:
                 answers.failed += 1
                 answers.failed_seconds += latency

@@ -32,18 +32,24 @@ class TimingWheel(Generic[Key]):
         self._slots: dict[int, list[Key]] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._newest: list[Key] = []
+        self._begins = self._ends = 0.0
+        """Keys of the slot that was watched last, and the deadlines from which and before which it goes."""
 
     def watch(self, key: Key, deadline: float) -> None:
         """Have `passed` called with `key` after instant `deadline`."""
+        if self._begins <= deadline < self._ends:
+            self._newest.append(key)
+            return
         slot = int(deadline / DEADLINE_GRAIN) + 1
         gathered = self._slots.get(slot)
-        if gathered is not None:
-            gathered.append(key)
-            return
-        self._slots[slot] = [key]
-        heapq.heappush(self._order, slot)
-        if self._order[0] == slot:
-            self._set_timer()
+        if gathered is None:
+            gathered = self._slots[slot] = []
+            heapq.heappush(self._order, slot)
+            if self._order[0] == slot:
+                self._set_timer()
+        gathered.append(key)
+        self._newest, self._begins, self._ends = gathered, (slot - 1) * DEADLINE_GRAIN, slot * DEADLINE_GRAIN
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -56,5 +62,8 @@ class TimingWheel(Generic[Key]):
     def _fire(self) -> None:
         now = self._clock()
         while self._order and self._order[0] * DEADLINE_GRAIN <= now:
-            self._passed(self._slots.pop(heapq.heappop(self._order)))
+            gathered = self._slots.pop(heapq.heappop(self._order))
+            if gathered is self._newest:
+                self._ends = 0.0
+            self._passed(gathered)
         self._set_timer()

@@ -157,35 +157,52 @@ class MemoryBroker:
         return answers
 
     def take(self, entry: Entry) -> Failure | None:
-        """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
-        key, now, name = (entry.tenant, entry.id), self._clock(), entry.queue if entry.version else entry.model
-        before = self._entries.get(key)
+        """See NearQueue."""
+        before = self._entries.get((entry.tenant, entry.id))
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
-        queue, limits, tats = self._queues.get(name), entry.limits, self._book.tats
-        large = len(entry.input) + len(entry.parameters) > SMALL
-        if large or entry.dedup_keys or entry.digest or queue is None or queue.culprits.active:
-            failure = self._admit(entry, now)
-            if failure is not None:
-                return failure
+        if not (entry.dedup_keys or entry.digest or entry.version or entry.count > 1):
+            return self.enter(entry)
+        return self._take_rarely(entry, self._clock())
+
+    def enter(self, entry: Entry) -> Failure | None:
+        """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
+        now, name, limits = self._clock(), entry.model, entry.limits
+        queue = self._queues.get(name)
+        if queue is None or queue.culprits.active or len(entry.input) + len(entry.parameters) > SMALL:
+            return self._take_rarely(entry, now)
+        charged = charge(limits, self._book.tats, now) if limits else ()
+        if isinstance(charged, Over):
+            return failures.over(charged)
+        offered = queue.offer_small(entry, now)
+        if isinstance(offered, Refused):
+            return failures.refusal(offered)
+        self._entries[entry.tenant, entry.id] = offered
+        if offered.queue_due < self._reaping.at:
+            self._reaping.move_up(offered.queue_due, now)
+        if limits:
+            tats = self._book.tats
+            for limit, tat in zip(limits, charged):  # noqa: B905 - see below
+                tats[limit.id] = tat
+        wakeups = self._wakeups[name]
+        if wakeups.idle:
+            self._look_soon(name)
+        return None
+
+    def _take_rarely(self, entry: Entry, now: float) -> Failure | None:
+        """Admit or refuse an entry that asks for something rare."""
+        name = entry.queue
+        failure = self._admit(entry, now)
+        if failure is None:
             self._reaping.move_up(self._queues[name].next_due(), now)
-        else:
-            charged = charge(limits, tats, now) if limits else ()
-            if isinstance(charged, Over):
-                return failures.over(charged)
-            offered = queue.offer(entry, now)
-            if isinstance(offered, Refused):
-                return failures.refusal(offered)
-            self._entries[key] = offered
-            if offered.queue_due < self._reaping.at:
-                self._reaping.move_up(offered.queue_due, now)
-            if limits:
-                for limit, tat in zip(limits, charged):  # noqa: B905 - see below
-                    tats[limit.id] = tat
+            self._look_soon(name)
+        return failure
+
+    def _look_soon(self, name: str) -> None:
+        """Wake an idle worker for what has come, on a later turn of the loop."""
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
-        return None
 
     def knows(self, tenant: str, id: str) -> bool:
         """See NearQueue."""
@@ -535,14 +552,15 @@ class MemoryBroker:
         if self._dedup.active:
             self._end(list(zip(members, replies, strict=True)), now, late=late)
             return
-        for member in members:
-            member.reservation = None
+        if self._room.in_use:
+            for member in members:
+                member.reservation = None
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
-            box = self._mailboxes[gateways.pop()]
+            box, entries = self._mailboxes[gateways.pop()], self._entries
             if box.hand_over is not None:
                 for reply in replies:
-                    self._entries.pop((reply.tenant, reply.id), None)
+                    entries.pop((reply.tenant, reply.id), None)
             box.put(replies)
             return
         for gateway in gateways:

@@ -40,7 +40,9 @@ from headway.http.server.large_answers import LargeAnswer
 from headway.http.server.large_bodies import LARGE
 from headway.model import Failure, Principal, Reply, Value
 
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n")
+MOST_DIGITS = 9
+"""Most digits of the length of a body whose head is remembered."""
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
@@ -56,8 +58,8 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "memo", "origin",
-        "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "unfetched",
+        "after", "before", "begin", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "latest", "memo",
+        "origin", "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "skipped", "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
@@ -78,6 +80,7 @@ class FastPathConnection(Connection):
         self.memo: InferenceHead | None = None
         self.lane, self.plain = CLOSED, False
         self.before = self.after = b""
+        self.begin = self.latest = self.skipped = 0
 
     @property
     def silent(self) -> bool:
@@ -95,13 +98,12 @@ class FastPathConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes that came. A whole request under a known head goes straight on."""
-        request, before, after = self.memo, self.before, self.after
-        if request is not None and self.phase == IDLE and data.startswith(before):
-            begin = len(before)
-            end = data.find(b"\r", begin, begin + 10)
-            if data.startswith(after, end):
-                length, begun = data[begin:end], end + len(after)
-                if length.isdigit() and int(length) == len(data) - begun <= self.inference.most_at_once:
+        request, begin = self.memo, self.begin
+        if request is not None and self.phase == IDLE and data.startswith(self.before):
+            end = data.find(self.after, begin, self.latest)
+            if end > 0 and (digits := data[begin:end]).isdigit():
+                begun = end + self.skipped
+                if int(digits) == len(data) - begun <= self.inference.most_at_once:
                     try:
                         self._repeat(request, data[begun:])
                     except Exception as exc:
@@ -392,26 +394,44 @@ class FastPathConnection(Connection):
 
     def _remember(self, request: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)
-        if found is not None and len(raw) + 9 <= self.context.most_header:
+        if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
             self.memo = request
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
+            self.begin, self.skipped = len(self.before), len(self.after)
+            self.latest = self.begin + MOST_DIGITS + self.skipped
 
     def _repeat(self, request: InferenceHead, body: bytes) -> None:
-        """Start on a request that came whole, under the remembered head."""
-        inference = self.inference
+        """Start on a request that came whole, under the remembered head. The same in all but its text goes straight to the queue."""
+        inference, lane = self.inference, self.lane
         self.id = request.id or inference.new_id()
-        self.codec, self.encode_error = request.codec, request.codec.encode_error
+        codec = self.codec = request.codec
+        self.encode_error = codec.encode_error
         try:
             principal = self.known
             if (found := inference.identify(request.authorization)) is not principal:
                 principal = self._belong(found, request.authorization)
         except RequestError as exc:
             self._deny(request, exc)
-        else:
-            self.request = request
+            return
+        self.request = request
+        if lane.asker is not principal or lane.options is not request.options or not request.is_plain:
             self.principal = principal
             self._ask(request, body)
+            return
+        self.begun, self.principal = monotonic(), lane.principal
+        try:
+            model, text, parameters = codec.read(body)
+        except RequestError:  # It is told why, or there is another reader for it.
+            self.principal = principal
+            self._ask(request, body)
+            return
+        if lane.asked != model or lane.facts is not inference.intake.facts or not lane.open:
+            self.principal = principal
+            self._hand_in(request, None, model, text, parameters)
+            return
+        self.phase, self.exchange, self.plain = ASKED, None, True
+        inference.intake.enter(self, lane, self.id, text, parameters)
 
     def _belong(self, principal: Principal | None, authorization: bytes) -> Principal:
         """Count the connection for its principal's tenant from now on.
@@ -456,9 +476,15 @@ class FastPathConnection(Connection):
         except RequestError as exc:
             self._charge_and_deny(request, exc)
             return
-        self.phase, self.exchange = ASKED, exchange
         if exchange is not None:
             model, text, parameters = exchange.model, exchange.input, exchange.parameters
+        self._hand_in(request, exchange, model, text, parameters)
+
+    def _hand_in(
+        self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
+    ) -> None:  # fmt: skip
+        """Hand a request in, on the lane for it if that is open."""
+        self.phase, self.exchange = ASKED, exchange
         if request.wish is not None or isinstance(text, list) or (exchange and exchange.options is not request.options):
             self._ask_rarely(request, exchange, model, text, parameters)
             return

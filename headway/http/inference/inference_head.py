@@ -47,13 +47,14 @@ class InferenceHead:
         read: reader of its body; None: the codec reads it, as one text in JSON.
         expects: whether the client waits for `100 Continue` before it sends the body.
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
+        is_plain: whether its body is one text in JSON, of which no task can come.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         coding: coding of its body; empty for none.
     """
 
     __slots__ = (
-        "authorization", "codec", "coding", "expects", "id", "options", "read", "repeatable", "wait", "wish",
+        "authorization", "codec", "coding", "expects", "id", "is_plain", "options", "read", "repeatable", "wait", "wish",
     )  # fmt: skip
 
     def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions) -> None:
@@ -67,6 +68,7 @@ class InferenceHead:
         self.wish: Wish | None = None
         self.wait = 0.0
         self.coding = ""
+        self.is_plain = False
 
 
 def read_inference_head(
@@ -107,6 +109,7 @@ def read_inference_head(
         asked.read = codec.open(head, target, options, context.seen_by(only))
     else:
         target.refuse_named("name it in the body of /v1/inference")
+        asked.is_plain = wish is None
     return asked
 
 

@@ -25,7 +25,7 @@ from headway.errors import BadRequest
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.http.inference.cross_origin import CrossOriginConnection, Origins
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.server.connection import Connection
+from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
@@ -197,7 +197,11 @@ class Listener:
 
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
+        context = self._context
+        patience = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.header_timeout)
         for connection in self._connections():
+            if connection.phase == IDLE and now - connection.since < patience and not connection.unread.since:
+                continue  # Most are idle, and have not been for long.
             try:
                 connection.inspect(now)
             except Exception as exc:

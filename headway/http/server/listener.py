@@ -198,9 +198,9 @@ class Listener:
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
         context = self._context
-        patience = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.header_timeout)
+        least = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.header_timeout)
         for connection in self._connections():
-            if connection.phase == IDLE and now - connection.since < patience and not connection.unread.since:
+            if connection.phase == IDLE and now - connection.since < least and not connection.unread.since:
                 continue  # Most are idle, and have not been for long.
             try:
                 connection.inspect(now)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
+from headway.config.scaling import NONE
 from headway.core.departure import Load
+from headway.core.health import REST_EVERY
 from headway.core.scaling.scaler import AS_FOUND, ModelState, ScaleDecision, ScaleLimits, Scaler
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
 from headway.errors import ScalingRefused, ScalingUnavailable
@@ -98,7 +100,7 @@ class Autoscaler:
         limits: Callable[[str], ScaleLimits | None],
         counters: Counters,
         clock: Callable[[], float],
-        name: str = "none",
+        name: str = NONE,
         named: Collection[str] = (),
     ) -> None:
         self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
@@ -108,7 +110,7 @@ class Autoscaler:
         self._told: dict[str, Scaling] = {}
         """Last publications of this process, by model, since another controller led."""
         self._models: dict[str, ScaledModel] = {}
-        self._periodic = Periodic("autoscaler", self._carry_out, clock, every=CARRY_OUT_EVERY)
+        self._periodic = Periodic("autoscaler", self._carry_out, clock, every=self._every)
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to carry out decisions."""
@@ -234,6 +236,11 @@ class Autoscaler:
             reason=decision.reason,
             driver=self._name,
         )
+
+    def _every(self) -> float:
+        """Seconds until decisions are carried out again: more where nobody sets the numbers, once each has begun."""
+        begun = self._models and all(state.scaler is not None for state in self._models.values())
+        return REST_EVERY if self._name == NONE and begun else CARRY_OUT_EVERY
 
     async def _carry_out(self) -> None:
         for model, state in list(self._models.items()):

@@ -167,12 +167,12 @@ class BrokerSession:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} large intake", self._large.run)
+        supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         if self.near is not None:
             self.near.attach(self._gateway, self._delivered)
         else:
             supervisor.start(f"{name} returns", self._returns)
-        supervisor.start(f"{name} resubmitter", self._resubmitter.run)
-        supervisor.start(f"{name} watch", self._watch)
+            supervisor.start(f"{name} watch", self._watch)
 
     @property
     def unreachable_seconds(self) -> float:

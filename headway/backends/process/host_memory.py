@@ -8,12 +8,15 @@ What the system does not tell counts as empty.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 READ_EVERY = 0.9
 """Seconds for which a reading is good: all slots of a process share it."""
+MOST_BYTES = 64 << 10
+"""Most bytes that are read of a file."""
 NO_LIMIT = 1 << 60
 """Bytes from which a limit of cgroup v1 means none."""
 
@@ -41,8 +44,11 @@ class HostMemory:
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock = clock
-        self._meminfo = root / "proc/meminfo"
-        self._groups = list(_groups(root))
+        self._meminfo = str(root / "proc/meminfo")
+        self._groups = [
+            (str(path / kind.limit), str(path / kind.used), str(path / "memory.stat"), kind.droppable)
+            for path, kind in _groups(root)
+        ]
         self._read_at: float | None = None
         self._share = 0.0
 
@@ -51,7 +57,7 @@ class HostMemory:
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
-            self._share = max([self._of_machine(), *(_of_group(path, kind) for path, kind in self._groups)])
+            self._share = max([self._of_machine(), *(_of_group(*one) for one in self._groups)])
         return self._share
 
     def _of_machine(self) -> float:
@@ -62,7 +68,7 @@ class HostMemory:
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
     """Control groups that limit the memory of this process, with those above them."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
         if not controllers:
@@ -78,26 +84,32 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
                 yield mount / group, kind
 
 
-def _of_group(path: Path, kind: _Kind) -> float:
+def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: str) -> float:
     try:
-        limit, used = int(_text(path / kind.limit)), int(_text(path / kind.used))
+        limit, used = int(_text(limit_path)), int(_text(used_path))
     except ValueError:  # `max`, or gone.
         return 0.0
     if not 0 < limit < NO_LIMIT:
         return 0.0
-    droppable = _figures(path / "memory.stat", kind.droppable).get(kind.droppable, 0)
+    droppable = _figures(stat_path, droppable_name).get(droppable_name, 0)
     return min(max(used - droppable, 0) / limit, 1.0)
 
 
-def _figures(path: Path, *names: str) -> dict[str, int]:
+def _figures(path: str, *names: str) -> dict[str, int]:
     """Numbers of a file with lines NAME NUMBER, of names that begin with one of `names`."""
     words = (line.split() for line in _text(path).splitlines() if line.startswith(names))
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
+    """Text of a small file of the kernel's, which one read tells whole; empty where there is none. It is read every second."""
     try:
-        with path.open("rb", buffering=0) as file:  # They are small, and read every second.
-            return file.read().decode()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(file, MOST_BYTES).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)

@@ -41,8 +41,8 @@ class RedisBoard:
         connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
         try:
-            # Those that are joined are done without memory, too.
-            post = connection.call if connection.memory_pressure else connection.join
+            # Calls that are joined are done without memory, too.
+            post = connection.call if not notice.empty and connection.memory_pressure else connection.join
             watched, records, born = await post(
                 "post", self._key, connection.clock_text(), notice.process, whole, self._born, *_fields(notice)
             )

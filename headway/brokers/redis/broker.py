@@ -428,8 +428,9 @@ class RedisBroker:
         return await self._reap(rests=True)
 
     async def _reap(self, *, rests: bool) -> float:
-        self._connection.look_soon()  # Somebody in the fleet reaps, also while no request comes.
         pauses = await all_of(self._router.census(), self._reaping.reap(rests=rests))
+        if self._reaping.reaps:
+            self._connection.look_soon()  # Somebody in the fleet does, also while no request comes.
         if gone := {*self._queues.forget()}:
             await self._forget(gone)
         return max(min(pauses), LEAST_PAUSE)

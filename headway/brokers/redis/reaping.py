@@ -39,8 +39,15 @@ class Reaping:
         """Instant until which each queue is known to be looked at all the time, by whichever process."""
         self._stirred: set[Queue] = set()
         """Queues to which something has come since the last reap of each began."""
+        self._mine: set[Queue] = set()
+        """Queues of which this process was the one that reaps, when it last asked."""
         self._timer = ReapTimer(self._reap_early)
         self._rests = False
+
+    @property
+    def reaps(self) -> bool:
+        """Whether this process is the one that reaps any of its queues."""
+        return bool(self._mine)
 
     async def reap(self, *, rests: bool) -> float:
         """Reap the queues that are due; returns the seconds until the next one is.
@@ -71,6 +78,7 @@ class Reaping:
             self._due_at.pop(queue, None)
             self._watched_until.pop(queue, None)
             self._stirred.discard(queue)
+            self._mine.discard(queue)
 
     async def close(self) -> None:
         """Reap no more."""
@@ -92,6 +100,7 @@ class Reaping:
     async def _reap(self, queue: Queue, rests: bool) -> None:
         self._stirred.discard(queue)
         due, again, calm, reaps = await queue.reap((self._rng(), self._rng()), self._shards, rests)
+        (self._mine.add if reaps else self._mine.discard)(queue)
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)

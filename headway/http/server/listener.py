@@ -36,6 +36,8 @@ from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
 """Seconds between two looks at all connections; shorter when a configured time-out is."""
+REST = 1.0
+"""Seconds between two looks while there is no connection."""
 
 
 class Listener:
@@ -222,7 +224,8 @@ class Listener:
             descriptor_ceiling(context.spare),
             descriptor_ceiling(context.spare // 2),
         )
-        self._sweep_soon(context, monotonic())
+        if context.state.connections:
+            self._sweep_soon(context, monotonic())
         for listener in self._listeners:
             listener.revive()
         self._sweep = context.loop.call_later(until_tick(_interval(context)), self._look_after)
@@ -256,5 +259,6 @@ def _refuse_plain(connection: Connection) -> None:
 
 
 def _interval(context: ConnectionContext) -> float:
+    most = 0.05 if context.shut.is_set() else SWEEP if context.state.connections else REST
     shortest = min(context.header_timeout, context.body_timeout, context.keep_alive)
-    return max(0.01, min(SWEEP, shortest / 2, 0.05 if context.shut.is_set() else SWEEP))
+    return max(0.01, min(most, shortest / 2))

@@ -49,7 +49,7 @@ async def _offer(
 ) -> list[Failure | None]:
     result: list[Failure | None] = [None] * len(entries)
     dealt, offered = router.deal(entries), list(entries)
-    if dealt.count(dealt[0]) < len(dealt):
+    if not dealt or dealt.count(dealt[0]) < len(dealt):
         answers = await _verdicts(offered, dict(enumerate(dealt)))
     else:
         verdicts = await dealt[0].enqueue(entries)

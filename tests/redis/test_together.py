@@ -98,10 +98,10 @@ async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: Sh
 class Server:
     """A server that answers each call by its arguments, once it may."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, raves: bool = False) -> None:
         self.made: list[tuple[object, ...]] = []
         self.open, self.asked = asyncio.Event(), asyncio.Event()
-        self._fails = fails
+        self._fails, self._raves = fails, raves
 
     async def call(self, *call: Any) -> Any:
         self.made.append(call)
@@ -110,6 +110,8 @@ class Server:
         if self._fails:
             raise BrokerUnavailable("away")
         function, _, *arguments = call
+        if self._raves:
+            return 7
         return [[1, 2 * argument] for argument in arguments[3::4]] if function == "together" else 2 * arguments[0]
 
 
@@ -188,5 +190,15 @@ def test_all_hear_of_a_server_that_does_not_answer_and_the_next_are_asked_anew()
             heard = await asyncio.gather(*gathered(together, ["k"] * 3), return_exceptions=True)
             assert all(isinstance(one, BrokerUnavailable) for one in heard)
         assert len(server.made) == 2
+
+    played(act)
+
+
+def test_nobody_waits_for_ever_for_a_server_that_answers_nonsense() -> None:
+    async def act() -> None:
+        server = Server(raves=True)
+        server.open.set()
+        heard = await asyncio.gather(*gathered(joined(server), ["k"] * 3), return_exceptions=True)
+        assert all(isinstance(one, Exception) for one in heard)
 
     played(act)

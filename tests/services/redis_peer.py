@@ -155,6 +155,14 @@ class Peer:
     async def _complete(self, command: list[bytes]) -> list[Any]:
         return [1, 0, load(self._now())]
 
+    async def _together(self, command: list[bytes]) -> list[Any]:
+        library, answers, rest = command[1].rpartition(b"_")[0], list[Any](), command[4:]
+        while rest:
+            (name, key, count), rest = rest[:3], rest[3:]
+            arguments, rest = rest[: int(count)], rest[int(count) :]
+            answers.append([1, await self._do([b"FCALL", library + b"_" + name, b"1", key, *arguments])])
+        return answers
+
     async def _extend(self, command: list[bytes]) -> int:
         return 1
 

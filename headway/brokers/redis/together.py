@@ -7,7 +7,7 @@ has joined goes as it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,25 +74,29 @@ class Together:
     async def _make(self, parts: list[_Part]) -> None:
         """Make these calls as one, and hand out the answers. Whoever has given up meanwhile gets none."""
         try:
-            if len(parts) == 1:
-                [one] = parts
-                answers = [[1, await self._link.call(one.function, one.key, *one.arguments)]]
-            else:
-                each = ((part.function, part.key, len(part.arguments), *part.arguments) for part in parts)
-                answers = await self._link.call(
-                    "together", parts[0].key, *(argument for part in each for argument in part)
-                )
-        except BaseException as exc:
+            for part, answer in zip(parts, await self._answers(parts), strict=True):
+                if not part.answer.done():
+                    self._hand_out(part, *answer)
+        except BaseException as exc:  # Nobody is to wait for ever, whatever the server says.
             for part in parts:
                 if not part.answer.done():
                     part.answer.set_exception(exc) if isinstance(exc, Exception) else part.answer.cancel()
             if not isinstance(exc, Exception):
                 raise
-            return
-        for part, (done, *found) in zip(parts, answers, strict=True):
-            if part.answer.done():
-                continue
-            if done:
-                part.answer.set_result(found[0] if found else None)
-            else:
-                part.answer.set_exception(self._error(found[0].decode(errors="replace")))
+
+    async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
+        """Answers to these calls: of each whether it was done, and what it returned or the text of its error."""
+        if len(parts) == 1:
+            [one] = parts
+            return [(1, await self._link.call(one.function, one.key, *one.arguments))]
+        each = ((part.function, part.key, len(part.arguments), *part.arguments) for part in parts)
+        found: Sequence[Sequence[Any]] = await self._link.call(
+            "together", parts[0].key, *(argument for part in each for argument in part)
+        )
+        return found
+
+    def _hand_out(self, part: _Part, done: int, found: Any = None) -> None:
+        if done:
+            part.answer.set_result(found)
+        else:
+            part.answer.set_exception(self._error(found.decode(errors="replace")))

@@ -23,7 +23,9 @@ def until_tick(every: float) -> float:
 
 
 def ending_at_tick(pause: float) -> float:
-    """The pause in seconds, or a little less, so that one of half a second or more ends at a tick."""
+    """The pause in seconds, or a little less, so that one of half a second or more ends at a tick; one of a second, at a whole second."""
     now = asyncio.get_running_loop().time()
+    if pause >= 1.0 and (at_second := math.floor(now + pause) - now) >= HALF / 2:
+        return at_second
     at_tick = math.floor((now + pause) / HALF + EARLY * HALF) * HALF - now
     return at_tick if at_tick >= HALF / 2 else pause

@@ -146,6 +146,10 @@ def test_a_tick_that_is_near_counts_as_passed() -> None:
         assert math.isclose(ending_at_tick(0.01), 0.01)
         assert math.isclose(ending_at_tick(0.8), 0.55)
         assert math.isclose(ending_at_tick(1.0), 0.55)
+        await asyncio.sleep(0.55)
+        assert math.isclose(ending_at_tick(1.0), 0.5), "who is between two seconds comes to a whole one"
+        await asyncio.sleep(0.5)
+        assert math.isclose(ending_at_tick(1.0), 1.0)
 
     run(main)
 

@@ -68,10 +68,13 @@ end
 -- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
 local function admit(s, intake, entry, payload, shares)
   local flight, share, why, free
-  if not large.fits(s, entry) then
-    return ROOM, ROOM_WAIT
-  elseif not large.is_there(s, entry) then
-    return LOST, MIN_WAIT
+  local is_large = entry.bytes > 0 or entry.token
+  if is_large then
+    if not large.fits(s, entry) then
+      return ROOM, ROOM_WAIT
+    elseif not large.is_there(s, entry) then
+      return LOST, MIN_WAIT
+    end
   end
   if shares then
     why, flight, share, free = find_flight(s, shares)
@@ -96,11 +99,14 @@ local function admit(s, intake, entry, payload, shares)
   end
   observe_arrival(s, entry.tier, entry.weight)
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
-  local wait, why = admissible(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
+  local check = apart and admissible or refuse
+  local wait, why = check(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
   if wait then
     return why, wait
   end
-  large.take(s, entry)
+  if is_large then
+    large.take(s, entry)
+  end
   if apart then
     redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
     redis.call('HSET', s.prefix .. 'p', entry.key, payload)
@@ -127,7 +133,8 @@ local function read_entries(s, args, at)
     names[position] = key
     local entry = {
       key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, after + 1), tier = tier + 1,
-      queue_timeout = queue_timeout, timeout = timeout, queue_due = s.now + math.min(queue_timeout, timeout),
+      queue_timeout = queue_timeout, timeout = timeout,
+      queue_due = s.now + (queue_timeout < timeout and queue_timeout or timeout),
       due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0, bytes = bytes, count = count,
     }
     if of_apart > 0 then
@@ -216,8 +223,13 @@ local function enqueue(keys, args, scarce)
     end
   end
   if #intake.headers > 0 or s.joined then
+    local last
     for i = 1, #entries do
-      hear_of(s, entries[i].gateway)
+      local gateway = entries[i].gateway
+      if gateway ~= last then
+        hear_of(s, gateway)
+        last = gateway
+      end
     end
     write_down(s, intake)
   end

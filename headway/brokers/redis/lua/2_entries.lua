@@ -57,7 +57,10 @@ end
 
 -- Weight with which an entry counts, as `QueueLimits.weight`.
 local function counted_weight(s, weight)
-  return math.min(weight, s.heaviest)
+  if not s.weighed or weight < s.heaviest then
+    return weight
+  end
+  return s.heaviest
 end
 
 local function weight_of(s, member)
@@ -75,7 +78,8 @@ end
 
 -- As `QueueLimits.size`.
 local function size_of(s, count, weight)
-  return math.max(count, weight / s.unit)
+  local places = weight / s.unit
+  return places > count and places or count
 end
 
 local function key_of(member)

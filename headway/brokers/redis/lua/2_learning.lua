@@ -16,14 +16,18 @@ local function observe_arrival(s, tier, weight)
   local mean = q.mean[tier]
   s.touched[TIERS + tier] = true
   q.mean[tier] = mean + (counted_weight(s, weight) - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
-  if q.rate_last[tier] == -INF then
+  local last = q.rate_last[tier]
+  if last == now then  -- One of many in this step.
+    q.rate_sum[tier] = q.rate_sum[tier] + 1 / RATE_TIME
+    return
+  elseif last == -INF then
     start_clock(s, tier)
     return
   end
   local factor = decay_of(q, tier, now)
   q.rate_sum[tier] = q.rate_sum[tier] * factor + 1 / RATE_TIME
   q.rate_unseen[tier] = q.rate_unseen[tier] * factor
-  q.rate_last[tier] = math.max(q.rate_last[tier], now)
+  q.rate_last[tier] = math.max(last, now)
 end
 
 local function rate_of(s, tier)

@@ -90,9 +90,9 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
     return nil
   end
   ahead = size_of(s, ahead, weight)
-  local others, size = (entry.count or 1) - 1, size_of(s, 1, counted_weight(s, entry.weight))
+  local others = (entry.count or 1) - 1
   if others > 0 then  -- The last of those that come with it is judged.
-    ahead = ahead + others * size
+    ahead = ahead + others * size_of(s, 1, counted_weight(s, entry.weight))
   end
   gate(s)
   if q.batch_seconds <= 0 then
@@ -101,6 +101,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
     return nil
   end
+  local size = size_of(s, 1, counted_weight(s, entry.weight))
   if ahead + size <= (q.known_slots - q.busy) * s.max_batch then
     return nil  -- It fits into the next batches of the free GPUs.
   end

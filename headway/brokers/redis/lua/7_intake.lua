@@ -23,7 +23,10 @@ end
 
 local function round_of(s, intake, tier, tenant, cost)
   local q = s.q
-  local latest = math.max(latest_of(s, intake, tier, tenant), q.next[tier] - 1)
+  local latest, least = latest_of(s, intake, tier, tenant), q.next[tier] - 1
+  if latest < least then
+    latest = least
+  end
   intake_of(intake, tier).latest[tenant] = latest + cost
   if cost ~= 1 then
     q.rough[tier] = math.max(q.rough[tier], math.ceil(latest + cost))
@@ -144,7 +147,8 @@ local function take_in(s, intake, entry, payload)
     payloads[count + 1], payloads[count + 2] = entry.key, payload
   end
   local member = member_of(entry)
-  local cost = cost_of(s, entry.weight, payload and large.length(s, entry, payload) or bytes_of(s, member))
+  local bytes = payload and (entry.token and large.length(s, entry, payload) or #payload) or bytes_of(s, member)
+  local cost = (s.weighed or bytes > PAGE) and cost_of(s, entry.weight, bytes) or 1
   local round = round_of(s, intake, tier, tenant, cost)
   intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then

@@ -22,6 +22,8 @@ from typing import Protocol
 
 import msgspec
 
+from headway.core.past import Past
+
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
 RETRY, APART = "retry", "apart"
 """Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart."""
@@ -64,6 +66,7 @@ class Load:
         entry_size: mean size of an entry; 1 unless entries are weighed.
         paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is
             the mean of all.
+        past: what has come of late; None where nobody keeps it.
     """
 
     rate: float
@@ -79,6 +82,7 @@ class Load:
     largest: float = 0.0
     entry_size: float = 1.0
     paces: tuple[int, ...] = ()
+    past: Past | None = None
 
     @property
     def size_rate(self) -> float:

@@ -34,6 +34,7 @@ from headway.core.fair_queue import (
     queued_at,
 )
 from headway.core.packing import Terms, pack
+from headway.core.past import Past
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
 from headway.core.running import RunningBatches
@@ -100,6 +101,8 @@ class ModelQueue:
         self._gate = admission.AdmissionLimits.unknown(limits.tiers)
         self._gate_at = -math.inf
         self._running = RunningBatches()
+        self._past = None if limits.max_weight else Past()
+        """None where entries are weighed: what came says nothing of sizes."""
         self._wait = 0.0
         self._departures = 0
         self._policy: Policy | None = None
@@ -323,8 +326,8 @@ class ModelQueue:
                 return admission.Refused(refused.wait, tier_only=False, most=most)
         return refused
 
-    def load(self, now: float) -> Load:
-        """Load at instant `now`."""
+    def load(self, now: float, past: Past | None = None) -> Load:
+        """Load at instant `now`, with what has come of late if that is given."""
         self._take_in()
         rate = sum(found.at(now) for found in self._rates)
         return Load(
@@ -341,6 +344,7 @@ class ModelQueue:
             largest=self.service.largest,
             entry_size=sum(self._size_rates(now)) / rate if self._weighs and rate > 0.0 else 1.0,
             paces=self.factors.paces(),
+            past=past,
         )
 
     def _size_rates(self, now: float) -> list[float]:
@@ -376,7 +380,10 @@ class ModelQueue:
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
         self._pack(departure, int(min(limit, verdict.most)), now)
-        self._wait += (now - min([member.arrived for member in departure.members]) - self._wait) * WAIT_WEIGHT
+        arrived = [member.arrived for member in departure.members]
+        self._wait += (now - min(arrived) - self._wait) * WAIT_WEIGHT
+        if self._past is not None:
+            self._past.left(arrived, now)
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
         self._budgets.earn(member.entry.tenant for member in departure.members)
@@ -459,6 +466,8 @@ class ModelQueue:
 
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
         """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
+        if self._past is not None:
+            self._past.ended(self._fresh + self._running.size, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
         self.factors.learn(self.service, departure.worker, departure.size, now - departure.left_at, self._departures)
         self._judge_anew()
@@ -532,7 +541,7 @@ class ModelQueue:
             self._suspects.halve(members, group)
 
     def _rule_anew(self, policy: Policy, now: float) -> Rule:
-        self._rule, self._rule_at = policy.rule(self.load(now)), now
+        self._rule, self._rule_at = policy.rule(self.load(now, self._past)), now
         return self._rule
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:

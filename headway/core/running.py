@@ -32,6 +32,11 @@ class RunningBatches:
         """Size of the largest batch; 0 when none runs."""
         return max(self._sizes, default=0.0)
 
+    @property
+    def size(self) -> float:
+        """Size of all batches that run."""
+        return sum(self._sizes)
+
     def left(self, size: float, slots: int, now: float) -> None:
         """Note that a batch has left.
 

@@ -135,7 +135,7 @@ _scaling_change = msgspec.msgpack.Decoder(ScalingChange)
 encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
-LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name != "paces")
+LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name not in ("paces", "past"))
 """Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
 RULE = tuple(field.name for field in dataclasses.fields(Rule))
 """Order of a rule's numbers, which follow the instant and the slots of the load that it was made of."""

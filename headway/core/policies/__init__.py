@@ -10,10 +10,7 @@ from headway.core.departure import Policy
 from headway.core.policies.paced import Paced
 from headway.core.policies.pid import Pid
 from headway.core.policies.table import Table
-from headway.core.policies.window import Window
-
-DEFAULT_WINDOW = 0.040
-"""Seconds the policy `window` waits, and `pid` aims at, when no wait is configured."""
+from headway.core.policies.window import DEFAULT_WINDOW, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ In bursts, the gap since the last departure says little: the first request of a 
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch, that of
 idle GPUs, α/k, unless again nobody follows. Poisson arrivals hardly notice.
 
+No formula is best everywhere. Where what has come of late is known, a look-ahead shows whether a window, or leaving at once, would
+have done better, and that rule holds then (`core.look_ahead`).
+
 Holding control against bunching is from public transport (Daganzo, "A headway-based approach to eliminate
 bus bunching", Transportation Research B 43, 2009); the formula for batch servers is ours.
 """
@@ -47,6 +50,8 @@ import math
 from dataclasses import dataclass
 
 from headway.core.departure import Load, Rule
+from headway.core.look_ahead import LookAhead
+from headway.core.policies.window import DEFAULT_WINDOW, Window
 from headway.core.slot_factors import FACTORS, STEP, USUAL, scale
 
 WORTH_SPACING = 1.0
@@ -142,9 +147,15 @@ class Paced:
 
     def __init__(self, max_wait: float | None = None) -> None:
         self._window = math.inf if max_wait is None else max_wait
+        window = Window(min(DEFAULT_WINDOW, self._window))
+        self._ahead = LookAhead({"paced": self.spaced, "window": window.rule, "eager": _at_once})
 
     def rule(self, load: Load) -> Rule:
-        """Rule at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""
+        """Rule at this load: that of even gaps, unless a look at what has come of late shows that another does better."""
+        return self.spaced(load) if load.past is None else self._ahead.rule(load, load.past)
+
+    def spaced(self, load: Load) -> Rule:
+        """Rule of even gaps at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)
@@ -174,3 +185,8 @@ class Paced:
             slowest=chosen.slowest,
             batch=usual if chosen.spread else 0.0,
         )
+
+
+def _at_once(load: Load) -> Rule:
+    """Rule by which whatever waits leaves when a GPU is free."""
+    return Rule(size=load.max_batch, headway=0.0)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from headway.core.departure import Load, Rule
 
+DEFAULT_WINDOW = 0.040
+"""Seconds the policy `window` waits, and `pid` aims at, when no wait is configured."""
+
 
 class Window:
     """Waits at most `max_wait` seconds for batch-mates."""

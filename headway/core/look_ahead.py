@@ -1,0 +1,213 @@
+"""Look-ahead: which of some rules does best by what has come of late, seen in rehearsals of each.
+
+Even gaps are best nearly everywhere, but no formula is best everywhere: two GPUs of which one is slower, bursts that fill
+batches by themselves, clients that all wait for their answers. So now and then the arrivals of the last seconds are run
+through a small model of the queue (`core.rehearsal`) under each rule, and where another one answers sooner, that one holds
+until the next look. Latencies are kept in histograms, of which older ones count less: the 95th percentile is of the large
+bursts, and one look holds few.
+
+Arrivals of clients that wait depend on the answers, so they are not run through it. There the model has as many clients,
+each of which comes back with its answer, and the most answers win.
+
+A look is made in steps, one for each rule that is asked for, so that none takes more than about a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from headway.core.departure import Load, Rule
+from headway.core.past import Past
+from headway.core.rehearsal import RETURN_GAP, Rehearsal
+from headway.core.service_model import ArrivalRate
+
+Make = Callable[[Load], Rule]
+"""Function from a load to a rule, which keeps nothing of its own."""
+
+EVENTS = 3000.0
+"""Most events of rehearsals for each second of arrivals, on average: where more come, only a part of them is looked at."""
+SPAN = 12.0
+"""Full batches, one after the other, that a record has to span."""
+FEWEST_SLOTS = 2
+"""Slots from which on arrivals are looked at: with one there is nothing to space, and nothing was found better."""
+SETTLED = 0.2
+"""Share of a record whose latencies do not count: before it nothing was there."""
+LOOKS = 4
+"""Looks before which nothing is chosen."""
+DECAY = 0.9
+"""Weight of the histograms at each look."""
+MARGIN = 1.02
+"""Multiple by which another rule must be better to be chosen. It is kept for as long as it is better at all."""
+CLIENTS_MARGIN = 1.01
+"""Likewise for clients, whom the model foretells well."""
+FINENESS = 100
+"""Buckets of a histogram for each e-fold of latency."""
+RATES = 20.0
+"""Rates for each e-fold, for each of which a rule is made; an arrival rate is rounded to one of them."""
+GROUP = 8
+"""Arrivals after which the rate is read again."""
+KNOWN_AFTER = 0.5
+"""Seconds of a record for which its mean rate stands for the one that would have been learnt."""
+ROUNDS, SETTLED_ROUNDS = 60, 15
+"""Full batches for which clients are rehearsed, and how many of these do not count."""
+LATER, LATEST = 1.5, 1000
+"""Multiple of the departures at which clients are rehearsed again, and most departures until then."""
+
+
+class Latencies:
+    """Histogram of latencies, which forgets."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+
+    def add(self, seconds: list[float]) -> None:
+        """Add the latencies of a look."""
+        counts = {bucket: count * DECAY for bucket, count in self._counts.items() if count > 0.01}
+        for one in seconds:
+            bucket = math.floor(math.log(one) * FINENESS)
+            counts[bucket] = counts.get(bucket, 0.0) + 1.0
+        self._counts = counts
+
+    def p95(self) -> float:
+        """The 95th percentile in seconds."""
+        left = 0.05 * sum(self._counts.values())
+        for bucket in sorted(self._counts, reverse=True):
+            left -= self._counts[bucket]
+            if left <= 0.0:
+                return math.exp((bucket - left / self._counts[bucket]) / FINENESS)
+        return 0.0
+
+
+class LookAhead:
+    """Chooses between rules.
+
+    Arguments:
+        rules: rules by name; the first holds unless another one is better.
+
+    Attributes:
+        chosen: name of the rule that holds.
+    """
+
+    def __init__(self, rules: Mapping[str, Make]) -> None:
+        self._rules = rules
+        self._usual = self.chosen = next(iter(rules))
+        self._looks = 0
+        self._latencies = {name: Latencies() for name in rules}
+        self._again = 0
+        """Departures from which on clients are rehearsed again."""
+        self._clients = False
+        self._look: Iterator[None] | None = None
+
+    def rule(self, load: Load, past: Past) -> Rule:
+        """Rule that holds at this load; takes a step of a look, if one is due."""
+        if (past.clients > load.slots) is not self._clients:
+            self._clients, self._look, self._again = not self._clients, None, 0
+            self._begin_anew(past)
+        if self._look is None:
+            self._look = self._of_clients(load, past) if self._clients else self._of_arrivals(load, past)
+        if self._look is not None and next(self._look, self) is self:
+            self._look = None
+        return self._rules[self.chosen](load)
+
+    def _begin_anew(self, past: Past) -> None:
+        past.resume()
+        self.chosen, self._looks = self._usual, 0
+        self._latencies = {name: Latencies() for name in self._rules}
+
+    def _of_arrivals(self, load: Load, past: Past) -> Iterator[None] | None:
+        """Look at the arrivals of the last seconds, if there are enough."""
+        if load.slots < FEWEST_SLOTS or load.alpha <= 0.0:
+            return None
+        arrived = past.take(SPAN * load.batch_seconds(load.max_batch))
+        return self._by_latency(load, past, arrived) if arrived else None
+
+    def _by_latency(self, load: Load, past: Past, arrived: list[float]) -> Iterator[None]:
+        rates = _Rates(arrived)
+        usual = max(min(rates.mean * load.alpha / load.slots, load.max_batch), 1.0)
+        deviation = load.deviation / load.batch_seconds(int(usual))
+        skipped, events = int(len(arrived) * SETTLED), 0
+        for name, make in self._rules.items():
+            rules = _ByRate(load, make)
+            rehearsal = Rehearsal(load, partial(_recorded, rules, rates), arrived, deviation)
+            yield from rehearsal.steps()
+            self._latencies[name].add(rehearsal.latencies[skipped:])
+            events += rehearsal.events
+            yield
+        past.resume(arrived[0] + events / EVENTS)
+        self._looks += 1
+        if self._looks >= LOOKS:
+            self._choose({name: 1.0 / max(found.p95(), 1e-9) for name, found in self._latencies.items()})
+
+    def _of_clients(self, load: Load, past: Past) -> Iterator[None] | None:
+        """Look at clients that wait for their answers, now and then."""
+        if load.departures < self._again or load.alpha <= 0.0:
+            return None
+        self._again = load.departures + min(int(load.departures * (LATER - 1.0)) + 10, LATEST)
+        return self._by_answers(load, past.clients)
+
+    def _by_answers(self, load: Load, clients: int) -> Iterator[None]:
+        each = load.batch_seconds(max(min(clients // load.slots, load.max_batch), 1))
+        seconds = load.batch_seconds(min(clients, load.max_batch))
+        answers = {}
+        for name, make in self._rules.items():
+            first = [number * RETURN_GAP for number in range(clients)]
+            rehearsal = Rehearsal(load, _ByRate(load, make).learnt, first, load.deviation / each, clients=True)
+            yield from rehearsal.steps(ROUNDS * seconds)
+            answers[name] = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
+        self._choose(answers)
+
+    def _choose(self, worth: Mapping[str, float]) -> None:
+        """Choose by what each rule is worth: the best, if it is better than the usual one by enough."""
+        best = max(worth, key=worth.__getitem__)
+        margin = CLIENTS_MARGIN if self._clients else MARGIN if self.chosen == self._usual else 1.0
+        self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
+
+
+def _recorded(rules: _ByRate, rates: _Rates, now: float, _: ArrivalRate) -> Rule:
+    return rules.rule(rates.at(now))
+
+
+class _ByRate:
+    """Rules by the rate of arrivals, which is rounded, so that each is made once."""
+
+    def __init__(self, load: Load, make: Make) -> None:
+        self._load, self._make = load, make
+        self._known: dict[int, Rule] = {}
+
+    def rule(self, rounded: int) -> Rule:
+        """Rule at a rounded rate."""
+        found = self._known.get(rounded)
+        if found is None:
+            found = self._known[rounded] = self._make(replace(self._load, rate=math.exp(rounded / RATES)))
+        return found
+
+    def learnt(self, now: float, rate: ArrivalRate) -> Rule:
+        """Rule at the rate that was learnt."""
+        return self.rule(_rounded(rate.at(now)))
+
+
+def _rounded(rate: float) -> int:
+    return round(math.log(max(rate, 1e-3)) * RATES)
+
+
+class _Rates:
+    """Rates of recorded arrivals as a queue would have learnt them, rounded."""
+
+    def __init__(self, arrived: list[float]) -> None:
+        self.mean = len(arrived) / max(arrived[-1] - arrived[0], 1e-9)
+        self._at, self._rounded = list[float](), list[int]()
+        learnt = ArrivalRate()
+        for position in range(0, len(arrived), GROUP):
+            now = arrived[position]
+            learnt.observe(min(GROUP, len(arrived) - position), now)
+            rate = learnt.at(now) if now - arrived[0] > KNOWN_AFTER else self.mean
+            self._at.append(now)
+            self._rounded.append(_rounded(rate))
+
+    def at(self, now: float) -> int:
+        """Rounded rate at an instant."""
+        return self._rounded[max(bisect_right(self._at, now) - 1, 0)]

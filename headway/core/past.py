@@ -1,0 +1,88 @@
+"""What has come to a queue of late, and whether it comes from clients that wait for their answers.
+
+Arrivals are noted when their batch leaves, all of it at once, so that a request costs nothing more.
+
+As many clients as keep asking, each when it has its answer, are told from an open load by two things. At the end of a batch
+as many entries as there are clients wait or run, nearly always; of Poisson arrivals that number varies as much as its mean.
+And what has come since the batch before came soon after that, with the answers; other arrivals come at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+FEWEST = 1000
+"""Fewest arrivals in a record."""
+MOST = 6000
+"""Most arrivals in a record, however many come."""
+DECAY = 0.95
+"""Weight of the past at the end of each batch, for the number of clients."""
+ENOUGH = 20
+"""Batches after which clients may be seen."""
+REGULAR = 0.06
+"""Variance of the entries that wait or run, over their mean, below which their number counts as constant."""
+SOON = 0.3
+"""Share of the time between the ends of two batches in which what comes of answers has come."""
+
+
+class Past:
+    """Arrivals of the last seconds, and the number of clients.
+
+    Attributes:
+        clients: clients that wait for their answers; 0 where arrivals come by themselves.
+    """
+
+    __slots__ = ("_arrived", "_ended", "_ends", "_from", "_gaps", "_soon", "_squares", "_sum", "_weight", "clients")
+
+    def __init__(self) -> None:
+        self._arrived: list[float] = []
+        self._from = -math.inf
+        """Instant from which on arrivals are noted."""
+        self._ends = 0
+        self._ended = 0.0
+        self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
+        self.clients = 0
+
+    def left(self, arrived: Sequence[float], now: float) -> None:
+        """Note a batch that leaves, by the instants at which its members came."""
+        if now >= self._from and len(self._arrived) < MOST:
+            self._arrived += arrived
+
+    def ended(self, together: float, newest: float, now: float) -> None:
+        """Note the end of a batch.
+
+        Arguments:
+            together: entries that waited or ran, those of this batch included.
+            newest: instant of the latest arrival.
+            now: the instant.
+        """
+        self._ends += 1
+        self._weight = self._weight * DECAY + 1.0
+        self._sum = self._sum * DECAY + together
+        self._squares = self._squares * DECAY + together * together
+        if self._ends > 1 and newest > self._ended:
+            self._gaps = self._gaps * DECAY + now - self._ended
+            self._soon = self._soon * DECAY + newest - self._ended
+        self._ended = now
+        mean = self._sum / self._weight
+        constant = self._squares / self._weight - mean * mean < REGULAR * mean
+        closed = self._ends >= ENOUGH and constant and self._soon < SOON * self._gaps
+        self.clients = round(mean) if closed else 0
+
+    def take(self, seconds: float) -> list[float]:
+        """Take the record out, in order, if it spans so many seconds or is full; nothing more is noted until `resume`.
+
+        Otherwise nothing is returned.
+        """
+        arrived = self._arrived
+        if len(arrived) < FEWEST or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
+            return []
+        self.resume(math.inf)
+        arrived.sort()
+        return arrived
+
+    def resume(self, at: float = -math.inf) -> None:
+        """Begin a new record with the batches that leave from an instant on."""
+        self._arrived = []
+        self._from = at

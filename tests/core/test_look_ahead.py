@@ -1,0 +1,120 @@
+"""Look-ahead: another rule holds where what has come of late shows that it does better, and only there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from headway.core import rehearsal
+from headway.core.departure import Load, Rule
+from headway.core.look_ahead import EVENTS, LOOKS, LookAhead, Make
+from headway.core.past import Past
+from headway.core.policies.paced import Paced
+from headway.core.slot_factors import FACTORS, USUAL
+
+ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32)
+PACES = tuple({USUAL: 1, USUAL + 2: 1}.get(position, 0) for position in range(len(FACTORS)))
+UNLIKE = Load(rate=330.0, alpha=0.05, beta=0.0, slots=2, max_batch=32, paces=PACES)
+
+
+class Stream:
+    """Poisson arrivals that leave in batches, and the policy that is asked at each of them."""
+
+    def __init__(self, policy: Paced, load: Load) -> None:
+        self.policy, self.load, self.past = policy, load, Past()
+        self.rng, self.now, self.departures = random.Random(3), 0.0, 0
+        self.rules: list[Rule] = []
+
+    def pass_by(self, batches: int, size: int = 10) -> list[Rule]:
+        """Let batches leave; returns the rules that held."""
+        begin = len(self.rules)
+        for _ in range(batches):
+            arrived = []
+            for _ in range(size):
+                self.now += self.rng.expovariate(self.load.rate)
+                arrived.append(self.now)
+            self.departures += 1
+            self.past.left(arrived, self.now)
+            self.rules.append(self.policy.rule(replace(self.load, past=self.past, departures=self.departures)))
+        return self.rules[begin:]
+
+
+def test_without_a_past_gaps_are_even() -> None:
+    policy = Paced()
+    assert policy.rule(ALIKE) == policy.spaced(ALIKE)
+
+
+def test_alike_gpus_under_poisson_arrivals_keep_even_gaps() -> None:
+    policy = Paced()
+    assert set(Stream(policy, ALIKE).pass_by(1500)) == {policy.spaced(ALIKE)}
+
+
+def test_two_gpus_of_which_one_is_slower_leave_at_once() -> None:
+    policy = Paced()
+    rules = Stream(policy, UNLIKE).pass_by(1500)
+    assert rules[0] == policy.spaced(UNLIKE)
+    assert rules[-1].headway == 0.0
+
+
+def test_a_bound_on_the_wait_bounds_the_window_that_is_tried() -> None:
+    assert Paced(0.01)._ahead._rules["window"](ALIKE).window == 0.01
+
+
+def test_nothing_is_chosen_after_few_looks() -> None:
+    stream = Stream(policy := Paced(), UNLIKE)
+    assert set(stream.pass_by(100 * (LOOKS - 1))) == {policy.spaced(UNLIKE)}
+
+
+def test_looks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many arrivals only a part is rehearsed, and what a rule that is asked for takes is bounded."""
+    calls = 0
+    served = rehearsal.Rehearsal._serve
+
+    def counted(self: rehearsal.Rehearsal, freed: int | None, now: float) -> None:
+        nonlocal calls
+        calls += 1
+        served(self, freed, now)
+
+    monkeypatch.setattr(rehearsal.Rehearsal, "_serve", counted)
+    stream = Stream(Paced(), replace(ALIKE, rate=2000.0, slots=8, max_batch=100))
+    most = 0
+    for _ in range(2000):
+        before = calls
+        stream.pass_by(1, size=20)
+        most = max(most, calls - before)
+    assert 0 < most <= rehearsal.STEP_EVENTS
+    assert calls <= EVENTS * (stream.now + 10.0)
+
+
+class Fixed:
+    """Rules that are told apart by their size."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.rules: dict[str, Make] = {
+            name: lambda load, size=size: Rule(size, headway=0.0) for name, size in sizes.items()
+        }
+
+
+def clients(past: Past, count: int, begin: float) -> float:
+    now = begin
+    for _ in range(40):
+        now += 0.05
+        past.ended(count, now - 0.049, now)
+    return now
+
+
+def test_clients_that_wait_are_looked_at_by_their_answers() -> None:
+    load = Load(rate=100.0, alpha=0.1, beta=0.0, slots=2, max_batch=64, departures=100)
+    hold: Make = lambda load: Rule(64, headway=1.0)  # noqa: E731
+    look, past = LookAhead({"hold": hold, **Fixed({"leave": 64}).rules}), Past()
+    clients(past, 16, 0.0)
+    assert past.clients == 16
+    for number in range(400):
+        look.rule(replace(load, departures=100 + number), past)
+    assert look.chosen == "leave"
+    for number in range(60):
+        past.ended(number % 7, 100.0 + number - 0.01, 100.0 + number)
+    look.rule(load, past)
+    assert look.chosen == "hold"

@@ -40,10 +40,12 @@ LOOKS = 4
 """Looks before which nothing is chosen."""
 DECAY = 0.9
 """Weight of the histograms at each look."""
-MARGIN = 1.02
+MARGIN = 1.03
 """Multiple by which another rule must be better to be chosen. It is kept for as long as it is better at all."""
 CLIENTS_MARGIN = 1.01
 """Likewise for clients, whom the model foretells well."""
+TURN = 149
+"""Draws by which each look begins later than the one before."""
 FINENESS = 100
 """Buckets of a histogram for each e-fold of latency."""
 RATES = 20.0
@@ -107,7 +109,7 @@ class LookAhead:
         if (past.clients > load.slots) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
-        if self._look is None:
+        if self._look is None and (self._clients or past.long):
             self._look = self._of_clients(load, past) if self._clients else self._of_arrivals(load, past)
         if self._look is not None and next(self._look, self) is self:
             self._look = None
@@ -132,7 +134,7 @@ class LookAhead:
         skipped, events = int(len(arrived) * SETTLED), 0
         for name, make in self._rules.items():
             rules = _ByRate(load, make)
-            rehearsal = Rehearsal(load, partial(_recorded, rules, rates), arrived, deviation)
+            rehearsal = Rehearsal(load, partial(_recorded, rules, rates), arrived, deviation, turn=TURN * self._looks)
             yield from rehearsal.steps()
             self._latencies[name].add(rehearsal.latencies[skipped:])
             events += rehearsal.events

@@ -64,6 +64,7 @@ class Rehearsal:
         arrivals: instants, in order.
         deviation: standard deviation of a batch's time relative to its mean.
         clients: whether each entry comes back when it has its answer; then the rate is learnt.
+        turn: number of the draw to begin with: another one in each look, so that chance is not the same in all of them.
 
     Attributes:
         events: events so far.
@@ -73,11 +74,12 @@ class Rehearsal:
     """
 
     def __init__(
-        self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False
+        self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False, turn: int = 0
     ) -> None:
         self._load, self._rules, self._arrivals, self._clients = load, rules, arrivals, clients
         spread = math.log1p(deviation * deviation)
         self._mean, self._spread = -spread / 2, math.sqrt(spread)
+        self._turn = turn
         self._draws, self._factors = _draws(even=clients), factors_of(load)
         self._idle = dict.fromkeys(range(len(self._factors)))
         self._ran_at = [0] * len(self._factors)
@@ -185,7 +187,9 @@ class Rehearsal:
         load, first, size = self._load, self._first, int(min(most, self._load.max_batch))
         seconds = load.batch_seconds(size) * self._factors[slot]
         if self._spread:
-            seconds *= math.exp(self._mean + self._spread * self._draws[self._departures % len(self._draws)])
+            seconds *= math.exp(
+                self._mean + self._spread * self._draws[(self._departures + self._turn) % len(self._draws)]
+            )
         self._departures += 1
         heapq.heappush(self._running, (now + seconds, self._departures, slot, size))
         if not self._clients:

@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from headway.core.running import RunningBatches
+
 FEWEST = 1000
 """Fewest arrivals in a record."""
 MOST = 6000
 """Most arrivals in a record, however many come."""
-DECAY = 0.93
+DECAY = 0.9
 """Weight of the past at each end of a batch that is heeded, for the number of clients."""
-ENOUGH = 20
+ENOUGH = 24
 """Batches after which clients may be seen."""
-EVERY = 2
-"""Ends of batches of which one is heeded: so it costs half as much."""
+EVERY = 4
+"""Ends of batches of which one is heeded: so it costs a quarter."""
 REGULAR = 0.06
 """Variance of the entries that wait or run, over their mean, below which their number counts as constant."""
 SOON = 0.3
@@ -34,6 +36,7 @@ class Past:
     Attributes:
         clients: clients that wait for their answers; 0 where arrivals come by themselves.
         long: whether the record has enough arrivals to be taken.
+        tells: whether there ever was a long record, or were clients: before that there is nothing to look at.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class Past:
         "_weight",
         "clients",
         "long",
+        "tells",
     )
 
     def __init__(self) -> None:
@@ -58,19 +62,22 @@ class Past:
         self._ended = 0.0
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
         self.clients = 0
-        self.long = False
+        self.long = self.tells = False
 
     def left(self, arrived: Sequence[float], now: float) -> None:
         """Note a batch that leaves, by the instants at which its members came."""
-        if now >= self._from and len(self._arrived) < MOST:
-            self._arrived += arrived
-            self.long = len(self._arrived) >= FEWEST
+        noted = self._arrived
+        if now >= self._from and len(noted) < MOST:
+            noted += arrived
+            if len(noted) >= FEWEST:
+                self.long = self.tells = True
 
-    def ended(self, together: float, newest: float, now: float) -> None:
+    def ended(self, waiting: int, running: RunningBatches, newest: float, now: float) -> None:
         """Note the end of a batch.
 
         Arguments:
-            together: entries that waited or ran, those of this batch included.
+            waiting: entries that wait.
+            running: batches that run, this one included.
             newest: instant of the latest arrival.
             now: the instant.
         """
@@ -78,6 +85,7 @@ class Past:
         if self._ends % EVERY:
             self._ended = now
             return
+        together = waiting + running.size
         self._weight = self._weight * DECAY + 1.0
         self._sum = self._sum * DECAY + together
         self._squares = self._squares * DECAY + together * together
@@ -89,6 +97,7 @@ class Past:
         constant = self._squares / self._weight - mean * mean < REGULAR * mean
         closed = self._ends >= ENOUGH and constant and self._soon < SOON * self._gaps
         self.clients = round(mean) if closed else 0
+        self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
         """Take the record out, in order, if it spans so many seconds or is full; nothing more is noted until `resume`.

@@ -382,8 +382,8 @@ class ModelQueue:
         self._pack(departure, int(min(limit, verdict.most)), now)
         arrived = [member.arrived for member in departure.members]
         self._wait += (now - min(arrived) - self._wait) * WAIT_WEIGHT
-        if self._past is not None:
-            self._past.left(arrived, now)
+        if (past := self._past) is not None:
+            past.left(arrived, now)
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
         self._budgets.earn(member.entry.tenant for member in departure.members)
@@ -466,8 +466,10 @@ class ModelQueue:
 
     def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
         """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
-        if self._past is not None:
-            self._past.ended(self._fresh + self._running.size, self._newest, now)
+        past = self._past
+        if past is not None:
+            self._take_in()
+            past.ended(self._fresh, self._running, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
         self.factors.learn(self.service, departure.worker, departure.size, now - departure.left_at, self._departures)
         self._judge_anew()
@@ -557,9 +559,10 @@ class ModelQueue:
         self._judge_anew()
         departure.size = self._size(departure.members)
         self._running.left(departure.size, self.slots, now)
+        attempts = departure.attempts
         for member in departure.members:
             member.state = RUNNING
-            member.attempts = departure.attempts
+            member.attempts = attempts
         return departure
 
     def _view(self, worker: str) -> QueueSnapshot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import exp
 
 BUSY_TIME = 5.0
 """Time constant of the busy share, in seconds."""
@@ -55,6 +55,6 @@ class RunningBatches:
 
     def _note(self, slots: int, now: float) -> None:
         share = min(1.0, len(self._sizes) / slots) if slots else 0.0
-        weight = 1.0 - math.exp(-max(0.0, now - self._since) / BUSY_TIME)
+        weight = 1.0 - exp(-max(0.0, now - self._since) / BUSY_TIME)
         self.utilisation += (share - self.utilisation) * weight
         self._since = now

@@ -12,11 +12,15 @@ from headway.core.departure import Load, Rule
 from headway.core.look_ahead import EVENTS, LOOKS, LookAhead, Make
 from headway.core.past import Past
 from headway.core.policies.paced import Paced
+from headway.core.running import RunningBatches
 from headway.core.slot_factors import FACTORS, USUAL
 
 ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32)
 PACES = tuple({USUAL: 1, USUAL + 2: 1}.get(position, 0) for position in range(len(FACTORS)))
 UNLIKE = Load(rate=330.0, alpha=0.05, beta=0.0, slots=2, max_batch=32, paces=PACES)
+
+
+NOTHING = RunningBatches()
 
 
 class Stream:
@@ -101,7 +105,7 @@ def clients(past: Past, count: int, begin: float) -> float:
     now = begin
     for _ in range(40):
         now += 0.05
-        past.ended(count, now - 0.049, now)
+        past.ended(count, NOTHING, now - 0.049, now)
     return now
 
 
@@ -115,6 +119,6 @@ def test_clients_that_wait_are_looked_at_by_their_answers() -> None:
         look.rule(replace(load, departures=100 + number), past)
     assert look.chosen == "leave"
     for number in range(60):
-        past.ended(number % 7, 100.0 + number - 0.01, 100.0 + number)
+        past.ended(number % 7, NOTHING, 100.0 + number - 0.01, 100.0 + number)
     look.rule(load, past)
     assert look.chosen == "hold"

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.past import ENOUGH, FEWEST, MOST, Past
+from headway.core.running import RunningBatches
+
+NOTHING = RunningBatches()
 
 
 def ends(past: Past, count: int, together: list[float], newest: float) -> None:
     """End batches a tenth of a second apart; the latest arrival lies at this part of the gap before each."""
     for number in range(count):
         now = number / 10
-        past.ended(together[number % len(together)], now - 0.1 + newest * 0.1, now)
+        past.ended(together[number % len(together)], NOTHING, now - 0.1 + newest * 0.1, now)
 
 
 class TestClients:
@@ -34,14 +37,14 @@ class TestClients:
     @pytest.mark.parametrize("seed", range(5))
     def test_entries_whose_number_varies_are_none(self, seed: int) -> None:
         past, rng = Past(), random.Random(seed)
-        ends(past, 200, [rng.randint(8, 24) for _ in range(50)], newest=0.02)
+        ends(past, 200, [rng.randint(8, 24) for _ in range(51)], newest=0.02)
         assert past.clients == 0
 
     def test_clients_that_stop_are_forgotten(self) -> None:
         past = Past()
         ends(past, 40, [16], newest=0.02)
         for number in range(40, 80):
-            past.ended(number % 9 + 1, number / 10 - 0.01, number / 10)
+            past.ended(number % 9 + 1, NOTHING, number / 10 - 0.01, number / 10)
         assert past.clients == 0
 
 

@@ -152,7 +152,8 @@ class Paced:
 
     def rule(self, load: Load) -> Rule:
         """Rule at this load: that of even gaps, unless a look at what has come of late shows that another does better."""
-        return self.spaced(load) if load.past is None else self._ahead.rule(load, load.past)
+        past = load.past
+        return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
         """Rule of even gaps at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""

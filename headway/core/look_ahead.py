@@ -56,6 +56,8 @@ KNOWN_AFTER = 0.5
 """Seconds of a record for which its mean rate stands for the one that would have been learnt."""
 ROUNDS, SETTLED_ROUNDS = 60, 15
 """Full batches for which clients are rehearsed, and how many of these do not count."""
+NEWEST = 0.3
+"""Weight of the newest look at clients."""
 LATER, LATEST = 1.5, 1000
 """Multiple of the departures at which clients are rehearsed again, and most departures until then."""
 
@@ -102,6 +104,8 @@ class LookAhead:
         self._again = 0
         """Departures from which on clients are rehearsed again."""
         self._clients = False
+        self._answers: dict[str, float] = {}
+        """Answers to clients under each rule over those under the usual one, of several looks."""
         self._look: Iterator[None] | None = None
 
     def rule(self, load: Load, past: Past) -> Rule:
@@ -160,7 +164,11 @@ class LookAhead:
             rehearsal = Rehearsal(load, _ByRate(load, make).learnt, first, load.deviation / each, clients=True)
             yield from rehearsal.steps(ROUNDS * seconds)
             answers[name] = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
-        self._choose(answers)
+        most = max(answers[self._usual], 1)
+        for name, found in answers.items():
+            before = self._answers.get(name, found / most)
+            self._answers[name] = before + (found / most - before) * NEWEST
+        self._choose(self._answers)
 
     def _choose(self, worth: Mapping[str, float]) -> None:
         """Choose by what each rule is worth: the best, if it is better than the usual one by enough."""

@@ -116,7 +116,7 @@ def test_two_unlike_gpus_that_do_better_without_gaps() -> None:
 def test_clients_that_do_better_without_gaps(
     workers: int, alpha: float, beta: float, max_batch: int, slow: float
 ) -> None:
-    """Sixteen clients of varying run times: nearly as many answers as with the better one of the others."""
+    """Sixteen clients and run times that vary: as many answers over some seeds as with the better one of the others, nearly."""
     scenario = Scenario(
         clients=16,
         workers=workers,
@@ -125,8 +125,11 @@ def test_clients_that_do_better_without_gaps(
         max_batch=max_batch,
         slow=slow,
         jitter=0.3,
-        duration=30.0,
+        duration=20.0,
         warmup=4.0,
     )
-    answers = {name: len(simulate(replace(scenario, policy=name)).latency) for name in ("paced", "window", "eager")}
+    answers = {
+        name: sum(len(simulate(replace(scenario, policy=name, seed=seed)).latency) for seed in range(4))
+        for name in ("paced", "window", "eager")
+    }
     assert answers["paced"] >= 0.97 * max(answers.values())

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core import rehearsal
 from headway.core.departure import Load, Rule
-from headway.core.look_ahead import EVENTS, LOOKS, LookAhead, Make
+from headway.core.look_ahead import EVENTS, LOOKS, LookAhead
 from headway.core.past import Past
 from headway.core.policies.paced import Paced
 from headway.core.running import RunningBatches
@@ -92,13 +92,12 @@ def test_looks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) ->
     assert calls <= EVENTS * (stream.now + 10.0)
 
 
-class Fixed:
-    """Rules that are told apart by their size."""
+def hold(load: Load) -> Rule:
+    return Rule(64, headway=1.0)
 
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.rules: dict[str, Make] = {
-            name: lambda load, size=size: Rule(size, headway=0.0) for name, size in sizes.items()
-        }
+
+def leave(load: Load) -> Rule:
+    return Rule(64, headway=0.0)
 
 
 def clients(past: Past, count: int, begin: float) -> float:
@@ -111,8 +110,7 @@ def clients(past: Past, count: int, begin: float) -> float:
 
 def test_clients_that_wait_are_looked_at_by_their_answers() -> None:
     load = Load(rate=100.0, alpha=0.1, beta=0.0, slots=2, max_batch=64, departures=100)
-    hold: Make = lambda load: Rule(64, headway=1.0)  # noqa: E731
-    look, past = LookAhead({"hold": hold, **Fixed({"leave": 64}).rules}), Past()
+    look, past = LookAhead({"hold": hold, "leave": leave}), Past()
     clients(past, 16, 0.0)
     assert past.clients == 16
     for number in range(400):

@@ -14,7 +14,7 @@ from headway.core.running import RunningBatches
 NOTHING = RunningBatches()
 
 
-def ends(past: Past, count: int, together: list[float], newest: float) -> None:
+def ends(past: Past, count: int, together: list[int], newest: float) -> None:
     """End batches a tenth of a second apart; the latest arrival lies at this part of the gap before each."""
     for number in range(count):
         now = number / 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.departure import Load
+from headway.core.departure import Load, Policy
 from headway.core.policies.paced import Paced
 from headway.core.policies.window import Window
 from headway.core.rehearsal import RETURN_GAP, STEP_EVENTS, Rehearsal
@@ -20,7 +21,7 @@ from headway.simulator.report import percentile
 from headway.simulator.scenario import Scenario
 
 LOAD = Load(rate=400.0, alpha=0.05, beta=0.001, slots=3, max_batch=32)
-POLICIES = {"paced": Paced, "window": lambda: Window(0.04), "eager": Eager}
+POLICIES: dict[str, Callable[[], Policy]] = {"paced": Paced, "window": lambda: Window(0.04), "eager": Eager}
 
 
 def poisson(rate: float, count: int, seed: int = 1) -> list[float]:

@@ -1,4 +1,4 @@
-"""What has come to a queue of late, and whether it comes from clients that wait for their answers.
+"""Past of a queue: what has come of late, and whether it comes from clients that wait for their answers.
 
 Arrivals are noted when their batch leaves, all of it at once, so that a request costs nothing more.
 

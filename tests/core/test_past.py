@@ -1,4 +1,4 @@
-"""What has come of late: records of arrivals, and clients that wait for their answers."""
+"""Past of a queue: records of arrivals, and clients that wait for their answers."""
 
 from __future__ import annotations
 

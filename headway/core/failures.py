@@ -37,7 +37,7 @@ def refusal(found: Refused) -> Failure:
     apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed"
     if found.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
-        many = f"at most {found.most} can; send fewer at a time"
+        many = f"up to {found.most} may be; send fewer at a time"
         return Failure(errors.PAYLOAD_TOO_LARGE, f"{message}{found.apart * f' and while {apart}'}: {many}", None, LIST)
     if found.apart:
         message = f"{apart}, and too many of them wait to answer this one within the deadline"
@@ -61,7 +61,7 @@ def over_capacity(wait: float) -> Failure:
 def over_burst(count: int, burst: float, wait: float) -> Failure:
     """Refusal of more inputs in one request than the lowest tier may send at once."""
     message = (
-        f"shed: {count} inputs in one request, and this tier is held to {burst:.0f} at once now; send fewer at a time"
+        f"shed: {count} inputs in one request, and this tier is held to {int(burst)} at once now; send fewer at a time"
     )
     return Failure(errors.SHED, message, wait, "capacity")
 

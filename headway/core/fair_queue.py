@@ -106,14 +106,14 @@ class TierQueue:
 
     __slots__ = (
         "_arrivals",
+        "_begun",
         "_dropped",
+        "_gaps",
         "_latest",
         "_next",
         "_rough",
         "_round",
         "_rounds",
-        "_to_come",
-        "_wide",
         "depth",
         "mean",
         "weight",
@@ -126,10 +126,10 @@ class TierQueue:
         """Rounds that have not begun, if they have entries."""
         self._next: float = 1
         """Number of the first round that has not begun."""
-        self._wide: dict[float, int] = {}
-        """Entries still queued of each round that has not begun."""
-        self._to_come = 0
-        """Entries still queued of all rounds that have not begun, so that a refusal need not count."""
+        self._gaps: dict[float, int] = {}
+        """Entries that were dropped of each round that has not begun, where there are any."""
+        self._begun = 0
+        """Entries still queued of the round being served, so that a refusal need not count."""
         self._latest: dict[str, float] = {}
         """Rounds up to which each tenant's entries cost; the next begins in the one that is not used up."""
         self._rough = 0
@@ -159,7 +159,7 @@ class TierQueue:
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
         """Give entries their places, in the order in which they came."""
-        latest_of, rounds, wide, next_round = self._latest, self._rounds, self._wide, self._next
+        latest_of, rounds, next_round = self._latest, self._rounds, self._next
         weight = 0
         for queued in entries:
             tenant, cost = queued.entry.tenant, queued.cost
@@ -172,15 +172,12 @@ class TierQueue:
             latest_of[tenant] = latest = latest + cost
             if number in rounds:
                 rounds[number].append(queued)
-                wide[number] += 1
             else:
                 rounds[number] = [queued]
-                wide[number] = 1
             if cost != 1:
                 self._rough = max(self._rough, math.ceil(latest))
             weight += queued.weight
         self._arrivals += entries
-        self._to_come += len(entries)
         self.depth += len(entries)
         self.weight += weight
 
@@ -197,14 +194,18 @@ class TierQueue:
         floods fills rounds of its own, and is behind few that others are behind. Where entries cost more or less than a
         round, rounds are counted one by one.
         """
-        begun = self.depth - self._to_come
+        begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
         if self._rough < self._next:
-            return min(self.depth, begun + rounds * self._wide.get(self._next, 0))
+            return min(self.depth, begun + rounds * self._wide(self._next))
         if rounds > LOOKED_AT:
             return self.depth
-        return begun + sum(self._wide.get(number, 0) for number in range(first, first + rounds))
+        return begun + sum(self._wide(number) for number in range(first, first + rounds))
+
+    def _wide(self, number: float) -> int:
+        """Entries still queued of a round that has not begun."""
+        return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf) -> QueuedEntry | None:
         """Take the entry whose turn it is; it is RUNNING from then on.
@@ -221,6 +222,7 @@ class TierQueue:
                         return None
                     queued.state = RUNNING
                     self.depth -= 1
+                    self._begun -= 1
                     self.weight -= queued.weight
                     if self.depth == 0:
                         self._start_afresh()
@@ -236,14 +238,13 @@ class TierQueue:
         `small`: only those before the first of more than one page.
         """
         taken: list[QueuedEntry] = []
-        places, rounds, wide, number = self._round, self._rounds, self._wide, self._next
+        places, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         while left:
             while not places:  # All entries of a round may have been dropped.
                 while number not in rounds:
                     number += 1
                 places = rounds.pop(number)
-                self._to_come -= wide.pop(number)
                 if len(places) > 1:
                     places.reverse()
                 number += 1
@@ -256,6 +257,9 @@ class TierQueue:
                 taken.append(queued)
                 left -= 1
         self._round, self._next = places, number
+        self._begun = sum([queued.state == QUEUED for queued in places]) if places else 0
+        if self._gaps:
+            self._gaps = {begins: gap for begins, gap in self._gaps.items() if begins >= number}
         self.depth -= len(taken)
         if self.depth == 0:
             self.weight = 0
@@ -273,8 +277,9 @@ class TierQueue:
         if latest > self._next - 1:
             self._latest[tenant] = latest - queued.cost
         if queued.round >= self._next:
-            self._wide[queued.round] -= 1
-            self._to_come -= 1
+            self._gaps[queued.round] = self._gaps.get(queued.round, 0) + 1
+        else:
+            self._begun -= 1
         self.depth -= 1
         self.weight -= queued.weight
         self._dropped += 1
@@ -294,6 +299,7 @@ class TierQueue:
     def _sweep(self) -> None:
         """Let go of all dropped entries."""
         self._dropped = 0
+        self._gaps.clear()
         for places in (self._round, *self._rounds.values()):
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
@@ -309,7 +315,7 @@ class TierQueue:
             number += 1
         self._round = places = rounds.pop(number)
         places.reverse()
-        self._to_come -= self._wide.pop(number)
+        self._begun = len(places) - self._gaps.pop(number, 0)
         self._next = number + 1
         self._forget_past()
         return places
@@ -325,8 +331,8 @@ class TierQueue:
         self._round = []
         self._dropped = 0
         self._rounds.clear()
-        self._wide.clear()
-        self._to_come = 0
+        self._gaps.clear()
+        self._begun = 0
         self._latest.clear()
         self._arrivals.clear()
 

@@ -78,12 +78,12 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
     charged: list[float] = []
     worst, longest = None, 0.0
     for limit in limits:
-        tat = tats.get(limit.id, now)
+        tat, step = tats.get(limit.id, now), 60.0 / limit.rate
         if tat <= now:
             tat = now
-        elif (late := wait(limit, tat - now)) > longest:
+        elif tat + step > now + step * limit.burst and (late := wait(limit, tat - now)) > longest:
             worst, longest = limit, late
-        charged.append(tat + 60.0 / limit.rate)
+        charged.append(tat + step)
     return charged if worst is None else Over(worst, longest)
 
 

@@ -27,7 +27,7 @@ from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import LargeEntries
-from headway.gateway.outcome_reader import OutcomeReader
+from headway.gateway.outcome_reader import OutcomeReader, Recalled
 from headway.gateway.pending import PendingTable
 from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
@@ -53,6 +53,8 @@ SECOND_CHANCE = 0.1
 AFTERMATH = 5.0
 """Seconds after an outage in which the refusal of an entry that is offered again is put down to the outage."""
 
+SETTLING = 2.0
+"""Seconds after the broker was found to have lost what it had, by which all gateways have offered again what they hold."""
 SCARCE = "memory"
 """Reason of a refusal that an entry may get although the broker has it: without memory the broker cannot even look."""
 
@@ -137,7 +139,7 @@ class BrokerSession:
         self._subscribing: dict[Submission, Subscription] = {}
         """Subscriptions of which the same holds."""
         self._rate, self.taken = ArrivalRate(), 0
-        self.outcome = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0).outcome
+        self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
         self._gateway = gateway
         self._pending = pending
         self._subscriptions = subscriptions
@@ -154,7 +156,7 @@ class BrokerSession:
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
-        self._epoch = broker.epoch
+        self._epoch, self._settled_at = broker.epoch, -math.inf
         self._answered = clock()
         self._probe_due = False
         self._availability = Availability("gateway", clock)
@@ -195,6 +197,20 @@ class BrokerSession:
             not (self._doubtful or self._resubmitter.open or self._availability.since)
             and self.broker.epoch == self._epoch
         )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the broker has lately lost nothing that another gateway may be about to offer again, as far as is known."""
+        lost = self._epoch and self.broker.epoch != self._epoch
+        return not lost and self._clock() >= self._settled_at
+
+    async def outcome(self, tenant: str, id: str) -> Recalled:
+        """See Broker. What shows that the broker has lost its state is noted at once."""
+        known = self.broker.epoch
+        found = await self._outcomes.outcome(tenant, id)
+        if known and self.broker.epoch != known:
+            self._settled_at = self._clock() + SETTLING
+        return found
 
     @property
     def _late(self) -> bool:
@@ -504,6 +520,7 @@ class BrokerSession:
         if self.broker.epoch != self._epoch:
             known, self._epoch = self._epoch, self.broker.epoch
             if known:
+                self._settled_at = self._answered + SETTLING
                 self._rewind()
                 self._resubmitter.ask()
         if not self._availability.over():

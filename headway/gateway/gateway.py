@@ -349,7 +349,10 @@ class Gateway:
             return found
         if self._direct is not None and (found := await self._direct.outcome(tenant, id)) is not None:
             return found
-        return await self._shared.outcome(tenant, id)
+        found = await self._shared.outcome(tenant, id)
+        if found is None and not self._shared.settled:
+            raise BrokerUnavailable("the broker has lost what it had, and another gateway may hold the task")
+        return found
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
         """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""

@@ -11,6 +11,7 @@ import pytest
 
 from headway import errors
 from headway.errors import BrokerUnavailable
+from headway.gateway.broker_session import SETTLING
 from headway.gateway.pending import FutureSink
 from headway.model import (
     DedupKey,
@@ -354,6 +355,24 @@ async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_un
     fleet.server.script = lambda name: None
     await asyncio.sleep(1.0)
     assert isinstance(await fleet.gateway.outcome(TENANT, asked.id), EntryState)
+
+
+@scene(max_batch=1)
+async def test_another_gateway_does_not_call_a_task_unknown_that_was_just_lost(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.was_admitted.wait()
+    there = fleet.gateways[1]
+    assert await there.outcome(TENANT, "never heard of") is None
+    fleet.server.lose_everything()
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable):
+            await there.outcome(TENANT, "never heard of")
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.5)
+    assert isinstance(await there.outcome(TENANT, asked.id), EntryState)
+    await asyncio.sleep(SETTLING)
+    assert await there.outcome(TENANT, "never heard of") is None
 
 
 @scene()

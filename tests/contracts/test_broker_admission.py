@@ -170,7 +170,7 @@ async def test_several_that_are_too_many_for_ever_are_told_how_many_are_not(harn
     [refused] = await harness.broker.enqueue([first])
     assert refused is not None
     assert (refused.code, refused.reason, refused.retry_after) == (errors.PAYLOAD_TOO_LARGE, failures.LIST, None)
-    [found] = re.findall("at most (\\d+) can", refused.message)
+    [found] = re.findall("up to (\\d+) may be", refused.message)
     assert MAX_BATCH < int(found) < 100
     fewer = msgspec.structs.replace(first, id="fewer", nonce=2, payer=2, count=int(found))
     assert list(await harness.broker.enqueue([fewer])) == [None]

@@ -109,7 +109,7 @@ async def test_who_rides_apart_waits_as_long_as_its_deadline_allows_while_nobody
     assert "run apart" in verdict.message
     verdict = await refused(harness, heavy("several", 9, most + 1))
     assert verdict.code == errors.PAYLOAD_TOO_LARGE
-    assert f"run apart for 30 s after one that failed: at most {most} can" in verdict.message
+    assert f"run apart for 30 s after one that failed: up to {most} may be" in verdict.message
 
 
 @story

@@ -13,7 +13,7 @@ import pytest
 from headway import errors
 from headway.brokers.redis import entry_wire, large_values
 from headway.brokers.redis.completion import fitting
-from headway.brokers.redis.connection import OutOfMemory, RedisConnection
+from headway.brokers.redis.connection import PIECE, OutOfMemory, RedisConnection
 from headway.brokers.redis.large_values import LargeValues
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
@@ -470,3 +470,31 @@ async def test_of_outputs_that_the_server_cannot_store_replies_carry_what_fits(
     replies = list((await drained(harness)).values())
     assert [reply.output for reply in replies].count(LARGE) == 1
     assert {reply.failure.reason for reply in replies if reply.failure is not None} == {"item"}
+
+
+@story
+async def test_a_large_value_comes_in_pieces_and_one_that_goes_meanwhile_is_missing(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the server would do nothing else for as long as it takes to make one answer of it."""
+    link, name, value = harness._links[0], harness.key("R:1:g:a"), bytes(range(256)) * 5000
+    await link.store(name, value, 60)
+    real, answers = link._values.call, list[int]()
+
+    async def call(key: str, *command: object, large: bool = False) -> bytes:
+        answer: bytes = await real(key, *command, large=large)
+        answers.append(len(answer))
+        return answer
+
+    monkeypatch.setattr(link._values, "call", call)
+    assert await link.fetch(name, len(value)) == value
+    assert max(answers) == PIECE < len(value)
+    assert sum(answers) == len(value)
+
+    async def dropping(key: str, *command: object, large: bool = False) -> bytes:
+        answer: bytes = await real(key, *command, large=large)
+        await link.drop([name])
+        return answer
+
+    monkeypatch.setattr(link._values, "call", dropping)
+    assert await link.fetch(name, len(value)) is None

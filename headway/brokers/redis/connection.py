@@ -50,6 +50,8 @@ KEEPING = "noeviction"
 """Eviction policy under which no waiting entry is thrown away."""
 SLOWEST = 10_000_000
 """Bytes of a large value that a server takes or gives in a second at least; a call with one may last longer by that."""
+PIECE = 1 << 19
+"""Bytes of a large value in one answer. Redis does nothing else while it makes an answer: 0.1 ms for these, 6 ms for 8 MB."""
 LOADS = 3
 """Most times that a call loads the library into the server, should it be lost again and again."""
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
@@ -229,10 +231,18 @@ class RedisConnection:
         await self._ask(lambda: self._values.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a large value of a known length; None when it is not there. Raises BrokerUnavailable."""
-        wait = length / SLOWEST
-        found: bytes | None = await self._ask(lambda: self._values.call(key, "GET", key, large=True), wait)
-        return found
+        """Read a large value of a known length, piece by piece; None when it is not there. Raises BrokerUnavailable."""
+        return await self._ask(lambda: self._pieces(key, length), length / SLOWEST)
+
+    async def _pieces(self, key: str, length: int) -> bytes | None:
+        found: list[bytes] = []
+        for begin in range(0, length, PIECE):
+            end = min(begin + PIECE, length)
+            piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)
+            if piece is None or len(piece) != end - begin:  # It has gone, perhaps between two pieces.
+                return None
+            found.append(piece)
+        return found[0] if len(found) == 1 else b"".join(found)
 
     async def drop(self, keys: Sequence[str]) -> None:
         """Drop values that lie on one server. Raises BrokerUnavailable."""

@@ -30,6 +30,10 @@ Make = Callable[[Load], Rule]
 
 EVENTS = 3000.0
 """Most events of rehearsals for each second of arrivals, on average: where more come, only a part of them is looked at."""
+QUIET = 8
+"""Looks in a row that keep the usual rule, after which looks become rarer: each pause is twice the one before."""
+RAREST = 64
+"""Multiple of the pause between two looks that it may grow to. A change of the rate by a quarter ends that."""
 SPAN = 12.0
 """Full batches, one after the other, that a record has to span."""
 FEWEST_SLOTS = 2
@@ -99,7 +103,10 @@ class LookAhead:
     def __init__(self, rules: Mapping[str, Make]) -> None:
         self._rules = rules
         self._usual = self.chosen = next(iter(rules))
-        self._looks = 0
+        self._looks = self._quiet = 0
+        """Looks so far, and those of the last ones that kept the usual rule."""
+        self._mean = 0.0
+        """Mean rate of the last look's arrivals."""
         self._latencies = {name: Latencies() for name in rules}
         self._again = 0
         """Departures from which on clients are rehearsed again."""
@@ -121,7 +128,7 @@ class LookAhead:
 
     def _begin_anew(self, past: Past) -> None:
         past.resume()
-        self.chosen, self._looks = self._usual, 0
+        self.chosen, self._looks, self._quiet = self._usual, 0, 0
         self._latencies = {name: Latencies() for name in self._rules}
 
     def _of_arrivals(self, load: Load, past: Past) -> Iterator[None] | None:
@@ -143,10 +150,13 @@ class LookAhead:
             self._latencies[name].add(rehearsal.latencies[skipped:])
             events += rehearsal.events
             yield
-        past.resume(arrived[0] + events / EVENTS)
         self._looks += 1
         if self._looks >= LOOKS:
             self._choose({name: 1.0 / max(found.p95(), 1e-9) for name, found in self._latencies.items()})
+        alike = abs(math.log(rates.mean / (self._mean or rates.mean))) < math.log(1.25)
+        self._quiet = self._quiet + 1 if alike and self.chosen == self._usual else 0
+        self._mean = rates.mean
+        past.resume(arrived[0] + events / EVENTS * min(2 ** max(self._quiet - QUIET, 0), RAREST))
 
     def _of_clients(self, load: Load, past: Past) -> Iterator[None] | None:
         """Look at clients that wait for their answers, now and then."""

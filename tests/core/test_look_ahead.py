@@ -92,6 +92,33 @@ def test_looks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) ->
     assert calls <= EVENTS * (stream.now + 10.0)
 
 
+def test_looks_become_rare_while_even_gaps_stay_best_and_come_back_with_another_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+    served = rehearsal.Rehearsal._serve
+
+    def counted(self: rehearsal.Rehearsal, freed: int | None, now: float) -> None:
+        nonlocal calls
+        calls += 1
+        served(self, freed, now)
+
+    monkeypatch.setattr(rehearsal.Rehearsal, "_serve", counted)
+    stream = Stream(Paced(), replace(ALIKE, rate=2000.0, slots=8, max_batch=100))
+
+    def per_second(batches: int) -> float:
+        before, now = calls, stream.now
+        stream.pass_by(batches, size=20)
+        return (calls - before) / (stream.now - now)
+
+    first = per_second(1000)
+    per_second(5000)
+    assert per_second(20_000) < first / 8
+    stream.load = replace(stream.load, rate=1000.0)
+    assert per_second(2000) > first / 8
+    assert stream.policy._ahead.chosen == "paced"
+
+
 def hold(load: Load) -> Rule:
     return Rule(64, headway=1.0)
 

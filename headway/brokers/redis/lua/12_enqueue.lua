@@ -36,8 +36,18 @@ local function forget_read(s, args, at)
       end
       call_all('HDEL', s.prefix .. 'e', answered)
     end
+    local names_of, tokens = {}, {}
     for i = at + 4 + count, at + 3 + count + outputs do
-      large.read(s, string.sub(args[i], 1, TOKEN_BYTES), string.sub(args[i], TOKEN_BYTES + 1))
+      local token = string.sub(args[i], 1, TOKEN_BYTES)
+      local names = names_of[token]
+      if not names then
+        names = {}
+        names_of[token], tokens[#tokens + 1] = names, token
+      end
+      names[#names + 1] = string.sub(args[i], TOKEN_BYTES + 1)
+    end
+    for i = 1, #tokens do
+      large.read(s, tokens[i], names_of[tokens[i]])
     end
     if last ~= '' then
       -- Ids are two numbers; the next after a-b is a-(b+1).
@@ -159,7 +169,7 @@ local NO_EXTRAS = {}
 
 local function enqueue(keys, args, scarce)
   local s = open(keys, args)
-  s.entered = {}
+  s.entered, s.later = {}, {}
   local at = forget_read(s, args, HEAD + 1)
   local extras = args[at] ~= '' and cmsgpack.unpack(args[at])
   at = at + 1

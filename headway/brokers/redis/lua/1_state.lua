@@ -118,10 +118,15 @@ local function clock(text)
 end
 
 -- Everything that is stored has an end, should all processes go. Whatever a step may have made gets one, unless the step
--- knows that it was there; the sweep renews the ends of all, see 15_fleet.lua.
+-- knows that it was there; the sweep renews the ends of all, see 15_fleet.lua. A step with many entries does that once for each
+-- key, when it is saved.
 local function lasting(s, ...)
   for i = 1, select('#', ...) do
-    redis.call('EXPIRE', s.prefix .. select(i, ...), LIFE_SECONDS_TEXT)
+    if s.later then
+      s.later[select(i, ...)] = true
+    else
+      redis.call('EXPIRE', s.prefix .. select(i, ...), LIFE_SECONDS_TEXT)
+    end
   end
 end
 
@@ -242,6 +247,12 @@ end
 local function save(s)
   if s.flush then
     s.flush(s)
+  end
+  if s.later then
+    for name in pairs(s.later) do
+      redis.call('EXPIRE', s.prefix .. name, LIFE_SECONDS_TEXT)
+    end
+    s.later = nil
   end
   local q, figures, touched, key = s.q, s.figures, s.touched, s.prefix .. 'q'
   local parts, order, last = figures.parts, figures.order, 1

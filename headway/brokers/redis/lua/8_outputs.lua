@@ -36,9 +36,9 @@ local function let_go(prefix, token)
   end
 end
 
--- One has read an output.
-function large.read(s, token, name)
-  redis.call('SREM', s.prefix .. 'Q:' .. token, name)
+-- Submissions of these names have read an output.
+function large.read(s, token, names)
+  call_all('SREM', s.prefix .. 'Q:' .. token, names)
   let_go(s.prefix, token)
 end
 

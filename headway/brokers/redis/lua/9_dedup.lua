@@ -287,7 +287,7 @@ function conclude(s, outcome, ended, late)
   end
   if token then
     large.lend(s, token, readers)
-    large.read(s, token, '')
+    large.read(s, token, {''})
   end
   for gateway, list in pairs(told) do
     local fields = {unpack(outcome.fields)}

@@ -1,0 +1,37 @@
+"""A step with many entries sets the end of each key once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contracts.brokers import story
+from tests.contracts.dedup_keys import key, sharing
+from tests.redis.stand import Stand
+from tests.servers.redis import KINDS, SharedServers
+
+
+@pytest.fixture(params=KINDS)
+def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
+    made = Stand(servers.of(request.param))
+    yield made
+    endless = made.endless()
+    made.close()
+    assert endless == []
+
+
+def expires(harness: Stand) -> int:
+    calls: int = harness.server.command("INFO", "commandstats").get("cmdstat_expire", {}).get("calls", 0)
+    return calls
+
+
+@story
+async def test_who_joins_the_same_answer_costs_no_end_of_its_own(harness: Stand) -> None:
+    await harness.broker.enqueue([sharing("first", key())])
+    few = expires(harness)
+    await harness.broker.enqueue([sharing(f"one {number}", key()) for number in range(4)])
+    few = expires(harness) - few
+    many = expires(harness)
+    await harness.broker.enqueue([sharing(f"other {number}", key()) for number in range(200)])
+    assert expires(harness) - many <= few

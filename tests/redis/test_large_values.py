@@ -498,3 +498,24 @@ async def test_a_large_value_comes_in_pieces_and_one_that_goes_meanwhile_is_miss
 
     monkeypatch.setattr(link._values, "call", dropping)
     assert await link.fetch(name, len(value)) is None
+
+
+@story
+async def test_an_input_of_a_dead_letter_is_never_mixed_with_that_of_the_next_of_its_id(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input lies under the id, so that of a later letter may take its place between two pieces."""
+    link, first = harness._links[0], "x" * (3 * PIECE)
+    await die(harness, ask(first, id="dead"))
+    [name] = names_of(harness, "zp")
+    real = link._values.call
+
+    async def replaced(key: str, *command: object, large: bool = False) -> bytes:
+        answer: bytes = await real(key, *command, large=large)
+        if large and command[0] != "SET":
+            await link.store(name, b"y" * len(first), 60)
+        return answer
+
+    monkeypatch.setattr(link._values, "call", replaced)
+    assert (await harness.dead.find("dead"))[0].entry.input == first
+    await harness.dead.remove("dead")

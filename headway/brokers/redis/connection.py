@@ -231,13 +231,20 @@ class RedisConnection:
         await self._ask(lambda: self._values.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a large value of a known length, piece by piece; None when it is not there. Raises BrokerUnavailable."""
-        return await self._ask(lambda: self._pieces(key, length), length / SLOWEST)
+        """Read a large value of a known length, piece by piece; None when it is not there. Raises BrokerUnavailable.
 
-    async def _pieces(self, key: str, length: int) -> bytes | None:
+        No other value may ever be stored under its key.
+        """
+        return await self._ask(lambda: self._pieces(key, length, PIECE), length / SLOWEST)
+
+    async def fetch_whole(self, key: str, length: int) -> bytes | None:
+        """Read a large value in one piece, as another one may take its place; see `fetch`."""
+        return await self._ask(lambda: self._pieces(key, length, length), length / SLOWEST)
+
+    async def _pieces(self, key: str, length: int, most: int) -> bytes | None:
         found: list[bytes] = []
-        for begin in range(0, length, PIECE):
-            end = min(begin + PIECE, length)
+        for begin in range(0, length, most):
+            end = min(begin + most, length)
             piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)
             if piece is None or len(piece) != end - begin:  # It has gone, perhaps between two pieces.
                 return None

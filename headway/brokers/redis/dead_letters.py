@@ -109,7 +109,8 @@ class RedisDeadLetters:
         with contextlib.suppress(*wire.UNREADABLE):
             found = payload_of(packed)
             if found.apart:
-                apart = await self._values.read_input(f"{queue}zp:{found.tenant}\0{found.id}", found)
+                key = f"{queue}zp:{found.tenant}\0{found.id}"
+                apart = await self._values.read_input(key, found, whole=True)  # An id may be buried again.
         return _read(packed, apart)
 
     async def _listed(self, limit: int) -> Sequence[Any]:

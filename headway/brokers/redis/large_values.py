@@ -78,9 +78,12 @@ class LargeValues:
         """Input and parameters of a claimed entry that are stored apart; None when they are not there."""
         return await self.read_input(f"{queue}P:{found.apart[1:]}", found)
 
-    async def read_input(self, key: str, found: WireEntry) -> Apart | None:
-        """Input and parameters that are stored under a key; None when they are not there, or are not what was stored."""
-        content = await self._fetch(key, found.length, found.tenant)
+    async def read_input(self, key: str, found: WireEntry, *, whole: bool = False) -> Apart | None:
+        """Input and parameters that are stored under a key; None when they are not there, or are not what was stored.
+
+        `whole`: those of another entry may take their place meanwhile.
+        """
+        content = await self._fetch(key, found.length, found.tenant, whole=whole)
         if content is None:
             return None
         kind, parameters = found.apart[:1], b""
@@ -103,10 +106,11 @@ class LargeValues:
         found = await self._fetch(f"{queue}R:{name[1:]}", length, tenant)
         return None if found is None else _value(name[:1], found)
 
-    async def _fetch(self, key: str, length: int, tenant: str) -> bytes | None:
+    async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
         """Bytes that a tenant has stored; None when they are not there, or not as many."""
         async with self._slots.of(tenant):
-            found = await self._connection.fetch(key, length)
+            read = self._connection.fetch_whole if whole else self._connection.fetch
+            found = await read(key, length)
         return None if found is None or len(found) != length else found
 
 

@@ -71,45 +71,38 @@ def test_nothing_is_chosen_after_few_looks() -> None:
     assert set(stream.pass_by(100 * (LOOKS - 1))) == {policy.spaced(UNLIKE)}
 
 
-def test_looks_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many arrivals only a part is rehearsed, and what a rule that is asked for takes is bounded."""
-    calls = 0
-    served = rehearsal.Rehearsal._serve
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of events that were rehearsed, as the one element."""
+    calls, served = [0], rehearsal.Rehearsal._serve
 
     def counted(self: rehearsal.Rehearsal, freed: int | None, now: float) -> None:
-        nonlocal calls
-        calls += 1
+        calls[0] += 1
         served(self, freed, now)
 
     monkeypatch.setattr(rehearsal.Rehearsal, "_serve", counted)
+    return calls
+
+
+def test_looks_take_no_more_than_their_share(events: list[int]) -> None:
+    """Of many arrivals only a part is rehearsed, and what a rule that is asked for takes is bounded."""
     stream = Stream(Paced(), replace(ALIKE, rate=2000.0, slots=8, max_batch=100))
     most = 0
     for _ in range(2000):
-        before = calls
+        before = events[0]
         stream.pass_by(1, size=20)
-        most = max(most, calls - before)
+        most = max(most, events[0] - before)
     assert 0 < most <= rehearsal.STEP_EVENTS
-    assert calls <= EVENTS * (stream.now + 10.0)
+    assert events[0] <= EVENTS * (stream.now + 10.0)
 
 
-def test_looks_become_rare_while_even_gaps_stay_best_and_come_back_with_another_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = 0
-    served = rehearsal.Rehearsal._serve
-
-    def counted(self: rehearsal.Rehearsal, freed: int | None, now: float) -> None:
-        nonlocal calls
-        calls += 1
-        served(self, freed, now)
-
-    monkeypatch.setattr(rehearsal.Rehearsal, "_serve", counted)
+def test_looks_become_rare_while_even_gaps_stay_best_and_come_back_with_another_rate(events: list[int]) -> None:
     stream = Stream(Paced(), replace(ALIKE, rate=2000.0, slots=8, max_batch=100))
 
     def per_second(batches: int) -> float:
-        before, now = calls, stream.now
+        before, now = events[0], stream.now
         stream.pass_by(batches, size=20)
-        return (calls - before) / (stream.now - now)
+        return (events[0] - before) / (stream.now - now)
 
     first = per_second(1000)
     per_second(5000)

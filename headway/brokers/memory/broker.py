@@ -185,7 +185,7 @@ class MemoryBroker:
             for limit, tat in zip(limits, charged):  # noqa: B905 - see below
                 tats[limit.id] = tat
         wakeups = self._wakeups[name]
-        if wakeups.idle:
+        if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             self._look_soon(name)
         return None
 

@@ -97,7 +97,7 @@ class _Routes:
             status = await self._ready.alone()
             code = 200 if status in readiness.SERVING else 503
             return as_json({"status": status, "message": str(exc), **self._own()}, code)
-        status, _ = self._ready.judge(workers)
+        status = await self._ready.judge(workers)
         if status == "ok" and process.ledger_trouble():
             status = "degraded"
         return as_json({"status": status, **_load(workers, depths, process.settings.tier_names), **self._own(),

@@ -166,9 +166,6 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
 
     gateway, fallback = made.gateway, made.fallback
 
-    def holding() -> bool:
-        return gateway is not None and gateway.holding
-
     expected = expected_workers(settings, parts, plans)
     ready = Readiness(
         bundle.broker,
@@ -176,7 +173,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         made.slots,
         fallback.broker if fallback is not None else None,
         gateway.kinds if gateway is not None else None,
-        holding,
+        (lambda: gateway.holding) if gateway is not None else None,
         needs_workers=parts.needs_workers,
         needs_own=parts.needs_own_workers,
         starting=starting,

@@ -217,6 +217,14 @@ class BrokerSession:
         """Whether entries that are offered again may have been held while the broker was out of reach."""
         return self._clock() - self._back_at < AFTERMATH
 
+    def note_silence(self, began: float, error: BrokerUnavailable) -> None:
+        """Note that another call of this process, begun at instant `began`, was not answered, unless one of this session was since.
+
+        A session that rests waits for replies only, and would hear of a broker that stands still seconds later.
+        """
+        if self._answered < began:
+            self._lost(began, error)
+
     def no_room(self) -> Failure:
         """Refusal of a request that there is no room for. An outage is expected to last as long again as it has."""
         if self.unreachable_seconds > 0.0:

@@ -15,6 +15,7 @@ import structlog
 from headway.core.health import REST_EVERY
 from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
+from headway.errors import BrokerUnavailable
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
@@ -37,7 +38,7 @@ class CapacityWatcher:
     """Watcher of the fleet for one gateway.
 
     Arguments:
-        gateway: gateway whose throttle is set, and which learns the number of gateways.
+        gateway: gateway whose throttle is set, and which learns the number of gateways, and that the fleet does not answer.
         fleet: fleet that is watched.
         clock: monotonic seconds.
     """
@@ -68,8 +69,12 @@ class CapacityWatcher:
         """See Resource. Nothing is held."""
 
     async def _look(self) -> None:
+        began = self._clock()
         try:
             self._follow(*await asyncio.gather(self._fleet.capacities(), self._fleet.members()))
+        except BrokerUnavailable as exc:
+            self._gateway.note_silence(began, exc)
+            raise
         finally:
             for model, throttle in self._gateway.limiter.throttles.items():
                 heard_at = self._heard_at.get(model, self._since)

@@ -154,6 +154,10 @@ class Gateway:
         """Whether new requests are held for the shared broker, whether it answers now or not."""
         return not self._shared.away
 
+    def note_silence(self, began: float, error: BrokerUnavailable) -> None:
+        """Note that a call of this process to the shared broker was not answered; `began`: its instant."""
+        self._shared.note_silence(began, error)
+
     @property
     def requests_per_second(self) -> float:
         """Requests handed on, averaged over about a second."""

@@ -3,7 +3,7 @@
 Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
     a gateway      a healthy worker is known; while the broker is out of reach: requests are still held for it, or
-                   there is something to ask in its place
+                   there is something to ask in its place. A broker that answers again counts once requests go to it
     only batchers  one of its own slots is healthy
     neither        the broker answers
 
@@ -55,7 +55,7 @@ class Readiness:
         slots: ids of the workers it runs.
         direct: fallback that serves in the place of a broker that is away; None: there is none.
         models: names of the models whose workers count; None: those of every model.
-        holding: whether requests would be held for a broker that does not answer now, as it may be back in time.
+        holding: whether new requests go to the broker, and are held where it does not answer now, as it may be back in time; None: none come.
         needs_workers: whether it is ready only while a worker is healthy.
         needs_own: whether that has to be one of its own.
         starting: whether the process has not come up yet.
@@ -69,7 +69,7 @@ class Readiness:
     slots: Collection[str] = ()
     direct: Registry | None = None
     models: Container[str] | None = None
-    holding: Callable[[], bool] = _never
+    holding: Callable[[], bool] | None = None
     needs_workers: bool = True
     needs_own: bool = False
     starting: Callable[[], bool] = _never
@@ -92,7 +92,15 @@ class Readiness:
         self.learn(workers)
         if self.told is not None:
             self.told(workers)
-        return self._look_at(workers)
+        word, checks = self._look_at(workers)
+        if self.passed_by:
+            return await self.alone(), checks | await self._fallback() | {"broker": "answers, and is not used yet"}
+        return word, checks
+
+    @property
+    def passed_by(self) -> bool:
+        """Whether new requests do not go to the broker, as after an outage until the gateway has found that it is over."""
+        return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
         """Word of readiness while the broker is out of reach.
@@ -102,14 +110,19 @@ class Readiness:
         word, _ = self._judge(await self._in_its_place())
         return self._alone(word)
 
-    def judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """Word of readiness by the broker's present registry, and the workers that it comes from."""
+    async def judge(self, workers: Sequence[WorkerInfo]) -> str:
+        """Word of readiness by the broker's present registry."""
         self.learn(workers)
-        return self._judge(workers)
+        return await self.alone() if self.passed_by else self._judge(workers)[0]
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of the broker's present registry, whoever has asked for it: it is what is known once the broker is away."""
         self._last_seen, self._seen_at = workers, self.clock()
+
+    @property
+    def _held(self) -> bool:
+        """Whether new requests are held for the broker while it is out of reach."""
+        return self.holding is not None and self.holding()
 
     def _last_known(self) -> dict[str, Any]:
         """Checks by the registry as it was before the broker went out of reach."""
@@ -128,12 +141,12 @@ class Readiness:
     def _alone(self, word: str) -> str:
         if word in ("draining", "starting"):
             return word
-        serves = word in SERVING and (self.direct is not None or self.holding())
+        serves = word in SERVING and (self.direct is not None or self._held)
         return "degraded" if serves else "unavailable"
 
     async def _in_its_place(self) -> Sequence[WorkerInfo]:
         """Workers that count while the broker is out of reach."""
-        if self.holding() and self._last_seen:
+        if self._held and self._last_seen:
             return self._last_seen
         return await self.direct.workers() if self.direct is not None else ()
 
@@ -187,14 +200,14 @@ class Glance:
         self._readiness = readiness
         self._looking: asyncio.Task[tuple[str, dict[str, Any]]] | None = None
         self._since = 0.0
-        self._leaving = False
+        self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Result of the last `Readiness.look`, or of a new one. A process that is leaving says so at once."""
-        loop, leaving = asyncio.get_running_loop(), self._readiness.leaving()
+        """Result of the last `Readiness.look`, or of a new one. What the process knows by itself, as that it is leaving, it says at once."""
+        loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
-        if looking is None or now - self._since > AGE or leaving != self._leaving:
-            self._since, self._leaving = now, leaving
+        if looking is None or now - self._since > AGE or known != self._known:
+            self._since, self._known = now, known
             looking = self._looking = loop.create_task(self._readiness.look())
         return await asyncio.shield(looking)
 

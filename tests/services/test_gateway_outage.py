@@ -12,13 +12,19 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
+from headway.brokers.memory.fleet import MemoryFleet
 from headway.core.retry import BACKOFF_BASE
-from headway.gateway.broker_session import Replied
-from headway.model import EntryState, Principal, Reply
+from headway.errors import BrokerUnavailable
+from headway.gateway.broker_session import SECOND_CHANCE, Replied
+from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.model import Capacity, EntryState, Principal, ProcessInfo, Reply
+from headway.runtime.periodic import PERIOD
 from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
 from tests.services.calls import offered, once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
+from tests.services.troubled import CALL_TIMEOUT, Server
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
@@ -338,5 +344,51 @@ def test_who_was_held_through_an_outage_is_not_shed_for_it() -> None:
             assert outcomes[errors.SERVICE_OVERLOADED]
             assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
             assert not any(reason == "shed" for reason, _, _ in fleet.counters.refusals)
+
+    run(main)
+
+
+class _Stalling:
+    """A fleet on the server of a broker in trouble: its calls end as those do."""
+
+    def __init__(self, server: Server, clock: Clock) -> None:
+        self._server, self._inner = server, MemoryFleet(clock)
+
+    async def capacities(self) -> Sequence[Capacity]:
+        return await self._server.call("capacities", None, lambda _: self._inner.capacities())
+
+    async def members(self) -> Sequence[ProcessInfo]:
+        return await self._server.call("members", None, lambda _: self._inner.members())
+
+
+def test_a_gateway_at_rest_finds_a_stalled_broker_within_a_beat_and_one_call() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            watcher = CapacityWatcher(fleet.gateway, _Stalling(fleet.server, clock), clock)  # type: ignore[arg-type]
+            supervisor = Supervisor()
+            watcher.start(supervisor)
+            await fleet.answered(fleet.ask("before"))
+            await asyncio.sleep(20.03)
+            await fleet.server.become("stall")
+            await asyncio.sleep(PERIOD + CALL_TIMEOUT + SECOND_CHANCE + 0.02)
+            assert not fleet.gateway.holding
+            await fleet.server.become("fine")
+            await asyncio.sleep(1.0)
+            assert fleet.gateway.holding
+            await supervisor.stop()
+
+    run(main)
+
+
+def test_a_call_of_others_that_fails_is_no_outage_for_a_gateway_that_was_answered_since() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            began = clock()
+            await asyncio.sleep(0.1)
+            await fleet.answered(fleet.ask("answered"))
+            with capture_logs() as logs:
+                fleet.gateway.note_silence(began, BrokerUnavailable("timed out"))
+                await asyncio.sleep(0.2)
+            assert not fleet.server.named("probe") and not logs
 
     run(main)

@@ -11,7 +11,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.model_kinds import KindsWatcher, ModelKinds
-from headway.http.readiness import Readiness
+from headway.http.readiness import Glance, Readiness
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -60,7 +60,7 @@ def test_workers_that_another_route_was_told_of_count_while_requests_are_held() 
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1)) as fleet:
             ready = readiness(fleet)
-            assert ready.judge(await fleet.server.inner.workers())[0] == "ok"
+            assert await ready.judge(await fleet.server.inner.workers()) == "ok"
             await fleet.server.become("refuse")
             assert fleet.gateway.holding
             assert await ready.alone() == "degraded"
@@ -132,6 +132,34 @@ def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback() -> None:
                 assert word == "degraded"
                 await asyncio.sleep(0.1)
             assert not fleet.gateway.holding
+
+    run(main)
+
+
+@pytest.mark.parametrize("fallback", [None, FakeBackend(0.1)], ids=["alone", "with a fallback"])
+def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before(fallback: FakeBackend | None) -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
+            ready = readiness(fleet)
+            glance = Glance(ready)
+            assert (await glance.take())[0] == "ok"
+            await fleet.server.become("refuse")
+            fleet.ask("held")
+            await asyncio.sleep(1.5)
+            assert not fleet.gateway.holding
+            meanwhile = "unavailable" if fallback is None else "degraded"
+            assert (await glance.take())[0] == meanwhile
+            await fleet.server.become("fine")
+            word, checks = await ready.look()
+            assert not fleet.gateway.holding
+            assert (word, checks["workers"], checks["broker"]) == (
+                meanwhile, "1 of 1 healthy", "answers, and is not used yet",
+            )  # fmt: skip
+            assert await ready.judge(await fleet.server.inner.workers()) == meanwhile
+            while not fleet.gateway.holding:
+                assert (await glance.take())[0] == meanwhile
+                await asyncio.sleep(0.01)
+            assert (await glance.take())[0] == "ok"
 
     run(main)
 

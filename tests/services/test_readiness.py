@@ -145,7 +145,7 @@ def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before
             assert (await glance.take())[0] == "ok"
             await fleet.server.become("refuse")
             fleet.ask("held")
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.2)
             assert not fleet.gateway.holding
             meanwhile = "unavailable" if fallback is None else "degraded"
             assert (await glance.take())[0] == meanwhile

@@ -7,7 +7,7 @@
 Subscriptions go out beside the outbox, each after the entries that were there before it. Large entries go out beside it, too,
 where they take longer than others, so that nobody waits for the bytes of another's.
 
-Entries that gathered while the last call was under way go as one call. A call that was not answered may have been done;
+Entries that gathered while the last call was under way go as one call, or as several short ones in which tenants take turns. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
 it, with pauses that grow. `down_after` says for how long that may last before it is an event.
 """
@@ -27,6 +27,7 @@ from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import LargeEntries
+from headway.gateway.outbox import Outbox
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
 from headway.gateway.pending import PendingTable
 from headway.gateway.reply_turns import in_turns
@@ -42,8 +43,8 @@ RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
 WORTH_GATHERING = 2.0
 """Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
-MOST_OFFERED = 256
-"""Most entries in one call, as all its verdicts are dealt with in one turn of the event loop."""
+MOST_OFFERED = 64
+"""Most entries in one call, as the broker does nothing else meanwhile, and all its verdicts are dealt with in one turn of the loop."""
 LOOK_EVERY = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
 """
@@ -133,7 +134,7 @@ class BrokerSession:
     ) -> None:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room = room
-        self._outbox: list[Entry] = []
+        self._outbox = Outbox()
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
         self._subscribing: dict[Submission, Subscription] = {}
@@ -240,7 +241,8 @@ class BrokerSession:
 
     def full(self, count: int) -> bool:
         """Whether the outbox has no room for `count` further entries."""
-        return len(self._outbox) + len(self._large.waiting) + count > self.room
+        outbox = self._outbox
+        return len(outbox.fresh) + outbox.later + len(self._large.waiting) + count > self.room
 
     def rate(self, now: float) -> float:
         """Entries handed over per second, averaged over about a second."""
@@ -259,10 +261,10 @@ class BrokerSession:
             elif entry.dedup_keys or entry.trace:
                 asyncio.get_running_loop().call_soon(self._on_event, self, Admitted(entry))
             return
-        if not self._outbox:
+        if not self._outbox.fresh:
             self._work.set()
         self.waits = True
-        self._outbox.append(entry)
+        self._outbox.fresh[entry.nonce] = entry
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Subscribe with the next call, after the entries that are in the outbox by then."""
@@ -271,7 +273,7 @@ class BrokerSession:
 
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
-        self._outbox += entries
+        self._outbox.fresh.update((entry.nonce, entry) for entry in entries)
         self._doubtful = self.waits = bool(self._outbox)
         self._work.set()
 
@@ -279,13 +281,15 @@ class BrokerSession:
         """Drop the entries and subscriptions that another session has taken over."""
         mine = {one.entry.submission for one in self._pending.on(self)}
         mine.update(one.subscription.submission for one in self._subscriptions.on(self))
-        self._outbox = [entry for entry in self._outbox if entry.submission in mine]
+        self._outbox.keep(lambda entry: entry.submission in mine)
         self._doubtful = self._doubtful and bool(self._outbox)
         self._large.waiting.keep(lambda entry: entry.submission in mine)
         self._subscribing = {name: one for name, one in self._subscribing.items() if name in mine}
 
     def withdraw(self, submission: Submission) -> None:
-        """Withdraw a submission as soon as the broker can be told."""
+        """Withdraw a submission: at once if it was never offered, else as soon as the broker can be told."""
+        if not self._doubtful and self._outbox.drop(submission):
+            return
         self._departed.append(submission)
         self.waits = True
         self._work.set()
@@ -317,16 +321,19 @@ class BrokerSession:
             self._work.set()
 
     async def _flush(self) -> None:
-        """Withdraw submissions whose clients have left, and then offer what gathered, so that none of them is offered."""
-        probe = bool(self._departed or self._cancelled) or self._probe_due or self._availability.since is not None
-        if probe:
+        """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered, so that none of them is offered."""
+        probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
+        if probe or self._departed:
             self._probe_due = False
             await self._let_go()
         # The tasks of later ones may not have gone out.
         subscriptions = [one for one in self._subscribing.values() if not self._large.has(one.tenant, one.task)][:CHUNK]
         if self._outbox:
             await self._hand_over(probe)
-        subscriptions = [one for one in subscriptions if not self._large.has(one.tenant, one.task)]
+        left = {(entry.tenant, entry.id) for entry in self._outbox} if subscriptions and self._outbox.later else ()
+        subscriptions = [
+            one for one in subscriptions if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
+        ]
         if subscriptions and not self._doubtful:
             for one in subscriptions:
                 self._subscribing.pop(one.submission, None)
@@ -336,12 +343,11 @@ class BrokerSession:
         self.waits = bool(self._outbox or self._departed or self._cancelled)
 
     async def _hand_over(self, probe: bool) -> None:
-        """Offer what gathered, as far as one call takes it; a smaller part, where it may have been offered before."""
+        """Offer what gathered, as far as one call takes it."""
         again = probe or self._doubtful
-        most = CHUNK if again else MOST_OFFERED
         if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
-            self._rate.observe(len(self._outbox) if again else min(len(self._outbox), most), self._clock())
-        entries, self._outbox = self._outbox[:most], self._outbox[most:]
+            self._rate.observe(len(self._outbox) if again else min(len(self._outbox), MOST_OFFERED), self._clock())
+        entries = self._outbox.take(MOST_OFFERED)
         if self._outbox:
             self._work.set()
         if again:
@@ -351,7 +357,7 @@ class BrokerSession:
         if self.broker.apart_from < math.inf:
             entries, later = self._large.split(entries, self.broker.apart_from)
             if later:
-                self._outbox[:0] = later
+                self._outbox.put_back(later)
                 self._work.set()
         if entries:
             await self._offer(entries)
@@ -372,7 +378,7 @@ class BrokerSession:
         try:
             verdicts = await self._ask(self.broker.enqueue(entries))
         except (BrokerUnavailable, asyncio.CancelledError):
-            self._outbox = [*entries, *self._outbox]
+            self._outbox.put_back(entries)
             self._doubtful = True
             self._work.set()
             raise

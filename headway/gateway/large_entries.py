@@ -16,7 +16,7 @@ AT_ONCE = 8
 """Most entries in one call."""
 MOST_BYTES = 8 << 20
 """Bytes of inputs and parameters from which no further entry joins a call: an entry is admitted when all of its call are stored."""
-MOST_COPIED = 1 << 20
+MOST_COPIED = 1 << 19
 """Bytes of inputs and parameters of small entries from which no further one joins a call, as the broker copies them."""
 
 

@@ -17,7 +17,7 @@ SPREAD = 0.25
 """Longest random wait in seconds before the first chunk."""
 REST = 1.0
 """Least seconds between the end of one pass and the next, should the broker come and go."""
-CHUNK = 256
+CHUNK = 64
 """Most entries in one call."""
 
 

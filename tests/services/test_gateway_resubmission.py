@@ -48,7 +48,7 @@ def test_everything_is_offered_again_in_chunks_once_for_each_return() -> None:
                 fleet.server.cut()
                 await asyncio.sleep(0.1)
             calls = fleet.server.named("enqueue")[before:]
-            assert [len(entries) for _, _, entries in calls] == [CHUNK, CHUNK, CHUNK, 1000 - 3 * CHUNK]
+            assert [len(entries) for _, _, entries in calls] == [CHUNK] * (1000 // CHUNK) + [1000 % CHUNK]
             assert {entry.input for _, _, entries in calls for entry in entries} == {one.text for one in asked}
             assert not any(one.replies for one in asked)
 

@@ -332,7 +332,9 @@ class BrokerSession:
             await self._hand_over(probe)
         left = {(entry.tenant, entry.id) for entry in self._outbox} if subscriptions and self._outbox.later else ()
         subscriptions = [
-            one for one in subscriptions if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
+            one
+            for one in subscriptions
+            if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
         ]
         if subscriptions and not self._doubtful:
             for one in subscriptions:

@@ -15,6 +15,7 @@ it, with pauses that grow. `down_after` says for how long that may last before i
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -136,6 +137,8 @@ class BrokerSession:
         self.room = room
         self._outbox = Outbox()
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
+        self._on_their_way: list[Sequence[Entry]] = []
+        """Entries of calls under way. To offer one beside its call could end in another way than that does."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
         self._subscribing: dict[Submission, Subscription] = {}
         """Subscriptions of which the same holds."""
@@ -377,13 +380,17 @@ class BrokerSession:
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
+        self._on_their_way.append(entries)
         try:
             verdicts = await self._ask(self.broker.enqueue(entries))
         except (BrokerUnavailable, asyncio.CancelledError):
-            self._outbox.put_back(entries)
-            self._doubtful = True
-            self._work.set()
+            if not admitted:  # Else it is offered again when the broker is back.
+                self._outbox.put_back(entries)
+                self._doubtful = True
+                self._work.set()
             raise
+        finally:
+            self._on_their_way.remove(entries)
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
                 if admitted and failure.reason == SCARCE:
@@ -437,7 +444,9 @@ class BrokerSession:
 
     def _handed_over(self) -> list[Entry | Subscription]:
         """Entries and subscriptions that were handed over and still wait; the entries first, as they may be subscribed to."""
-        outside = {entry.submission for entry in (*self._outbox, *self._large.waiting)} | self._subscribing.keys()
+        under_way = itertools.chain.from_iterable(self._on_their_way)
+        outside = {entry.submission for entry in (*self._outbox, *self._large.waiting, *under_way)}
+        outside |= self._subscribing.keys()
         held: list[Entry | Subscription] = [one.entry for one in self._pending.on(self)]
         held += [one.subscription for one in self._subscriptions.on(self)]
         return [one for one in held if one.submission not in outside]

@@ -16,6 +16,7 @@ import msgspec
 from headway.dialects import json_lists
 from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
 from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, binary_items, packed, sent_parameters
+from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value
 from headway.oip.metadata import Int64, TensorMetadata
@@ -89,12 +90,12 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         if json_bytes > len(body):
             raise NoOutputs(f"{len(body)} bytes, of which {json_bytes} are to be JSON")
         octets = memoryview(body)
-        tensor = _tensor_in(octets[:json_bytes])
+        tensor, used = _tensor_in(octets[:json_bytes])
         self.check_output(tensor.name, tensor.datatype, tensor.shape, expected)
         data, size = octets[json_bytes:], tensor.parameters.binary_data_size
         if size != len(data):
             raise NoOutputs(f"{len(data)} bytes of binary data, and it says {'nothing' if size is None else size}")
-        return binary_items(tensor.datatype, tensor.shape, data)
+        return with_tokens(binary_items(tensor.datatype, tensor.shape, data), used)
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -119,18 +120,25 @@ class _Tensor(msgspec.Struct, gc=False):
 
 class _Answer(msgspec.Struct, gc=False):
     outputs: tuple[msgspec.Raw]
+    parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Used(msgspec.Struct, gc=False):
+    tokens_used: int = 0
+
+
+_decode_used: Any = msgspec.json.Decoder(_Used).decode
 _decode_index: Any = msgspec.json.Decoder(list[_Named]).decode
 _decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
 _decode_answer: Any = msgspec.json.Decoder(_Answer).decode
 _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
-def _tensor_in(text: memoryview) -> _Tensor:
-    """The only output of an answer."""
+def _tensor_in(text: memoryview) -> tuple[_Tensor, int]:
+    """The only output of an answer, and the tokens that its parameters tell, 0 for none."""
     try:
-        [raw] = _decode_answer(text).outputs
+        answer = _decode_answer(text)
+        [raw] = answer.outputs
     except msgspec.ValidationError:
         raise NoOutputs("no object with one member in its outputs") from None
     except json_lists.NO_JSON as exc:
@@ -141,4 +149,11 @@ def _tensor_in(text: memoryview) -> _Tensor:
         raise NoOutputs("an output that is no tensor") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
-    return found
+    return found, _tokens_in(answer.parameters)
+
+
+def _tokens_in(parameters: msgspec.Raw) -> int:
+    try:
+        return int(_decode_used(parameters).tokens_used)
+    except json_lists.NO_JSON:
+        return 0

@@ -25,9 +25,11 @@ from headway.dialects.open_inference import (
     packed,
     sent_parameters,
 )
+from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value
 from headway.oip.metadata import TensorMetadata
+from headway.oip.parameters import TOKENS
 from headway.oip.tensors import BYTES
 
 _PATH = re.compile("/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/?")
@@ -114,11 +116,15 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         return RemoteCall(asked.SerializeToString(), {}, _method("ModelInfer"))
 
     def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
-        """Read the elements or rows of the output, one for each input."""
+        """Read the elements or rows of the output, one for each input, with the tokens that the answer's parameters tell."""
         try:
             answer = _kinds("ModelInfer")[1].FromString(bytes(body))
         except _decode_error():
             raise NoOutputs("something that is no message of ModelInfer") from None
+        used = answer.parameters[TOKENS].int64_param if TOKENS in answer.parameters else 0
+        return with_tokens(self._items(answer, expected), used)
+
+    def _items(self, answer: Any, expected: int) -> list[ItemResult]:
         if len(answer.outputs) != 1:
             raise NoOutputs(f"{len(answer.outputs)} tensors, expected one")
         [tensor], raw = answer.outputs, answer.raw_output_contents

@@ -13,7 +13,8 @@ from headway.core.excerpt import excerpt
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, raw_members
 from headway.dialects.json_lists import Json
-from headway.model import MOST_TOKENS, ItemResult, TokenCount
+from headway.dialects.usage import with_usage
+from headway.model import ItemResult
 
 
 class _Model(msgspec.Struct, gc=False):
@@ -32,14 +33,6 @@ class _Numbered(msgspec.Struct, gc=False):
 
 
 _decode_index: Any = msgspec.json.Decoder(_Numbered).decode
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-_decode_usage: Any = msgspec.json.Decoder(_Usage).decode
 
 
 def reached(url: str, dialect: Dialect, model: str) -> Remote:
@@ -85,23 +78,11 @@ def read_items(
     """
     try:
         found = decode(body)
-        return _with_usage(_by_index(getattr(found, member), expected, read), found.usage)
+        return with_usage(_by_index(getattr(found, member), expected, read), found.usage)
     except msgspec.ValidationError:
         raise NoOutputs(f"no object with a list of {member}") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
-
-
-def _with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
-    """Items, the first with the tokens that the API tells for all. What is no usage, or none of any token, tells nothing."""
-    try:
-        found = _decode_usage(usage)
-    except json_lists.NO_JSON:
-        return items
-    prompt, used = found.prompt_tokens, found.prompt_tokens + found.completion_tokens
-    if 0 <= prompt <= used <= MOST_TOKENS and used:
-        items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
-    return items
 
 
 def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:

@@ -4,7 +4,8 @@
     inputs    {"inputs": ["a", "b"], "parameters": [{…}, {…}]}, the latter if any request has parameters
 
 The answer is a JSON list of as many texts as there were inputs, or an object that holds one under `outputs`, `results` or
-`predictions`. A bare list has no room for parameters; they are not sent.
+`predictions`. A bare list has no room for parameters; they are not sent. Such an object may tell the tokens of all inputs
+together, as `usage` of OpenAI's form or in `metadata` of Headway's.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import msgspec
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import Json
+from headway.dialects.usage import with_metadata, with_usage
 from headway.model import ItemResult, Value
 
 MEMBERS = ("outputs", "results", "predictions")
 """Members of an object that may hold the list; the first that is there counts."""
+
+
+_NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
 class TextList(Dialect, frozen=True):
@@ -56,6 +61,8 @@ class _Wrapped(msgspec.Struct, gc=False):
     outputs: msgspec.Raw = msgspec.Raw(b"")
     results: msgspec.Raw = msgspec.Raw(b"")
     predictions: msgspec.Raw = msgspec.Raw(b"")
+    usage: msgspec.Raw = msgspec.Raw(b"")
+    metadata: msgspec.Raw = msgspec.Raw(b"")
 
 
 _decode_wrapped: Any = msgspec.json.Decoder(_Wrapped).decode
@@ -69,29 +76,37 @@ def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
         NoOutputs: the body holds another number of outputs.
     """
     try:
-        content = _list_in(body)
-        try:
-            return [ItemResult(text) for text in _texts(expected)(content)]
-        except msgspec.ValidationError:
-            return [_item(raw) for raw in json_lists.elements(content, expected)]
+        if json_lists.first(body) == "[":
+            return _items(body, expected)
+        wrapped = _unwrapped(body)
+        items = _items(_list_in(wrapped), expected)
+        return with_usage(with_metadata(items, wrapped.metadata), wrapped.usage)
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
 
 
-def _list_in(body: bytes | bytearray) -> Json:
-    """Part of the body that is the list."""
-    if json_lists.first(body) == "[":
-        return body
-    neither = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
+def _items(content: Json, expected: int) -> list[ItemResult]:
     try:
-        wrapped = _decode_wrapped(body)
+        return [ItemResult(text) for text in _texts(expected)(content)]
     except msgspec.ValidationError:
-        raise NoOutputs(neither) from None
+        return [_item(raw) for raw in json_lists.elements(content, expected)]
+
+
+def _unwrapped(body: bytes | bytearray) -> _Wrapped:
+    try:
+        found: _Wrapped = _decode_wrapped(body)
+    except msgspec.ValidationError:
+        raise NoOutputs(_NEITHER) from None
+    return found
+
+
+def _list_in(wrapped: _Wrapped) -> Json:
+    """Member that is the list."""
     content: msgspec.Raw = next(
         (raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw()
     )
     if json_lists.first(content) != "[":
-        raise NoOutputs(neither)
+        raise NoOutputs(_NEITHER)
     return content
 
 

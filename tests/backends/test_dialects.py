@@ -15,7 +15,7 @@ from headway.core.values import shown
 from headway.dialects import AUTO, DIALECTS, BadMetadata, Dialect, NoOutputs, reach
 from headway.errors import SettingError
 from headway.model import ItemResult, TokenCount, ValueKind
-from tests.backends.speakers import SPEAKERS, encoded
+from tests.backends.speakers import SPEAKERS, encoded, tensor
 
 OPENAI = ("openai-completions", "openai-embeddings")
 
@@ -219,3 +219,27 @@ def test_the_usage_of_a_whole_answer_is_with_its_first_item(name: str, usage: An
     items = dialect(name).decode(json.dumps({**answer, "usage": usage}).encode(), 2)
     assert [item.tokens for item in items] == [tokens, None]
     assert all(item.output is not None for item in items)
+    listed = dialect("list").decode(json.dumps({"outputs": ["A", "B"], "usage": usage}).encode(), 2)
+    assert listed == [ItemResult("A", tokens=tokens), ItemResult("B")]
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"), [(7, TokenCount(7)), (0, None), (-1, None), (1 << 40, None), ("7", None), (None, None)]
+)
+def test_the_tokens_that_another_headway_tells_of_a_whole_answer_are_with_its_first_item(
+    told: Any, tokens: TokenCount | None
+) -> None:
+    both = [ItemResult("A", tokens=tokens), ItemResult("B")]
+    own = {"request_id": "x", "outputs": ["A", "B"], "metadata": {"tokens_used": told, "model_version": "1"}}
+    assert dialect("list").decode(json.dumps(own).encode(), 2) == both
+    said, data = tensor(["A", "B"])
+    assert SPEAKERS["oip"].decoded(({**said, "parameters": {"tokens_used": told}}, data), 2) == both
+
+
+@pytest.mark.parametrize(("told", "tokens"), [(7, TokenCount(7)), (0, None), (-1, None), (1 << 40, None)])
+def test_the_tokens_of_an_answer_over_grpc_are_with_its_first_item(told: int, tokens: TokenCount | None) -> None:
+    answer = protos.message("inference.ModelInferResponse")()
+    answer.outputs.add(name="output", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"A", b"B"])
+    answer.parameters["tokens_used"].int64_param = told
+    asked = reach("grpc://h:8001/m", AUTO, "").dialect.decode(answer.SerializeToString(), 2)
+    assert asked == [ItemResult("A", tokens=tokens), ItemResult("B")]

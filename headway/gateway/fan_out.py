@@ -97,6 +97,10 @@ class Submitter(Protocol):
         """Limits as the broker counts them now."""
         ...
 
+    def absence(self, principal: Principal, model: str) -> Failure | None:
+        """Failure of a request for a model that is not there for the principal; None where it is."""
+        ...
+
     def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
         """Count and record a request that was refused before it was submitted; its reply."""
         ...
@@ -160,7 +164,9 @@ class FanOut:
         count, loop = self._count, asyncio.get_running_loop()
         self._begun = loop.time()
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
-        if count > least:
+        if (absence := self._gateway.absence(self._principal, self._model)) is not None:
+            self._turn_away(absence)
+        elif count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
             self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "burst"))
         elif count > 1 and (message := self._too_large()):
@@ -175,7 +181,7 @@ class FanOut:
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
         over = gateway.limiter.excess(limits, gateway.broker)
-        if over is None:
+        if over is None and failure.code != errors.NO_WORKERS:  # It is not known then whether it is wrong.
             gateway.limiter.charge(limits)
         tier = max(principal.tier, self._options.tier)
         entry = Entry(self._id, self._model, "", tier, principal.tenant, "", 0.0, 0.0)

@@ -445,8 +445,8 @@ class Gateway:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return over
-        if principal.models and model and model not in principal.models:  # Whether it is served or not is not told.
-            return failures.no_model_for(model, principal.models)
+        if (wrong := self.absence(principal, model)) is not None:
+            return wrong
         if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input, principal.models)):
             return wrong
         if (wrong := self._check_here(model, options)) is not None:
@@ -458,6 +458,12 @@ class Gateway:
         if session.full(options.count or 1):
             return session.no_room()
         return self.limiter.check(entry, session is self._direct, options.count)
+
+    def absence(self, principal: Principal, model: str) -> Failure | None:
+        """Failure of a request for a model that is not served, or that is not the principal's; None where it may be asked."""
+        if principal.models and model and model not in principal.models:  # Whether it is served or not is not told.
+            return failures.no_model_for(model, principal.models)
+        return None if model in self.kinds else self.kinds.absence(model, principal.models)
 
     def _check_here(self, model: str, options: RequestOptions) -> Failure | None:
         """Failure of a request for a model or version that the broker which new requests go to does not answer for.

@@ -160,6 +160,9 @@ class EchoGateway:
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         return limits
 
+    def absence(self, principal: Principal, model: str) -> Failure | None:
+        return None
+
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         lane = Lane(self.facts, principal, options, asked)
         lane.principal, lane.model, lane.open = principal, asked or self.kinds.default, True

@@ -304,6 +304,30 @@ def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_req
     served(act, max_body_bytes=10_000)
 
 
+@pytest.mark.parametrize("count", [3, 11], ids=["that would fit", "that never fits"])
+def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_for_it_is(count: int) -> None:
+    limits = (Limit("key-1", "key", 0.001, 3.0),)
+    some, all_ = Principal("cyd", "acme", 1, limits, models=frozenset(["m"])), Principal("cyd", "acme", 1, limits)
+
+    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+        asked = RequestOptions(30.0, 1)
+        for caller, code in ((all_, errors.NOT_FOUND), (some, errors.FORBIDDEN)):
+            stand.gateway.limiter.debts.clear()
+            codes = []
+            for _ in range(3):
+                single = await stand.gateway.ask(caller, new_id(), asked, "n", "a", b"")
+                stand.gateway.limiter.refund(limits)
+                ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+                FanOut(stand.gateway, caller, new_id(), asked, "n", ["a"] * count, b"", ended.set_result).start()
+                [several] = await ended
+                assert single.failure is not None and several.failure is not None
+                codes.append((single.failure.code, several.failure.code))
+            assert codes == [(code, code)] * 3
+            assert stand.gateway.limiter.excess(limits, stand.gateway.broker) is not None, "each was charged as one"
+
+    served(act)
+
+
 def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         line = stand.gateway.turns = Line()

@@ -91,6 +91,10 @@ class Intake(Protocol):
         """Limits as they are counted now."""
         ...
 
+    def absence(self, principal: Principal, model: str) -> Failure | None:
+        """Failure of a request for a model that is not there for the principal; None where it is."""
+        ...
+
     def submit(
         self,
         sink: ReplySink,

@@ -95,6 +95,10 @@ def serve(
     file = None if config is None else Path(config)
     found: Given
     if isinstance(target, Mapping):
+        if not target:
+            raise TargetError(
+                'target = {}: names no model. Give each a name and a target, for example {"upper": upper}.'
+            )
         found = {name: target_of(one) for name, one in target.items()}
         loaded = load(given, file=file, spell=str, targets=dict.fromkeys(found))
     else:

@@ -169,6 +169,11 @@ def test_settings_are_checked_as_the_commands_are(settings: dict[str, Any], told
     assert told in str(raised.value)
 
 
+def test_targets_that_are_missing_are_told_of_as_the_argument_that_they_are() -> None:
+    with pytest.raises(TargetError, match=r"target = \{\}: names no model\. Give each a name and a target"):
+        headway.serve({}, block=False)
+
+
 def test_a_service_that_blocks_needs_the_main_thread_without_a_loop() -> None:
     async def notebook() -> None:
         headway.serve(upper, port=0)

@@ -40,7 +40,8 @@ class Refused:
     Attributes:
         wait: seconds until the entry would be admitted.
         tier_only: whether an entry of the highest tier would be admitted now.
-        most: most inputs of such a request that are admitted at once, where it has too many for ever; else 0.
+        most: most inputs of such a request that are admitted at once, where it has too many for ever; negative where not even one is
+            answered in time at the pace that is known, and so many are tried all the same; else 0.
         apart: whether what waits in the quarantine of its caller is too much.
     """
 

@@ -38,6 +38,8 @@ def refusal(found: Refused) -> Failure:
     if found.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
         many = f"up to {found.most} may be; send fewer at a time"
+        if found.most < 0:
+            many = f"one batch takes longer. Give it more time; up to {-found.most} at once are tried all the same"
         return Failure(errors.PAYLOAD_TOO_LARGE, f"{message}{found.apart * f' and while {apart}'}: {many}", None, LIST)
     if found.apart:
         message = f"{apart}, and too many of them wait to answer this one within the deadline"

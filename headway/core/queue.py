@@ -273,10 +273,13 @@ class ModelQueue:
         refused = gate.judge(math.floor(load * waiting), self._first_size(), entry.tier, entry)
         if refused is not None or waiting >= bound:
             pace = gate.pace(entry.tier)
-            most = max(int(min(bound / size, gate.most(entry, SEARCH_LOAD * size))), 1)
+            in_time = gate.most(entry, SEARCH_LOAD * size)
+            most = max(int(min(bound / size, in_time)), 1)
             above = refused.wait if refused is not None else 0.0
             wait = max(above, load * (waiting - bound + 1.0) / pace, MIN_WAIT) if pace > 0.0 else UNKNOWN_WAIT
-            return admission.Refused(wait, tier_only=False, most=most if entry.count > most else 0, apart=True)
+            return admission.Refused(
+                wait, tier_only=False, most=0 if entry.count <= most else most if in_time > 0 else -most, apart=True
+            )
         queued = self._queued(entry, now)
         gathered = Group([], now + self.service.seconds(1), QUARANTINE)
         suspects.join(caller, [queued], gathered, self._group_size(caller))
@@ -321,9 +324,10 @@ class ModelQueue:
         if refused is not None and entry.count > 1:
             size = self.limits.size(1, self.limits.weight(entry))
             batch = self.limits.max_batch / size  # A last one that is not full takes as long.
-            whole = max(gate.most(entry, size) // batch, self.whole_slots) * batch
+            in_time = gate.most(entry, size)
+            whole = max(in_time // batch, self.whole_slots) * batch
             if entry.count > (most := max(int(whole), 1)):
-                return admission.Refused(refused.wait, tier_only=False, most=most)
+                return admission.Refused(refused.wait, tier_only=False, most=most if in_time > 0 else -most)
         return refused
 
     def load(self, now: float, past: Past | None = None) -> Load:

@@ -177,6 +177,21 @@ async def test_several_that_are_too_many_for_ever_are_told_how_many_are_not(harn
 
 
 @story
+async def test_several_for_which_a_batch_is_too_slow_are_told_so_and_not_a_number_that_would_be_answered(
+    harness: Harness,
+) -> None:
+    await measure(harness, 5.0)
+    first = msgspec.structs.replace(ask(timeout=0.05, nonce=1), payer=1, count=MAX_BATCH + 1)
+    [refused] = await harness.broker.enqueue([first])
+    assert refused is not None
+    assert (refused.code, refused.reason, refused.retry_after) == (errors.PAYLOAD_TOO_LARGE, failures.LIST, None)
+    assert refused.message == (
+        "so many inputs in one request cannot be answered within the deadline at the model's pace now: one batch takes longer. "
+        f"Give it more time; up to {MAX_BATCH} at once are tried all the same"
+    )
+
+
+@story
 async def test_several_that_fit_into_a_batch_are_let_in_whatever_an_idle_system_believes(harness: Harness) -> None:
     await measure(harness, 5.0)
     first = msgspec.structs.replace(ask(timeout=0.05, nonce=7), payer=7, count=MAX_BATCH)

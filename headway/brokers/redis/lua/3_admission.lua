@@ -112,10 +112,11 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
   if wait and others > 0 then
     local batch = s.max_batch / size  -- A last one that is not full takes as long.
-    local whole = math.max(math.floor(most_of(q, size, queue_timeout, timeout) / batch), q.known_slots) * batch
+    local in_time = most_of(q, size, queue_timeout, timeout)
+    local whole = math.max(math.floor(in_time / batch), q.known_slots) * batch
     local most = math.max(math.floor(whole), 1)
     if others + 1 > most then
-      return most, TOO_MANY
+      return in_time > 0 and most or -most, TOO_MANY
     end
   end
   return wait, why

@@ -256,9 +256,10 @@ local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   if not wait and waiting < bound then
     return nil
   end
-  local most = math.max(math.floor(math.min(bound / size, most_of(q, SEARCH_LOAD * size, queue_timeout, timeout))), 1)
+  local in_time = most_of(q, SEARCH_LOAD * size, queue_timeout, timeout)
+  local most = math.max(math.floor(math.min(bound / size, in_time)), 1)
   if count > most then
-    return most, TOO_MANY_APART
+    return in_time > 0 and most or -most, TOO_MANY_APART
   end
   local pace = pace_of(q, entry.tier)
   return pace > 0 and math.max(wait or 0, load * (waiting - bound + 1) / pace, MIN_WAIT) or UNKNOWN_WAIT, APART

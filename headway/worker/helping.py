@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from headway.core.departure import Policy
-from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerStatus, queue_name
+from headway.core.health import degraded_at
+from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus, queue_name
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -30,6 +31,8 @@ LOOK_EVERY = 1.0
 """Seconds between two looks for queues that nobody serves, of a process alone."""
 LOOKS = 50
 """Most looks of all processes in a second: the more workers there are, the more seldom each process looks."""
+COMES_BACK = 5.0
+"""Seconds for which a worker that says that it starts anew, or rests, serves its queue all the same; what waits there may not live longer."""
 
 
 class Claims:
@@ -130,6 +133,10 @@ def _is_elsewhere(entry: Entry) -> bool:
     return entry.pinned
 
 
+_COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
+"""Statuses of a worker that is there and will claim again, unless it has been silent for long."""
+
+
 class StrayWatcher:
     """Watcher for queues that nobody serves, as a resource of its process; see `headway.app.lifecycle.Resource`.
 
@@ -145,6 +152,8 @@ class StrayWatcher:
         self._batchers, self._registry, self._clock = batchers, registry, clock
         self._periodic = Periodic("strays", self._look_in_turn, clock, every=LOOK_EVERY)
         self._next_at = 0.0
+        self._healthy_at: dict[str, float] = {}
+        """Instant at which each queue last had a healthy worker."""
 
     async def open(self) -> None:
         """See Resource. Nothing is needed."""
@@ -163,7 +172,7 @@ class StrayWatcher:
     async def look(self) -> int:
         """Look once. Returns the number of workers that there are."""
         workers, depths = await asyncio.gather(self._registry.workers(), self._registry.depths())
-        served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
+        served = self._served(workers)
         strays: dict[str, set[str]] = {}
         for one in depths:
             if one.depth and queue_name(one.model, one.version) not in served:
@@ -173,3 +182,12 @@ class StrayWatcher:
             if slot.version:
                 batcher.claims.help(sorted(strays.get(slot.model, set()) - {slot.version}))
         return len(workers)
+
+    def _served(self, workers: Sequence[WorkerInfo]) -> set[str]:
+        """Queues with a healthy worker, or lately with one and now with one that says that it will be healthy again."""
+        now, newest = self._clock(), max((worker.last_heartbeat for worker in workers), default=0.0)
+        healthy = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
+        lately = {queue: at for queue, at in self._healthy_at.items() if now - at <= COMES_BACK}
+        self._healthy_at = lately | dict.fromkeys(healthy, now)
+        coming = {worker.queue for worker in workers if worker.status in _COMING and newest < degraded_at(worker)}
+        return healthy | (coming & lately.keys())

@@ -18,18 +18,18 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
 from headway.core.breaker import Breaker
-from headway.core.health import UNKNOWN_FOR
+from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
 from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerStatus
+from headway.model import Entry, ModelReport, Principal, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
-from headway.worker.helping import StrayWatcher
+from headway.worker.helping import COMES_BACK, StrayWatcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
@@ -222,6 +222,36 @@ def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards() -> None:
                 assert (await rollout.ask(version="4")).failure is None
                 assert clock() - begun == pytest.approx(0.1, abs=0.02)
                 await asyncio.sleep(1.0)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("status", "age", "later", "helped"),
+    [
+        (WorkerStatus.STARTING, 0.0, 1.0, False),
+        (WorkerStatus.DEGRADED, 0.0, 1.0, False),
+        (WorkerStatus.STARTING, 0.0, COMES_BACK + 0.1, True),
+        (WorkerStatus.DEGRADED, DEGRADED_AFTER, 1.0, True),
+        (WorkerStatus.OFFLINE, 0.0, 1.0, True),
+        (WorkerStatus.FAILED, 0.0, 1.0, True),
+    ],
+    ids=["starts anew", "rests", "starts for long", "is silent", "has left", "does not load"],
+)
+def test_a_worker_that_comes_back_has_not_left(status: WorkerStatus, age: float, later: float, helped: bool) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock, "4") as rollout:
+            for become in (WorkerStatus.HEALTHY, status):
+                there = WorkerInfo(worker_id="gpu-3", model="m", status=become, version="3")
+                await rollout.broker.heartbeat(there)
+                await asyncio.sleep(0.0 if become is WorkerStatus.HEALTHY else age)
+                await rollout.strays.look()
+                if become is WorkerStatus.HEALTHY:
+                    await asyncio.sleep(later)
+                    entry = Entry("x", "m", "x", 0, "acme", "g", 60.0, 60.0, version="3", pinned=True)
+                    assert list(await rollout.broker.enqueue([entry])) == [None]
+            await asyncio.sleep(0.01)
+            assert sum(depth.depth for depth in await rollout.broker.depths()) == (not helped)
 
     run(main)
 

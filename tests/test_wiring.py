@@ -22,6 +22,7 @@ from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
 from headway.app.fallbacks import make_fallback
 from headway.app.roles import ROLES
+from headway.app.version_weights import WeightsResource
 from headway.app.wiring import Process
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
@@ -32,6 +33,7 @@ from headway.config.target import parse_target
 from headway.core.retention import KEPT
 from headway.errors import SettingError, TargetError
 from headway.gateway.gateway import Gateway
+from headway.gateway.model_rules import RuleTable
 from headway.model import ItemResult, Lease, Role
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
@@ -337,3 +339,27 @@ def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_the
     assert codes() == [errors.NO_WORKERS] * 2
     models.learn([])
     assert codes() == [errors.NOT_FOUND, errors.BAD_REQUEST]
+
+
+def test_weights_of_versions_that_are_not_there_stop_a_process_that_has_all_there_are(tmp_path: Path) -> None:
+    versions = ModelSettings("1", TARGET), ModelSettings("2", TARGET)
+
+    def weighed(text: str, broker: str = "", file: str = "") -> Settings:
+        model = ModelSettings("a", values=(("version_weights", text),), versions=versions)
+        return Settings(models=(model,), broker=broker, weights_file=file)
+
+    def of(settings: Settings) -> Process:
+        return within_a_loop(lambda: wiring.build(settings, Role.SERVE))
+
+    assert of(weighed("1=9,2=1,3=0")).plans.keys() == {"a@1", "a@2"}
+    with pytest.raises(SettingError) as refused:
+        of(weighed("1=9,3=1"))
+    assert str(refused.value) == (
+        "models.a.version_weights = '1=9,3=1': no target is given for a@3. Name versions that are served here: 1, 2."
+    )
+    assert of(weighed("1=9,3=1", broker=BROKER)).plans, "others of the fleet may run it"
+    file = tmp_path / "headway.toml"
+    file.write_text("[models.a]\nversion_weights = '1=9,3=1'\n")
+    settings = weighed("1=9,2=1", file=str(file))
+    with pytest.raises(SettingError, match="no target is given for a@3"):
+        asyncio.run(WeightsResource(settings, RuleTable(settings, ["a"], lambda: 0.5)).reread())

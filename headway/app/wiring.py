@@ -43,7 +43,7 @@ from headway.app.roles import ROLES, Parts
 from headway.app.scaling import local_pools, make_autoscaler, make_follower, scalable
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.app.tracing import make_tracing
-from headway.app.version_weights import WeightsResource
+from headway.app.version_weights import WeightsResource, check_weights
 from headway.config import FIELDS, Settings, flag, idle, is_loopback
 from headway.config.target import Target
 from headway.controller.controller import Controller
@@ -132,6 +132,8 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     host, chosen = _host(), settings.name
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
+    if parts.gateway:
+        check_weights(settings, {name: one.version_weights for name, one in settings.served.items()})
     tell_of_other_roles(settings, parts)
     if plans:
         warn_of_one_model(settings)

@@ -404,7 +404,7 @@ async def deaf(stand: Stand, key: str) -> Client:
     asked = len(stand.gateway.asked)
     await client.send(by(key))
     await stand.gateway.until(lambda: len(stand.gateway.asked) > asked)
-    await settled(lambda: not stand.gateway.waiting)
+    await settled(lambda: all(one.unread.since for one in stand.door._connections()))
     return client
 
 

@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import structlog
 
-from headway.http.server.connection import MOST_BUFFERED
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.handshake_line import HandshakeLine
@@ -129,7 +128,7 @@ def test_a_client_that_takes_no_answer_is_cut(issued: Issued) -> None:
         await client.send(post(BODY))
         [held] = stand.door._connections()
         await settled(lambda: held.unread.since > 0)
-        assert held.transport.get_write_buffer_size() > MOST_BUFFERED
+        assert held.transport.get_write_buffer_size() > 0
         stand.later(1000.0)
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -12,6 +13,9 @@ from headway.oip.tensors import head_of
 
 PIECE = 1 << 18
 """Bytes or characters of a large output that go into one piece."""
+
+HOLE = secrets.token_hex(16)
+"""Text that stands for an output which is written piece by piece; no client and no model knows it."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,6 +61,14 @@ def text_pieces(text: str) -> Iterator[bytes]:
     for begin in range(0, len(text), PIECE):
         yield _encode(text[begin : begin + PIECE])[1:-1]
     yield b'"'
+
+
+def value_within(document: bytes, output: Value) -> Iterator[bytes]:
+    """Pieces of a JSON document in which an output takes the place of the text HOLE."""
+    head, _, tail = document.partition(b'"%b"' % HOLE.encode())
+    yield head
+    yield from json_pieces(output)
+    yield tail
 
 
 def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:

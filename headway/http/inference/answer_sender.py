@@ -29,12 +29,22 @@ class AnswerSender:
         answer: the answer.
         kind: lines of its header that say what it is.
         marks: further lines, which the header of its failure has, too.
+
+    Attributes:
+        since: monotonic instant at which the client first left some of it, in seconds; 0.0: it has not.
+        total: bytes of its body.
     """
 
-    __slots__ = ("_answer", "_connection", "_kind", "_marks")
+    __slots__ = ("_answer", "_connection", "_kind", "_marks", "since", "total")
 
     def __init__(self, connection: FastPathConnection, answer: LargeAnswer, kind: bytes, marks: bytes) -> None:
         self._connection, self._answer, self._kind, self._marks = connection, answer, kind, marks
+        self.since, self.total = 0.0, 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that are made, and not sent."""
+        return self._answer.length
 
     def make_later(self) -> None:
         """Make some of the answer in a later turn of the loop."""
@@ -64,7 +74,7 @@ class AnswerSender:
             connection.fault(exc)
             return
         else:
-            connection.phase = WRITING
+            connection.phase, self.total = WRITING, answer.length
             connection.transport.write(head)
             self.send_later()
             return

@@ -9,7 +9,7 @@ exchange (`exchange.py`). The native routes have both. Routes of other APIs have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NoReturn, Protocol
 
@@ -18,7 +18,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.errors import BACKEND_ERROR
-from headway.http.inference.answer_pieces import array_within, json_pieces, released
+from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json_pieces, released, value_within
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
 from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, TokensOfEach, Written
 from headway.http.inference.octets import open_octets
@@ -90,7 +90,15 @@ class Codec:
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
         """Write the answer to an exchange with one input."""
+        if len(outputs[0]) > PIECE:
+            return JSON, self.write_large(shown, outputs[0], milliseconds, version, added_up(tokens))
         return JSON, self.write(shown, values.embedded(outputs[0]), milliseconds, version, added_up(tokens))
+
+    def write_large(
+        self, shown: str, output: Value, milliseconds: float, version: str, tokens: TokenCount | None
+    ) -> Iterator[bytes]:
+        """Pieces of the answer with one large output. Raises UnicodeEncodeError while they are made."""
+        return value_within(self.write(shown, HOLE, milliseconds, version, tokens), output)
 
     def write_all(
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()

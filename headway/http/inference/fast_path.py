@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
 
 from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
+from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.http.authentication import stranger
+from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, give_id
 from headway.http.inference.bodies import OtherInput
@@ -30,7 +32,7 @@ from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
-from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, TokensOfEach, whole
+from headway.http.inference.exchange import JSON, MARKS, Exchange, RequestTarget, TokensOfEach, whole
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, WRITING, Connection
@@ -128,13 +130,18 @@ class FastPathConnection(Connection):
     def pause_writing(self) -> None:
         """Note that the client does not take its answer."""
         super().pause_writing()
+        if self.sender is not None and self.fan_out is None:
+            self.sender.since = self.sender.since or self.unread.since
+            self.unread.count_whole(self.sender.since, self.sender.total)
         self._count_unfetched()
 
     def resume_writing(self) -> None:
         """Note that the client has taken all of its answer."""
-        self.inference.quotas.keep(self, 0)
         super().resume_writing()
-        if self.sender is not None:
+        if self.sender is None:
+            self.inference.quotas.keep(self, 0)
+        else:
+            self._count_unfetched()
             self.sender.send_later()
 
     def inspect(self, now: float) -> None:
@@ -156,7 +163,7 @@ class FastPathConnection(Connection):
             return
         try:
             inference, output = self.inference, reply.output
-            if not self.plain or type(output) is not str or self.last or inference.closing:
+            if not self.plain or type(output) is not str or len(output) > LARGE or self.last or inference.closing:
                 self._answer_rarely(request, reply, outputs, tokens)
                 return
             now, ran, id = monotonic(), reply.ran, self.id
@@ -173,11 +180,7 @@ class FastPathConnection(Connection):
             if limits:
                 lines = request.codec.limit_lines(inference.rate_limit_headers, limits)
             head = HEAD % (inference.opening, id.encode(), lines, b"", len(body))
-            if len(body) < LARGE:
-                self.transport.write(head + body)
-            else:  # What is large is not copied.
-                self.transport.write(head)
-                self.transport.write(body)
+            self.transport.write(head + body)
             self.request = None
             self.principal = _NOBODY
             self.phase, self.since = IDLE, now
@@ -191,7 +194,7 @@ class FastPathConnection(Connection):
     def _answer_rarely(
         self, request: InferenceHead, reply: Reply, outputs: Sequence[Value], tokens: TokensOfEach
     ) -> None:
-        """Write an answer that is no text alone, that is marked, or that ends the connection."""
+        """Write an answer that is no text alone, that is large or marked, or that ends the connection."""
         inference = self.inference
         if self.handoff is not None:
             if reply.output is not None and self.handoff.due:
@@ -211,7 +214,11 @@ class FastPathConnection(Connection):
                 shown = SHOWN + self.id
                 ran = reply.ran
                 version = (ran.version if ran is not None else "") or inference.version
-                exchange = self.exchange
+                exchange, fan_out = self.exchange, self.fan_out
+                if exchange is None and len(output) > PIECE:
+                    pieces = request.codec.write_large(shown, output, milliseconds, version, reply.tokens)
+                    self._send_bit_by_bit(pieces, None, JSON, shared)
+                    return
                 if exchange is None:
                     text = output if type(output) is str else embedded(output)
                     opening = inference.opening
@@ -220,9 +227,9 @@ class FastPathConnection(Connection):
                     opening = inference.bare_opening
                     used = tokens or (reply.tokens,)
                     more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
-                    if self.fan_out is not None and self.fan_out.room.held and not isinstance(written, bytes):
-                        self.sender = AnswerSender(self, LargeAnswer(written, self.fan_out.room), more, shared)
-                        self.sender.make_later()
+                    is_large = len(output) > PIECE if fan_out is None else fan_out.room.held > 0
+                    if is_large and not isinstance(written, bytes):
+                        self._send_bit_by_bit(written, None if fan_out is None else fan_out.room, more, shared)
                         return
                     body = whole(written)
                     shared += more
@@ -238,6 +245,10 @@ class FastPathConnection(Connection):
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
         self.rest_from(now)
+
+    def _send_bit_by_bit(self, pieces: Iterator[bytes], room: AnswerRoom | None, kind: bytes, marks: bytes) -> None:
+        self.sender = AnswerSender(self, LargeAnswer(pieces, room), kind, marks)
+        self.sender.make_later()
 
     def ending_of(self, codec: Codec) -> bytes:
         """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
@@ -346,6 +357,8 @@ class FastPathConnection(Connection):
 
     def _count_unfetched(self) -> None:
         left = self.transport.get_write_buffer_size()
+        if self.sender is not None and self.fan_out is None:
+            left += self.sender.left
         self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _serve_inference(self, codec: Codec, target: RequestTarget, head: Head, raw: bytes) -> None:
@@ -553,14 +566,15 @@ class FastPathConnection(Connection):
     def _end_fan_out(self) -> None:
         if self.fan_out is not None:
             self.fan_out.room.shrink(0)
-            self.fan_out = self.sender = None
+        self.fan_out = self.sender = None
 
     def rest_from(self, now: float = 0.0) -> None:
         """End the request in hand, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
         self.request = self.exchange = None
         self.principal = _NOBODY
-        if self.fan_out is not None:
+        if self.fan_out is not None or self.sender is not None:
             self._end_fan_out()
+            self._count_unfetched()
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:

@@ -15,13 +15,16 @@ from headway.gateway.client_quotas import AnswerRoom
 TURN = 0.001
 """Seconds for which pieces of an answer are made in one turn of the loop; the last one may take longer."""
 
+WORTH_SENDING = 1 << 16
+"""Bytes of a piece, on average, from which each is sent by itself; smaller ones are put together, which copies them."""
+
 
 class LargeAnswer:
     """Body of one answer, from its first piece to its last.
 
     Arguments:
         pieces: makes it.
-        room: room that its outputs have.
+        room: room that its outputs have; None: they are not held, as those of a single input.
         clock: monotonic seconds.
 
     Attributes:
@@ -30,7 +33,9 @@ class LargeAnswer:
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "length")
 
-    def __init__(self, pieces: Iterator[bytes], room: AnswerRoom, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, pieces: Iterator[bytes], room: AnswerRoom | None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._pieces, self._room, self._clock = pieces, room, clock
         self._made: deque[bytes] = deque()
         self.length = 0
@@ -49,15 +54,18 @@ class LargeAnswer:
             if self._clock() > end:
                 whole = False
                 break
-        made = b"".join(new)
-        self._made.append(made)
-        self.length += len(made)
-        if self.length > self._room.held and (failure := self._room.hold(self.length)) is not None:
+        made = sum(map(len, new))
+        self._made += new if made > WORTH_SENDING * len(new) else (b"".join(new),)
+        self.length += made
+        room = self._room
+        if room is None:
+            return whole
+        if self.length > room.held and (failure := room.hold(self.length)) is not None:
             raise RequestError(
                 failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
             )
         if whole:
-            self._room.shrink(self.length)
+            room.shrink(self.length)
         return whole
 
     def take(self) -> bytes:
@@ -66,7 +74,8 @@ class LargeAnswer:
             return b""
         piece = self._made.popleft()
         self.length -= len(piece)
-        self._room.shrink(self.length)
+        if self._room is not None:
+            self._room.shrink(self.length)
         return piece
 
     def rest(self) -> bytes:

@@ -42,6 +42,10 @@ class Unread:
         self.since = self._moved = now
         self._total = self._left = transport.get_write_buffer_size()
 
+    def count_whole(self, since: float, total: int) -> None:
+        """Hold the client to the whole answer, which is sent bit by bit: `total` bytes since the instant `since`, in seconds."""
+        self.since, self._total = since, total
+
     def overdue(self, transport: asyncio.WriteTransport, now: float, timeout: float, slowest: float) -> bool:
         """Whether the client has taken nothing for `timeout` seconds, or less than `slowest` bytes per second."""
         left = transport.get_write_buffer_size()

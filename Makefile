@@ -98,7 +98,7 @@ lock: .venv/.ready
 	$(LOCK) pyproject.toml --group dev -o requirements-dev.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --group build -o requirements-serve.lock
 	$(LOCK) -c requirements-dev.lock --group dist -o requirements-dist.lock
-	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --extra postgres --extra jwt --extra grpc --extra chat --extra otel --extra policy -o requirements.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --extra postgres --extra jwt --extra grpc --extra chat --extra otel --extra policy --extra gpu -o requirements.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --group mutants -o requirements-mutants.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra embeddings --group lock --no-emit-package torch \

@@ -24,6 +24,7 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
+    GpuFigures,
     ItemResult,
     Lease,
     LedgerRecord,
@@ -390,6 +391,27 @@ class Backend(Protocol):
 
     async def stop(self) -> None:
         """End the child. Safe to call at any time, more than once."""
+        ...
+
+
+class Gpu(Protocol):
+    """One GPU, as its driver tells of it; several slots may share it."""
+
+    @property
+    def settled(self) -> float:
+        """Share of its memory that was in use when the last model had been loaded there, 0 to 1; 0 as long as that is not known."""
+        ...
+
+    def figures(self) -> GpuFigures | None:
+        """Figures that were read last, and not long ago; None where there are none. Waits for nothing."""
+        ...
+
+    async def look(self) -> GpuFigures | None:
+        """Figures that are read now, or the last ones where that takes longer than a second."""
+        ...
+
+    def loaded(self) -> None:
+        """Note that a model has been loaded there: the memory that is in use next is what the models need."""
         ...
 
 

@@ -15,6 +15,7 @@ from headway.app.target_digest import target_digest
 from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
+from headway.backends.process.nvml import NvmlGpus
 from headway.backends.remote.credentials import Credentials
 from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import install_hint
@@ -293,6 +294,7 @@ def make_batchers(
     *,
     versioned: bool = False,
     recorder: SpanRecorder | None = None,
+    gpus: NvmlGpus | None = None,
 ) -> MakeBatcher:
     """Make the builder of the batchers that run a target.
 
@@ -300,7 +302,7 @@ def make_batchers(
 
     `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
     `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
-    their spans, if there is one.
+    their spans, if there is one. `gpus` watches their GPUs; None: nothing does.
     """
     shared = BACKENDS[type(target)].check(target, settings)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -337,6 +339,7 @@ def make_batchers(
             counters,
             clock,
             memory=memory.used,
+            gpu=gpus.watch(plan.device) if gpus is not None and plan.device != CPU else None,
             failure_log=failure_log,
             started=started,
             traces=traces,

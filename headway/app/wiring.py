@@ -44,6 +44,7 @@ from headway.app.scaling import local_pools, make_autoscaler, make_follower, sca
 from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
 from headway.app.tracing import make_tracing
 from headway.app.version_weights import WeightsResource, check_weights
+from headway.backends.process.nvml import NvmlGpus
 from headway.config import FIELDS, Settings, flag, idle, is_loopback
 from headway.config.target import Target
 from headway.controller.controller import Controller
@@ -399,7 +400,7 @@ def make_pools(
     recorder: SpanRecorder | None,
 ) -> Workers:
     """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
-    slots, broker = set[str](), bundle.broker
+    slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
     batchers = {}
@@ -410,7 +411,7 @@ def make_pools(
         name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
         make = batchers[model] = make_batchers(
             settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
-            versioned=versioned(model, plan), recorder=recorder,
+            versioned=versioned(model, plan), recorder=recorder, gpus=watched,
         )  # fmt: skip
         if model not in shares:
             pools[model] = make_pool(settings, plan.devices, make, broker, slots)

@@ -16,6 +16,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "otel": ("grpcio>=1.80,<2",),
     "chat": ("jinja2>=3.1.6,<4",),
     "policy": ("google-re2>=1.1.20251105,<2",),
+    "gpu": ("nvidia-ml-py>=12.575,<14",),
     "plot": ("matplotlib>=3.11,<4",),
 }
 """Requirements by the name of their extra, as in pyproject.toml."""

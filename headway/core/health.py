@@ -35,6 +35,8 @@ MEMORY_SCARCE = 0.9
 """Share of its memory in use above which a worker counts as lost capacity."""
 MEMORY_AMPLE = 0.85
 """Share below which it counts again."""
+MEMORY_GROWN = 0.02
+"""Share that must have come to what a GPU's models took when they were loaded, where that alone is near MEMORY_SCARCE."""
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
@@ -73,6 +75,15 @@ def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
     return [member for member in members if newest - member.last_seen < SILENT_AFTER]
 
 
-def scarce(used: float, before: bool) -> bool:
-    """Decide whether memory with a share `used` counts as scarce. `before`: whether it did until now."""
-    return used > MEMORY_SCARCE or (before and used >= MEMORY_AMPLE)
+def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
+    """Decide whether memory with a share `used` counts as scarce.
+
+    Arguments:
+        used: share in use, 0 to 1.
+        before: whether it did until now.
+        settled: share that is always in use, as by a model that takes all of a GPU's memory at once. A smaller load would
+            not free it, so that it does not count.
+    """
+    if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
+        return True
+    return before and used >= max(MEMORY_AMPLE, settled + MEMORY_GROWN / 2)

@@ -18,6 +18,7 @@ from headway.model.batch import (
 )
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission, Subscription
 from headway.model.fleet import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
+from headway.model.gpu import MODEL_XIDS, GpuFigures
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
@@ -48,6 +49,8 @@ __all__ = [
     "DeadLetter",
     "Entry",
     "Failure",
+    "GpuFigures",
+    "MODEL_XIDS",
     "ItemResult",
     "ApiKey",
     "ValueKind",

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from headway.model.gpu import GpuFigures
 from headway.model.report import ModelReport
 from headway.model.value import WeightLine
 from headway.model.versions import queue_name
@@ -109,6 +110,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         zone: zone that it is in, set by the broker; empty where none is set.
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
+        gpu_figures: figures of its GPU; None without one, or where they are not known.
     """
 
     worker_id: str
@@ -137,6 +139,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     failed: float = 0.0
     every: float = 0.5
+    gpu_figures: GpuFigures | None = None
 
     @property
     def backend(self) -> tuple[int, int]:

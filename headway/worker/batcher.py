@@ -11,6 +11,8 @@
 Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
 only while it is healthy: its backend is up, warm, and its breaker closed.
 
+A slot whose GPU is lost stays out: what it runs is given back, its backend is ended, and no other is started.
+
 While the broker is out of reach nothing is claimed, and what came of the batch that was running is told as soon as
 it is back.
 """
@@ -53,7 +55,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.model.board import GIVEN_BACK
-from headway.ports import Backend, WorkSource
+from headway.ports import Backend, Gpu, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -100,6 +102,7 @@ class Batcher:
         rng: uniform in [0, 1), for pauses.
         memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
             but does not count as capacity.
+        gpu: its GPU, whose memory counts likewise; None where it has none that can be watched.
         failure_log: log of failed batches, which the slots of a process share.
         started: hears of each start of a backend: its seconds, or the text of the error with which it failed.
         traces: recorder of the spans of batches; None where none are recorded.
@@ -108,6 +111,7 @@ class Batcher:
         starting: state of the starts of its backend.
         figures: figures that the heartbeats tell.
         claims: claims of the slot.
+        lost: why its GPU is lost, in words; empty while it is not.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class Batcher:
         *,
         rng: Callable[[], float] = random.random,
         memory: Callable[[], float] = lambda: 0.0,
+        gpu: Gpu | None = None,
         failure_log: FailureLog | None = None,
         started: Callable[[float | str], None] = lambda told: None,
         traces: BatchTraces | None = None,
@@ -140,7 +145,7 @@ class Batcher:
         self._backend: Backend | None = None
         self._status = WorkerStatus.STARTING
         self._fresh: Backend | None = None
-        self._pausing: asyncio.Future[None] | None = None
+        self._pausing: asyncio.Future[object] | None = None
         self._retire = False
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
@@ -151,7 +156,10 @@ class Batcher:
         self._running_since: float | None = None
         self._stirred_at = clock()
         """Instant of the last change of the status, or the end of the last batch."""
-        self.figures = SlotFigures(slot, memory)
+        self.figures = SlotFigures(slot, memory, gpu)
+        self.lost = ""
+        self._ending: asyncio.Task[None] | None = None
+        """End of a backend whose GPU was lost in the middle of a batch."""
         self._counts = RunCounts(slot, counters, self.figures)
 
     @property
@@ -171,6 +179,7 @@ class Batcher:
         self._restarts += 1
         self._counters.worker_restarts[self.slot.worker] = self._restarts
         self.figures.pace.warmed(self._backend.warm_up)
+        self.figures.loaded()
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
@@ -185,11 +194,13 @@ class Batcher:
         self._interrupt()
 
     async def replace(self) -> None:
-        """Swap the backend for a fresh one, which must be ready first.
+        """Swap the backend for a fresh one, which must be ready first. A slot whose GPU is lost has none, and gets none.
 
         Raises:
             TargetError: the fresh backend does not start; the present one goes on.
         """
+        if self.lost:
+            return
         fresh = await self._started_backend(fresh=True)
         if self._fresh is not None:
             await self._fresh.stop()
@@ -208,11 +219,20 @@ class Batcher:
 
     async def _serve(self) -> None:
         while not self._draining:
-            if self._backend is None and (pause := await self._try_to_start()):
+            if self.lost:
+                await self._stay_out()
+            elif self._backend is None and (pause := await self._try_to_start()):
                 await self._idle(asyncio.sleep(pause))
             elif self._backend is not None:
                 await self._serve_until_gone(self._backend)
                 await self._pause_after_idle_death()
+
+    async def _stay_out(self) -> None:
+        """End the backend, and wait until the slot is drained."""
+        while self._backend is not None or self._fresh is not None:
+            await self._swap()
+        if not self._draining:
+            await self._idle(asyncio.Event().wait())
 
     async def _try_to_start(self) -> float:
         """Start the backend. Returns the seconds to wait before the next attempt if that failed, else 0."""
@@ -368,7 +388,12 @@ class Batcher:
     async def _failed(
         self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
     ) -> None:
-        seconds, self.starting.cause = self._clock() - since, failure.message
+        seconds = self._clock() - since
+        await self.figures.look_at_gpu()  # What comes of a GPU that is lost looks like the fault of an input.
+        self._note_loss()
+        if self.lost:
+            failure = BatchFailure(Cause.LEASE_LOST, self.lost, self.slot.worker, "the worker lost its GPU")
+        self.starting.cause = failure.message
         self._counters.departures.arrived(self.slot.worker, seconds, failure.cause.value)
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
@@ -437,7 +462,7 @@ class Batcher:
         if old is not None:
             await old.stop()
 
-    async def _idle(self, pause: Coroutine[Any, Any, None]) -> None:
+    async def _idle(self, pause: Coroutine[Any, Any, object]) -> None:
         """Wait for `pause`, or until the batcher is interrupted."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
@@ -457,19 +482,21 @@ class Batcher:
 
     async def _become(self, status: WorkerStatus) -> None:
         self._status, self._stirred_at = status, self._clock()
+        if self.lost and status is not WorkerStatus.OFFLINE:
+            self._status = status = WorkerStatus.DEGRADED
         self._counters.departures.became(self.slot, status, max(self._restarts, 0), self.starting.cause)
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:
         """Send a heartbeat; False when the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
-        memory = self.figures.memory_in_use()
-        status, reason = self._standing(memory)
+        self.figures.read()
+        self._note_loss()
+        status, reason = self._standing()
         running, loading = self._running_since is not None, self.starting.seconds(self._clock())
         beat = self.figures.told(
             status,
             reason,
-            memory,
             self._backend,
             running=running,
             restarts=max(self._restarts, 0),
@@ -482,12 +509,27 @@ class Batcher:
             return False
         return True
 
-    def _standing(self, memory: float) -> tuple[WorkerStatus, str]:
+    def _note_loss(self) -> None:
+        """Take the slot out when its GPU is lost."""
+        figures = self.figures.gpu_figures
+        if self.lost or figures is None or not figures.lost:
+            return
+        self.lost = self.starting.cause = f"its GPU is lost: {figures.lost}"
+        hint = "reset the GPU or restart the machine, then start this process anew"
+        log.error("worker is taken out", worker=self.slot.worker, reason=self.lost, gpu=figures.uuid, hint=hint)
+        self._retire = True
+        if self._running_since is not None and self._backend is not None:
+            self._ending = asyncio.ensure_future(self._backend.stop())
+        self._interrupt()
+
+    def _standing(self) -> tuple[WorkerStatus, str]:
         """Status of the slot, and the reason for which it is not healthy."""
+        if self.lost and self._status is not WorkerStatus.OFFLINE:
+            return WorkerStatus.DEGRADED, self.lost
         if self._status is WorkerStatus.DEGRADED:
             return self._status, self.starting.rests(self._breaker.rest_left(self._clock()))
         if self.figures.scarce and self._status is WorkerStatus.HEALTHY:
-            return WorkerStatus.DEGRADED, f"{memory:.0%} of the memory is in use"
+            return WorkerStatus.DEGRADED, self.figures.scarce
         return self._status, self.starting.reason(self._clock()) if self._status is WorkerStatus.STARTING else ""
 
     def _every(self) -> float:

@@ -262,6 +262,8 @@ class SharedGpus:
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
         if self._draining:
             return
+        for gpu in {gpu for (gpu, _), batcher in self._on.items() if batcher.lost}:
+            self._placement.lose(gpu)
         for move in self._placement.look(asked, used, self._clock()):
             if await self._is_first(move):
                 self._begin(self._move(move))

@@ -1,4 +1,4 @@
-"""Figures of one slot that its heartbeats tell: how busy it is, how much memory is left, how fast it is."""
+"""Figures of one slot that its heartbeats tell: how busy it is, how much memory is left, how fast it is, how its GPU is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
-from headway.model import Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
-from headway.ports import Backend
+from headway.model import GpuFigures, Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
+from headway.ports import Backend, Gpu
 
 log = structlog.get_logger(__name__)
 
@@ -37,22 +37,27 @@ class SlotFigures:
     Arguments:
         slot: the slot.
         memory: reads the share in use of the memory that the slot lives in.
+        gpu: its GPU; None where it has none that can be watched.
 
     Attributes:
         pace: pace of the slot in full batches.
         utilisation: share of the last seconds in which it ran batches, 0 to 1.
-        scarce: whether memory was scarce when it was last read.
+        memory: share of the memory in use when that was last read, 0 to 1.
+        gpu_figures: figures of the GPU then; None where there are none.
         failed: share of the last inputs whose runs failed, 0 to 1.
     """
 
-    def __init__(self, slot: Slot, memory: Callable[[], float]) -> None:
+    def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
         self.pace = SlotPace(slot.max_batch)
         self.utilisation = 0.0
-        self.scarce = False
+        self.memory = 0.0
+        self.gpu_figures: GpuFigures | None = None
         self.failed = 0.0
+        self._scarce = self._gpu_scarce = False
+        self._xids: dict[int, int] = {}
         self._entries = self._sizes = 0.0
         self._slot = slot
-        self._memory = memory
+        self._memory, self._gpu = memory, gpu
         self._busy = 0.0
         self._noted_at: float | None = None
         self._noted_busy = 0.0
@@ -87,24 +92,55 @@ class SlotFigures:
             self.utilisation += weight * (min(max(share, 0.0), 1.0) - self.utilisation)
         self._noted_at, self._noted_busy = now, busy
 
-    def memory_in_use(self) -> float:
-        """Read the share of the memory in use, 0 to 1; a change between ample and scarce is logged."""
-        used = self._memory()
-        before, self.scarce = self.scarce, health.scarce(used, self.scarce)
-        if self.scarce is not before:
-            say = log.warning if self.scarce else log.info
-            say(
-                "memory is scarce" if self.scarce else "memory is ample again",
+    @property
+    def scarce(self) -> str:
+        """Words on the memory that was scarce when it was last read; empty when none was."""
+        if self._gpu_scarce and self.gpu_figures is not None:
+            return f"{self.gpu_figures.memory_share:.0%} of the GPU's memory is in use"
+        return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""
+
+    def read(self) -> None:
+        """Read the memory in use, and the GPU. A change between ample and scarce is logged, and so are errors of the GPU."""
+        self.memory = self._memory()
+        self._scarce = self._judged("memory", self.memory, self._scarce)
+        if self._gpu is not None:
+            self._note_gpu(self._gpu, self._gpu.figures())
+
+    async def look_at_gpu(self) -> None:
+        """Read the GPU as it is now, if there is one."""
+        if self._gpu is not None:
+            self._note_gpu(self._gpu, await self._gpu.look())
+
+    def loaded(self) -> None:
+        """Note that the model has been loaded."""
+        if self._gpu is not None:
+            self._gpu.loaded()
+
+    def _note_gpu(self, gpu: Gpu, figures: GpuFigures | None) -> None:
+        self.gpu_figures = figures
+        if figures is None:
+            return
+        self._gpu_scarce = self._judged("GPU memory", figures.memory_share, self._gpu_scarce, gpu.settled)
+        if news := [xid for xid, count in figures.xids.items() if count > self._xids.get(xid, 0)]:
+            log.warning(
+                "the GPU reports errors",
                 worker=self._slot.worker,
-                used=round(used, 3),
+                gpu=figures.uuid,
+                xids=", ".join(map(str, sorted(news))),
             )
-        return used
+            self._xids = figures.xids
+
+    def _judged(self, what: str, used: float, before: bool, settled: float = 0.0) -> bool:
+        scarce = health.scarce(used, before, settled)
+        if scarce is not before:
+            say = log.warning if scarce else log.info
+            say(f"{what} is {'scarce' if scarce else 'ample again'}", worker=self._slot.worker, used=round(used, 3))
+        return scarce
 
     def told(
         self,
         status: WorkerStatus,
         reason: str,
-        memory: float,
         backend: Backend | None,
         *,
         running: bool,
@@ -117,7 +153,6 @@ class SlotFigures:
         Arguments:
             status: its status.
             reason: why it is not healthy, in words.
-            memory: share in use of its memory.
             backend: its backend; None while there is none.
             running: whether it runs a batch.
             restarts: number of times its process was replaced.
@@ -133,7 +168,7 @@ class SlotFigures:
             in_flight=int(running),
             restarts=restarts,
             pid=backend.pid if backend is not None else 0,
-            memory=memory,
+            memory=self.memory,
             reason=reason,
             items_per_second=self.items_per_second,
             estimated=self.pace.estimated,
@@ -147,4 +182,5 @@ class SlotFigures:
             loading=loading,
             failed=self.failed,
             every=every,
+            gpu_figures=self.gpu_figures,
         )

@@ -53,6 +53,16 @@ def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:
     assert told == [False, False, True, True, True, True, True, False, False, False, True]
 
 
+def test_memory_that_was_in_use_from_the_start_is_not_scarce_but_what_comes_to_it_is() -> None:
+    told, before = [], False
+    for used in (0.95, 0.969, 0.971, 0.965, 0.961, 0.959, 0.969):
+        before = scarce(used, before, 0.95)
+        told.append(before)
+    assert told == [False, False, True, True, True, False, False]
+    assert scarce(0.91, False, 0.5), "a small model's own"
+    assert not scarce(1.0, False, 0.99)
+
+
 def test_a_process_that_is_silent_for_three_heartbeats_no_longer_counts() -> None:
     members = [
         ProcessInfo(id=id, role=Role.WORKER, host="h", pid=1, admin="", version="1", last_seen=seen)

@@ -18,7 +18,7 @@ from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway
 from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
-from headway.ports import Fleet
+from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher
@@ -86,6 +86,7 @@ class Fleets:
         id: str = "",
         connection: BrokerConnection | None = None,
         memory: Callable[[], float] = lambda: 0.0,
+        gpu: Gpu | None = None,
     ) -> Service:
         batchers = [
             Batcher(
@@ -99,6 +100,7 @@ class Fleets:
                 self.clock,
                 rng=lambda: 0.5,
                 memory=memory,
+                gpu=gpu,
             )
             for index, backend in enumerate(backends)
         ]

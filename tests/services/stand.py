@@ -31,7 +31,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http.readiness import Readiness
 from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
-from headway.ports import Broker, Ledger
+from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
@@ -47,7 +47,8 @@ ANYBODY = Principal("anonymous", "default", 0)
 
 class Stand:
     """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one.
-    `slots` is how many of them there are at first, all unless it is set. `input_policy` makes the input policy, if there is one."""
+    `slots` is how many of them there are at first, all unless it is set. `input_policy` makes the input policy, if there is one.
+    `gpus` are those of the slots, if these have any that are watched."""
 
     def __init__(
         self,
@@ -58,11 +59,12 @@ class Stand:
         slots: int | None = None,
         input_policy: Callable[[Counters], InputPolicy] | None = None,
         recorder: SpanRecorder | None = None,
+        gpus: Sequence[Gpu] = (),
         **settings: object,
     ):
         self.settings = Settings(max_batch_size=max_batch, workers=len(backends), **settings)  # type: ignore[arg-type]
         self._clock = clock
-        self.backends = backends
+        self.backends, self.gpus = backends, gpus
         self.counters = Counters()
         self.dead = DeadLetterBox()
         limits = QueueLimits(tiers=3, max_batch=max_batch, max_weight=self.settings.max_batch_weight)
@@ -107,6 +109,7 @@ class Stand:
             self.counters,
             self._clock,
             rng=lambda: 0.5,
+            gpu=self.gpus[index] if self.gpus else None,
             traces=None if self._recorder is None else BatchTraces(self._recorder),
         )
 

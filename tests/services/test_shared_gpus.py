@@ -28,6 +28,7 @@ from headway.worker.batcher import Batcher
 from headway.worker.shared_gpus import LOOK_EVERY, SharedGpus, SharedModel, Started
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
+from tests.services.fake_gpu import LOST, FakeGpu
 from tests.virtual_time import run
 
 ANYBODY = Principal("anonymous", "default", 0)
@@ -88,6 +89,7 @@ class Stand:
             self.broker.know(limits)
         self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters, clock, rng=lambda: 0.5)
         self.gpus = [Gpu() for _ in range(gpus)]
+        self.watched = [FakeGpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
         self.broken: set[tuple[str, int]] = set()
         self.version = version
@@ -118,6 +120,7 @@ class Stand:
                 self.counters,
                 self.clock,
                 rng=lambda: 0.5,
+                gpu=self.watched[index],
                 started=started,
             )
 
@@ -296,6 +299,23 @@ def test_what_is_to_be_kept_warm_stays() -> None:
             for model in "bcbc":
                 assert (await stand.ask(model)).output == "X"
                 assert "a" in stand.on
+
+    run(main)
+
+
+def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "ab", 2, 1) as stand:
+            assert stand.on == ["a", "b"]
+            stand.watched[1].lose()
+            asked = [asyncio.ensure_future(stand.ask("b")) for _ in range(20)]
+            assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
+            for model in "abab":
+                assert (await stand.ask(model)).output == "X"
+            assert {key for key in stand.backends if key[1] == 1} == {("b", 1)}
+            assert len(stand.backends["b", 1]) == 1, "it is not started again"
+            lost = {one.worker_id: (one.status, one.reason) for one in await stand.broker.workers()}["b/gpu-1"]
+            assert lost == (WorkerStatus.DEGRADED, f"its GPU is lost: {LOST}")
 
     run(main)
 

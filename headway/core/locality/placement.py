@@ -72,10 +72,11 @@ _NOTHING = Asked()
 
 @dataclass(slots=True)
 class _Gpu:
-    """Models on one GPU: instant since which each is warm, and since which each loads."""
+    """Models on one GPU: instant since which each is warm, and since which each loads. One that is lost gets none any more."""
 
     warm: dict[str, float] = field(default_factory=dict)
     loading: dict[str, float] = field(default_factory=dict)
+    lost: bool = False
 
 
 class Placement:
@@ -180,6 +181,10 @@ class Placement:
         place.loading.pop(model, None)
         place.warm.pop(model, None)
 
+    def lose(self, gpu: str) -> None:
+        """Note that a GPU is lost, and with it what is loaded there."""
+        self._gpus[gpu] = _Gpu(lost=True)
+
     def undo(self, move: Move) -> None:
         """Take back a move that has not begun, as another process has been faster."""
         place = self._gpus[move.gpu]
@@ -257,7 +262,11 @@ class Placement:
     def _place(self, model: str, reason: str, now: float) -> Move | None:
         """Find a place for a model: where there is room, else where the coldest makes room; None if there is none yet."""
         places = self._gpus.items()
-        fit = [(name, gpu) for name, gpu in places if model not in gpu.warm and not self._loads_in_time(gpu, now)]
+        fit = [
+            (name, gpu)
+            for name, gpu in places
+            if model not in gpu.warm and not (gpu.lost or self._loads_in_time(gpu, now))
+        ]
         failed_on = self._failed_on.get(model)
         free = [(name == failed_on, self._busy(name), name) for name, gpu in fit if self._has_room(gpu)]
         if free:
@@ -312,7 +321,7 @@ class Placement:
         return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:
-        return len(gpu.warm) + len(gpu.loading) < self._room
+        return not gpu.lost and len(gpu.warm) + len(gpu.loading) < self._room
 
     @staticmethod
     def _is_on(model: str, gpu: _Gpu) -> bool:

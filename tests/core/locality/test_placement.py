@@ -81,6 +81,18 @@ def test_a_cold_model_takes_the_place_of_the_coldest() -> None:
     assert now >= RESIDENCE, "b stays for its least residence"
 
 
+def test_a_gpu_that_is_lost_has_no_model_and_gets_none_any_more() -> None:
+    placement = placed(2, 2, "a", "b", "c", warm_at=-1000.0)
+    placement.lose("g0")
+    assert placement.warm("g0") == set()
+    assert {placement.share("g0", model) for model in "abc"} == {0.0}
+    for look in range(400):
+        for move in placement.look(asked(a=5.0, b=5.0, c=5.0), {}, look / 2):
+            assert move.gpu == "g1"
+            placement.loaded(move.gpu, move.model, LOAD, look / 2)
+    assert placement.first() == []
+
+
 def test_a_model_is_loaded_once_at_a_time_however_many_gpus_are_idle() -> None:
     placement = placed(4, 2, "a", "b", "c", "d", "e", a=2, b=2, c=2, d=2)
     spare = placed(4, 2, "a", "b", "c", "d", "e", "f", "g", "h", "i")

@@ -1,0 +1,304 @@
+"""GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
+
+NVML comes with the driver; Python reaches it by the package nvidia-ml-py, an extra. Its calls may take tens of
+milliseconds, and never end when the driver hangs. So all of them are made in one thread, and nobody waits for more than LOOK_WITHIN.
+
+    figures() ──old──▶ thread reads all GPUs ──▶ the next figures() tells it
+
+A GPU that is lost stays so: only a reset, or a restart of the machine, brings it back, and NVML has to be opened anew then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from headway.config.extras import install_hint
+from headway.model import GpuFigures
+
+log = structlog.get_logger(__name__)
+
+READ_EVERY = 0.9
+"""Seconds for which a reading is good."""
+STALE_AFTER = 10.0
+"""Seconds after which figures that were not read anew are told no more."""
+LOOK_WITHIN = 1.0
+"""Most seconds that a look waits for a reading."""
+FALLEN_OFF = 79
+"""Code of the Xid error of a GPU that has fallen off the bus."""
+MOST_EVENTS = 100
+"""Most Xid errors of a GPU that one reading takes."""
+ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+"""Environment variable that says how CUDA numbers GPUs, and the value by which it does so as NVML."""
+
+
+class NvmlGpus:
+    """GPUs of the workers of one process. Nothing is imported, and no thread started, before one is looked at.
+
+    Arguments:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._watched: dict[str, NvmlGpu] = {}
+        self._asked = SimpleQueue[asyncio.Future[None] | None]()
+        self._thread: threading.Thread | None = None
+        self._pending = self._closed = False
+
+    def watch(self, device: str) -> NvmlGpu:
+        """Watch a GPU. `device`: its id, as CUDA_VISIBLE_DEVICES takes it. All who watch one get the same object."""
+        if device not in self._watched:
+            self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
+        return self._watched[device]
+
+    def _ask(self) -> None:
+        """Have all GPUs read soon."""
+        if not self._pending and not self._closed:
+            self._pending = True
+            self._put(None)
+
+    async def _look(self) -> None:
+        """Have all GPUs read now, and wait for that."""
+        if self._closed:
+            return
+        done = asyncio.get_running_loop().create_future()
+        self._put(done)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_WITHIN):
+                await done
+
+    def _put(self, done: asyncio.Future[None] | None) -> None:
+        if self._thread is None:  # A daemon, as a call of NVML may never end.
+            self._thread = threading.Thread(target=self._read_on, name="nvml", daemon=True)
+            self._thread.start()
+        self._asked.put(done)
+
+    def _read_on(self) -> None:
+        nvml = _opened()
+        while True:
+            done = self._asked.get()
+            try:
+                self._closed = nvml is None
+                if nvml is not None:
+                    for gpu in tuple(self._watched.values()):
+                        gpu.read(nvml)
+            except Exception:  # It may be of another version than any that is known here.
+                log.exception("GPUs are not watched any more: NVML is not as it was thought to be")
+                nvml, self._closed = None, True
+            if done is None:
+                self._pending = False
+            else:
+                with contextlib.suppress(RuntimeError):  # Its loop has ended.
+                    done.get_loop().call_soon_threadsafe(_finish, done)
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _opened() -> Nvml | None:
+    """Open NVML; None where it is not there."""
+    try:
+        return Nvml()
+    except ImportError:
+        log.info("GPUs are not watched: the package nvidia-ml-py is not here", hint=install_hint("gpu"))
+    except Exception as exc:  # Errors of a module that may be of any version.
+        log.info("GPUs are not watched: NVML does not open", error=str(exc))
+    return None
+
+
+class NvmlGpu:
+    """One GPU; see `headway.ports.Gpu`.
+
+    Arguments:
+        device: id of the GPU.
+        clock: monotonic seconds.
+        ask: has it read soon.
+        look: has it read now, and waits for that.
+    """
+
+    def __init__(
+        self, device: str, clock: Callable[[], float], ask: Callable[[], None], look: Callable[[], Any]
+    ) -> None:
+        self._device, self._clock, self._ask, self._look = device, clock, ask, look
+        self._last: tuple[float, GpuFigures] | None = None
+        """Instant at which the last reading began, and what it told. Only the reading thread writes it, and only whole."""
+        self._loaded_at = 0.0
+        self._settled: float | None = None
+
+    @property
+    def settled(self) -> float:
+        """See Gpu."""
+        return self._settled or 0.0
+
+    def figures(self) -> GpuFigures | None:
+        """See Gpu."""
+        last, now = self._last, self._clock()
+        if last is None or (now - last[0] >= READ_EVERY and not last[1].lost):
+            self._ask()
+        if last is None or (now - last[0] >= STALE_AFTER and not last[1].lost):
+            return None
+        at, figures = last
+        if self._settled is None and at >= self._loaded_at:
+            self._settled = figures.memory_share
+        return figures
+
+    async def look(self) -> GpuFigures | None:
+        """See Gpu."""
+        await self._look()
+        return self.figures()
+
+    def loaded(self) -> None:
+        """See Gpu."""
+        self._loaded_at, self._settled = self._clock(), None
+
+    def read(self, nvml: Nvml) -> None:
+        """Read the GPU, in the thread for that. One that is lost is not asked again."""
+        if self._last is None or not self._last[1].lost:
+            at = self._clock()
+            if (figures := nvml.read(self._device)) is not None:
+                self._last = at, figures
+
+
+class _Lost(Exception):
+    """The driver says that a GPU is lost."""
+
+
+class Nvml:
+    """NVML, open; for one thread.
+
+    Raises ImportError without the package nvidia-ml-py, and its errors where there is no driver.
+    """
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        self._nvml.nvmlInit()
+        self._opened: dict[str, _Handles | None] = {}
+
+    def read(self, device: str) -> GpuFigures | None:
+        """Read a GPU; None where it cannot be told which one `device` is."""
+        try:
+            if device not in self._opened:
+                self._opened[device] = self._open(device)
+            handles = self._opened[device]
+        except _Lost as exc:
+            return GpuFigures(lost=str(exc))
+        return None if handles is None else self._read(handles)
+
+    def _read(self, handles: _Handles) -> GpuFigures:
+        try:
+            self._note_events(handles)
+            figures = self._figures(handles)
+        except _Lost as exc:
+            figures = GpuFigures(lost=str(exc))
+        lost = f"Xid {FALLEN_OFF}, it has fallen off the bus" if FALLEN_OFF in handles.xids else figures.lost
+        return replace(figures, uuid=handles.uuid, name=handles.name, xids=dict(handles.xids), lost=lost)
+
+    def _figures(self, handles: _Handles) -> GpuFigures:
+        nvml, part, whole = self._nvml, handles.part, handles.whole
+        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, part)
+        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, part)
+        power = self._told(nvml.nvmlDeviceGetPowerUsage, whole)
+        return GpuFigures(
+            memory_used=None if memory is None else memory.used,
+            memory_total=None if memory is None else memory.total,
+            utilisation=None if rates is None else rates.gpu / 100,
+            power=None if power is None else power / 1000,
+            temperature=self._told(nvml.nvmlDeviceGetTemperature, whole, nvml.NVML_TEMPERATURE_GPU),
+            ecc_errors=self._told(
+                nvml.nvmlDeviceGetTotalEccErrors, whole, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+        )
+
+    def _note_events(self, handles: _Handles) -> None:
+        """Count the Xid errors since the last reading."""
+        for _ in range(MOST_EVENTS if handles.events is not None else 0):
+            event = self._told(self._nvml.nvmlEventSetWait_v2, handles.events, 0)
+            if event is None:  # There is no other.
+                return
+            handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
+
+    def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Answer of a call; None where this GPU has no such figure, or there is nothing to tell.
+
+        Raises:
+            _Lost: the GPU is lost.
+        """
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as exc:
+            if exc.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
+                raise _Lost("its driver cannot reach it any more") from None
+            return None
+
+    def _open(self, device: str) -> _Handles | None:
+        """Find a GPU, and hear of its Xid errors from now on."""
+        part = self._find(device)
+        if part is None:
+            log.info("a GPU is not watched: NVML does not know it", gpu=device)
+            return None
+        nvml = self._nvml
+        whole = part
+        if self._told(nvml.nvmlDeviceIsMigDeviceHandle, part):
+            whole = self._told(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, part) or part
+        events = self._told(nvml.nvmlEventSetCreate)
+        if events is not None:
+            try:
+                nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
+            except nvml.NVMLError:  # Not every GPU, driver and system tells of them.
+                nvml.nvmlEventSetFree(events)
+                events = None
+        return _Handles(
+            part,
+            whole,
+            events,
+            self._told(nvml.nvmlDeviceGetUUID, part) or "",
+            self._told(nvml.nvmlDeviceGetName, whole) or "",
+        )
+
+    def _find(self, device: str) -> Any:
+        """Handle of a GPU; None where NVML does not know it, or may number GPUs in another order than CUDA."""
+        nvml = self._nvml
+        if device.startswith("MIG-"):
+            return self._told(nvml.nvmlDeviceGetHandleByUUID, device)
+        if not device.isdecimal():  # CUDA takes the beginning of a UUID for all of it.
+            return next(
+                (one for one in self._all() if (self._told(nvml.nvmlDeviceGetUUID, one) or "").startswith(device)), None
+            )
+        if (
+            os.environ.get(ORDER) != BY_PLACE
+            and len({self._told(nvml.nvmlDeviceGetName, one) for one in self._all()}) > 1
+        ):
+            hint = f"Set {ORDER}={BY_PLACE}, or name GPUs by their UUIDs."
+            log.info("CUDA and NVML may number unlike GPUs differently", gpu=device, hint=hint)
+            return None
+        return self._told(nvml.nvmlDeviceGetHandleByIndex, int(device))
+
+    def _all(self) -> list[Any]:
+        """Handles of all GPUs that are there."""
+        found = []
+        for index in range(self._told(self._nvml.nvmlDeviceGetCount) or 0):
+            with contextlib.suppress(_Lost):
+                found.append(self._told(self._nvml.nvmlDeviceGetHandleByIndex, index))
+        return [one for one in found if one is not None]
+
+
+class _Handles:
+    """Handles of one GPU: of the part of it that a worker has (MIG), of all of it, and of its events; and its Xid errors."""
+
+    def __init__(self, part: Any, whole: Any, events: Any, uuid: str, name: str) -> None:
+        self.part, self.whole, self.events = part, whole, events
+        self.uuid, self.name = uuid, name
+        self.xids: dict[int, int] = {}

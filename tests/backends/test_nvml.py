@@ -1,0 +1,266 @@
+"""GPUs as NVML tells of them, through a stand-in of its library that the adapter imports as it would the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.backends.process import nvml
+from headway.backends.process.nvml import READ_EVERY, STALE_AFTER, NvmlGpu, NvmlGpus
+from headway.model import GpuFigures
+from tests import nvml as stand_in
+from tests.nvml import FILE, FOLDER, Gpus
+from tests.nvml import pynvml as library
+
+GIB = 1 << 30
+WHOLE: dict[str, Any] = {
+    "uuid": "GPU-aa01", "name": "Stand-in 80", "memory": (60 * GIB, 80 * GIB), "gpu": 73, "power": 310_500, "temperature": 61, "ecc": 2,
+}  # fmt: skip
+TOLD = GpuFigures(
+    uuid="GPU-aa01", name="Stand-in 80", memory_used=60 * GIB, memory_total=80 * GIB, utilisation=0.73, power=310.5, temperature=61,
+    ecc_errors=2,
+)  # fmt: skip
+
+
+class Place:
+    """A machine, its GPUs, and the adapter. `now` is the instant."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpus, self.now = Gpus(folder, WHOLE), 100.0
+        self.nvml = NvmlGpus(lambda: self.now)
+
+    def look(self, gpu: NvmlGpu) -> GpuFigures | None:
+        """Look at a GPU, and wait for the answer of the reading thread."""
+        return asyncio.run(gpu.look())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    place = Place(tmp_path)
+    monkeypatch.setenv(FILE, str(place.gpus.path))
+    monkeypatch.setattr(nvml, "LOOK_WITHIN", 30.0)
+    yield place
+    if place.nvml._thread is not None:
+        asyncio.run(place.nvml._look())  # What is being read has been read.
+    sys.modules.pop("pynvml", None)
+
+
+def test_all_that_the_driver_tells_is_told(place: Place) -> None:
+    gpu = place.nvml.watch("0")
+    assert gpu.figures() is None, "not read yet"
+    assert place.look(gpu) == TOLD
+    assert TOLD.memory_share == 0.75
+
+
+def test_what_the_driver_does_not_tell_of_a_gpu_is_none(place: Place) -> None:
+    lacks = [
+        name for name in dir(library) if name.startswith(("nvmlDeviceGetPower", "nvmlDeviceGetTot", "nvmlDeviceReg"))
+    ]
+    place.gpus.write({**WHOLE, "lacks": lacks, "xids": [13]})
+    found = place.look(place.nvml.watch("0"))
+    assert found is not None
+    assert (found.power, found.ecc_errors, found.xids, found.utilisation) == (None, None, {}, 0.73)
+    place.gpus.write({})
+    assert place.look(place.nvml.watch("0")) == GpuFigures(uuid="GPU-aa01", name="Stand-in 80")
+
+
+@pytest.mark.parametrize(
+    ("device", "uuid"),
+    [
+        ("1", "GPU-bb02"),
+        ("GPU-bb02", "GPU-bb02"),
+        ("GPU-b", "GPU-bb02"),
+        ("MIG-7", "MIG-7"),
+        ("2", None),
+        ("GPU-c", None),
+    ],
+)
+def test_a_gpu_is_found_by_number_uuid_its_beginning_or_part(place: Place, device: str, uuid: str | None) -> None:
+    place.gpus.write(WHOLE, {**WHOLE, "uuid": "GPU-bb02", "mig": ["MIG-7"]})
+    with capture_logs() as logs:
+        found = place.look(place.nvml.watch(device))
+    assert (found and found.uuid) == uuid
+    assert len(logs) == (uuid is None)
+
+
+def test_a_part_of_a_gpu_has_its_own_memory_and_the_power_and_errors_of_the_whole(place: Place) -> None:
+    gpu = place.nvml.watch("MIG-7")
+    place.gpus.write({**WHOLE, "mig": ["MIG-7"]})
+    place.look(gpu)
+    place.gpus.write({**WHOLE, "mig": ["MIG-7"], "xids": [95]})
+    found = place.look(gpu)
+    assert found is not None
+    assert (found.memory_share, found.utilisation, found.power, found.xids) == (0.75, None, 310.5, {95: 1})
+
+
+def test_unlike_gpus_are_not_mixed_up_where_cuda_numbers_them_in_another_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.gpus.write({**WHOLE, "name": "slow"}, {**WHOLE, "uuid": "GPU-bb02", "name": "fast"})
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    with capture_logs() as logs:
+        assert place.look(place.nvml.watch("0")) is None
+        assert place.look(place.nvml.watch("0")) is None
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in logs[0]["hint"]
+    assert place.look(place.nvml.watch("GPU-bb02")) is not None
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    found = NvmlGpus(lambda: 0.0).watch("0")
+    assert (figures := place.look(found)) is not None
+    assert figures.name == "slow"
+
+
+def test_xid_errors_are_counted_once_each_from_the_first_look_on(place: Place) -> None:
+    gpu = place.nvml.watch("0")
+    place.gpus.write({**WHOLE, "xids": [31]})
+    first = place.look(gpu)
+    place.gpus.write({**WHOLE, "xids": [31, 94, 31, 94]})
+    place.look(gpu)
+    second = place.look(gpu)
+    assert first is not None
+    assert second is not None
+    assert (first.xids, second.xids, second.lost) == ({}, {94: 2, 31: 1}, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"lost": True}, "its driver cannot reach it any more"), ({"xids": [79]}, "Xid 79, it has fallen off the bus")],
+)
+def test_a_gpu_that_is_lost_stays_so_and_is_not_asked_again(place: Place, change: dict[str, Any], words: str) -> None:
+    gpu = place.nvml.watch("0")
+    place.look(gpu)
+    place.gpus.write({**WHOLE, **change})
+    found = place.look(gpu)
+    assert found is not None
+    assert (found.lost, found.uuid) == (words, "GPU-aa01")
+    place.gpus.write(WHOLE)
+    place.now += STALE_AFTER
+    assert place.look(gpu) == found
+    assert gpu.figures() == found
+
+
+def test_a_gpu_that_is_lost_at_the_first_look_is_lost(place: Place) -> None:
+    place.gpus.write({"lost": True})
+    found = place.look(place.nvml.watch("0"))
+    assert found is not None
+    assert found.lost
+
+
+def test_one_reading_is_good_for_all_who_watch_and_for_a_while(place: Place) -> None:
+    gpu = place.nvml.watch("0")
+    assert place.nvml.watch("0") is gpu
+    place.look(gpu)
+    place.gpus.write({**WHOLE, "gpu": 1})
+    place.now += READ_EVERY / 2
+    assert gpu.figures() == TOLD
+    assert not place.nvml._pending, "nothing is read"
+    place.now += READ_EVERY / 2
+    assert gpu.figures() == TOLD, "what is read now is told next"
+    found = place.look(gpu)
+    assert found is not None
+    assert found.utilisation == 0.01
+
+
+def test_memory_settles_at_what_is_in_use_after_a_load(place: Place) -> None:
+    gpu = place.nvml.watch("0")
+    place.look(gpu)
+    place.now += 1.0
+    place.gpus.write({**WHOLE, "memory": (95, 100)})
+    gpu.loaded()
+    gpu.figures()
+    assert gpu.settled == 0.0, "it was read before"
+    place.look(gpu)
+    place.gpus.write({**WHOLE, "memory": (97, 100)})
+    place.look(gpu)
+    assert gpu.settled == 0.95
+
+
+def test_without_the_package_one_line_is_logged_and_nothing_is_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with capture_logs() as logs:
+        gpu = place.nvml.watch("0")
+        for _ in range(3):
+            assert place.look(gpu) is None
+            assert gpu.figures() is None
+    assert [(line["log_level"], line["hint"]) for line in logs] == [
+        ("info", "Install it: pip install 'nvidia-ml-py>=12.575,<14'.")
+    ]
+    assert place.nvml._asked.empty()
+
+
+@pytest.mark.parametrize("number", [library.NVML_ERROR_DRIVER_NOT_LOADED, library.NVML_ERROR_LIBRARY_NOT_FOUND])
+def test_without_a_driver_one_line_is_logged(place: Place, number: int) -> None:
+    place.gpus.write(fails=number)
+    with capture_logs() as logs:
+        gpu = place.nvml.watch("0")
+        assert place.look(gpu) is place.look(gpu) is None
+    assert [(line["log_level"], line["event"]) for line in logs] == [
+        ("info", "GPUs are not watched: NVML does not open")
+    ]
+
+
+def test_a_library_of_another_kind_is_given_up_and_that_is_logged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = place.nvml.watch("0")
+    place.look(gpu)
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo")
+    with capture_logs() as logs:
+        assert place.look(gpu) == place.look(gpu) == TOLD
+        place.now += STALE_AFTER
+        assert place.look(gpu) is None
+    assert [line["log_level"] for line in logs] == ["error"]
+
+
+def test_nothing_is_imported_and_no_thread_started_for_a_process_that_watches_no_gpu(place: Place) -> None:
+    assert place.nvml._thread is None
+    assert "pynvml" not in sys.modules
+
+
+def test_a_driver_that_hangs_holds_nobody_up_and_its_old_figures_are_told_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = place.nvml.watch("0")
+    place.look(gpu)
+    fifo = place.gpus.folder / "fifo"
+    os.mkfifo(fifo)
+    place.gpus.write(WHOLE, hangs=str(fifo))
+    monkeypatch.setattr(nvml, "LOOK_WITHIN", 0.01)
+    place.now += STALE_AFTER / 2
+    assert place.look(gpu) == TOLD
+    place.now += STALE_AFTER / 2
+    assert place.look(gpu) is None
+    monkeypatch.setattr(nvml, "LOOK_WITHIN", 30.0)
+    place.gpus.write(WHOLE)
+    with fifo.open("wb"):
+        pass
+    assert place.look(gpu) == TOLD
+
+
+def test_the_stand_in_has_nothing_that_the_real_library_lacks() -> None:
+    sys.path[:] = [path for path in sys.path if path != str(stand_in.FOLDER)]
+    real = pytest.importorskip("pynvml")
+    assert real.__file__ != library.__file__
+    for name, own in vars(library).items():
+        if not name.lower().startswith("nvml"):
+            continue
+        other = getattr(real, name)
+        if isinstance(own, int):
+            assert other == own, name
+        elif inspect.isfunction(own):
+            assert [*inspect.signature(inspect.unwrap(other)).parameters] == [*inspect.signature(own).parameters], name
+    for number, kind in library._CLASSES.items():
+        error = real.NVMLError(number)
+        assert (type(error).__name__, error.value) == (kind.__name__, number)
+        assert issubclass(type(error), real.NVMLError)

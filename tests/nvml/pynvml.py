@@ -1,0 +1,177 @@
+"""Stand-in of the module `pynvml` of nvidia-ml-py: the functions, numbers and errors that Headway uses, under their names.
+
+What it tells is in the JSON file that `STAND_IN_NVML` names. `gpus` is a list of objects, all of whose members may be
+missing: `uuid`, `name`, `memory` (bytes used, and in all), `gpu` (% of the time), `power` (mW), `temperature`, `ecc`, `xids` (codes, in order),
+`lost` (whether it is), `lacks` (functions that it does not support), `mig` (UUIDs of its parts). `fails` is the number of the error with
+which NVML does not open; `hangs` the path of a FIFO at which each look at a GPU's memory waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_NOT_FOUND = 6
+NVML_ERROR_DRIVER_NOT_LOADED = 9
+NVML_ERROR_TIMEOUT = 10
+NVML_ERROR_LIBRARY_NOT_FOUND = 12
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_TEMPERATURE_GPU = 0
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+NVML_VOLATILE_ECC = 0
+nvmlEventTypeXidCriticalError = 8  # noqa: N816
+
+
+class NVMLError(Exception):
+    """Error of NVML; `value` is its number. Each number has a class of its own."""
+
+    value: int
+
+    def __new__(cls, value: int) -> NVMLError:
+        made = Exception.__new__(_CLASSES.get(value, cls))
+        made.value = value
+        return made
+
+
+class NVMLError_NotSupported(NVMLError): ...  # noqa: N801
+
+
+class NVMLError_NotFound(NVMLError): ...  # noqa: N801
+
+
+class NVMLError_DriverNotLoaded(NVMLError): ...  # noqa: N801
+
+
+class NVMLError_Timeout(NVMLError): ...  # noqa: N801
+
+
+class NVMLError_LibraryNotFound(NVMLError): ...  # noqa: N801
+
+
+class NVMLError_GpuIsLost(NVMLError): ...  # noqa: N801
+
+
+_CLASSES: dict[int, type[NVMLError]] = {
+    NVML_ERROR_NOT_SUPPORTED: NVMLError_NotSupported,
+    NVML_ERROR_NOT_FOUND: NVMLError_NotFound,
+    NVML_ERROR_DRIVER_NOT_LOADED: NVMLError_DriverNotLoaded,
+    NVML_ERROR_TIMEOUT: NVMLError_Timeout,
+    NVML_ERROR_LIBRARY_NOT_FOUND: NVMLError_LibraryNotFound,
+    NVML_ERROR_GPU_IS_LOST: NVMLError_GpuIsLost,
+}
+
+
+def _state() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(os.environ["STAND_IN_NVML"]).read_text())
+    return found
+
+
+def _gpu(handle: Any) -> dict[str, Any]:
+    index, _ = handle
+    gpu: dict[str, Any] = _state()["gpus"][index]
+    if gpu.get("lost"):
+        raise NVMLError(NVML_ERROR_GPU_IS_LOST)
+    return gpu
+
+
+def _told(handle: Any, function: str, member: str) -> Any:
+    """Member of a GPU, unless that does not support the function. A part of a GPU has only its memory."""
+    gpu = _gpu(handle)
+    if function in gpu.get("lacks", ()) or member not in gpu or (handle[1] and member != "memory"):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    return gpu[member]
+
+
+def nvmlInit() -> None:  # noqa: N802
+    if fails := _state().get("fails"):
+        raise NVMLError(fails)
+
+
+def nvmlDeviceGetCount() -> int:  # noqa: N802
+    return len(_state()["gpus"])
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> Any:  # noqa: N802
+    if index >= nvmlDeviceGetCount():
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
+    _gpu((index, ""))
+    return index, ""
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> Any:  # noqa: N802
+    for index, gpu in enumerate(_state()["gpus"]):
+        if uuid == gpu.get("uuid"):
+            return index, ""
+        if uuid in gpu.get("mig", ()):
+            return index, uuid
+    raise NVMLError(NVML_ERROR_NOT_FOUND)
+
+
+def nvmlDeviceIsMigDeviceHandle(device: Any) -> int:  # noqa: N802
+    return int(bool(device[1]))
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(migDevice: Any) -> Any:  # noqa: N802, N803
+    return migDevice[0], ""
+
+
+def nvmlDeviceGetUUID(handle: Any) -> str:  # noqa: N802
+    return str(handle[1] or _gpu(handle).get("uuid", ""))
+
+
+def nvmlDeviceGetName(handle: Any) -> str:  # noqa: N802
+    return str(_gpu(handle).get("name", "Stand-in"))
+
+
+def nvmlDeviceGetMemoryInfo(handle: Any, version: int | None = None) -> Any:  # noqa: N802
+    if hangs := _state().get("hangs"):
+        Path(hangs).read_bytes()
+    used, total = _told(handle, "nvmlDeviceGetMemoryInfo", "memory")
+    return SimpleNamespace(used=used, free=total - used, total=total)
+
+
+def nvmlDeviceGetUtilizationRates(handle: Any) -> Any:  # noqa: N802
+    return SimpleNamespace(gpu=_told(handle, "nvmlDeviceGetUtilizationRates", "gpu"), memory=0)
+
+
+def nvmlDeviceGetPowerUsage(handle: Any) -> int:  # noqa: N802
+    return int(_told(handle, "nvmlDeviceGetPowerUsage", "power"))
+
+
+def nvmlDeviceGetTemperature(handle: Any, sensor: int) -> int:  # noqa: N802
+    assert sensor == NVML_TEMPERATURE_GPU
+    return int(_told(handle, "nvmlDeviceGetTemperature", "temperature"))
+
+
+def nvmlDeviceGetTotalEccErrors(handle: Any, errorType: int, counterType: int) -> int:  # noqa: N802, N803
+    assert (errorType, counterType) == (NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC)
+    return int(_told(handle, "nvmlDeviceGetTotalEccErrors", "ecc"))
+
+
+def nvmlEventSetCreate() -> Any:  # noqa: N802
+    return []
+
+
+def nvmlEventSetFree(eventSet: Any) -> None:  # noqa: N802, N803
+    eventSet.clear()
+
+
+def nvmlDeviceRegisterEvents(handle: Any, eventTypes: int, eventSet: Any) -> None:  # noqa: N802, N803
+    assert eventTypes == nvmlEventTypeXidCriticalError
+    gpu = _gpu(handle)
+    if handle[1] or "nvmlDeviceRegisterEvents" in gpu.get("lacks", ()):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    eventSet.append([handle, len(gpu.get("xids", ()))])
+
+
+def nvmlEventSetWait_v2(eventSet: Any, timeoutms: int) -> Any:  # noqa: N802, N803
+    for registered in eventSet:
+        handle, seen = registered
+        if seen < len(xids := _gpu(handle).get("xids", ())):
+            registered[1] += 1
+            return SimpleNamespace(device=handle, eventType=nvmlEventTypeXidCriticalError, eventData=xids[seen])
+    raise NVMLError(NVML_ERROR_TIMEOUT)

@@ -15,7 +15,7 @@ from headway import errors
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.input_policy import Effect
-from headway.model import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import Capacity, GpuFigures, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
 from headway.telemetry import labels, metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -34,6 +34,14 @@ NAMES = {
     "headway_batch_fill_ratio": ("histogram", {"model"}),
     "headway_gpu_batch_seconds": ("histogram", {"model", "worker"}),
     "headway_gpu_utilization": ("gauge", {"model", "worker"}),
+    "headway_gpu_memory_used_bytes": ("gauge", {"model", "worker"}),
+    "headway_gpu_memory_total_bytes": ("gauge", {"model", "worker"}),
+    "headway_gpu_device_utilization": ("gauge", {"model", "worker"}),
+    "headway_gpu_power_watts": ("gauge", {"model", "worker"}),
+    "headway_gpu_temperature_celsius": ("gauge", {"model", "worker"}),
+    "headway_gpu_lost": ("gauge", {"model", "worker"}),
+    "headway_gpu_ecc_errors": ("counter", {"model", "worker"}),
+    "headway_gpu_xid_errors": ("counter", {"model", "worker", "cause"}),
     "headway_workers": ("gauge", {"model", "status"}),
     "headway_capacity_items_per_second": ("gauge", {"model"}),
     "headway_capacity_estimated": ("gauge", {"model"}),
@@ -83,6 +91,12 @@ NAMES = {
     "headway_remote_certificate_expiry_timestamp_seconds": ("gauge", set()),
     "headway_tls_handshakes_failed": ("counter", {"port", "reason"}),
 }
+
+
+GPU = GpuFigures(
+    memory_used=61, memory_total=80, utilisation=0.7, power=310.5, temperature=62, ecc_errors=3, xids={31: 1, 94: 2, 79: 2}, lost="gone"
+)  # fmt: skip
+NEW_GPU = GpuFigures(memory_used=0, memory_total=80, utilisation=0.0, power=0.0, temperature=30, ecc_errors=0)
 
 
 def full_state() -> State:
@@ -145,6 +159,7 @@ def full_state() -> State:
         promise=0.2,
         ledger_backlog=15,
         slots={("m", "gpu-0"): 0.5},
+        gpus={("m", "gpu-0"): GPU, ("m", "gpu-1"): GpuFigures()},
         leader=True,
     )
     fleet = FleetState(
@@ -189,6 +204,16 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("batches", {"model": "m", "reason": "full"}, 3),
         ("inputs", {"model": "m", "version": "8", "outcome": "item"}, 19),
         ("gpu_utilization", {"model": "m", "worker": "gpu-0"}, 0.5),
+        ("gpu_memory_used_bytes", {"model": "m", "worker": "gpu-0"}, 61),
+        ("gpu_memory_total_bytes", {"model": "m", "worker": "gpu-0"}, 80),
+        ("gpu_device_utilization", {"model": "m", "worker": "gpu-0"}, 0.7),
+        ("gpu_power_watts", {"model": "m", "worker": "gpu-0"}, 310.5),
+        ("gpu_temperature_celsius", {"model": "m", "worker": "gpu-0"}, 62),
+        ("gpu_lost", {"model": "m", "worker": "gpu-0"}, 1),
+        ("gpu_lost", {"model": "m", "worker": "gpu-1"}, 0),
+        ("gpu_ecc_errors", {"model": "m", "worker": "gpu-0"}, 3),
+        ("gpu_xid_errors", {"model": "m", "worker": "gpu-0", "cause": "model"}, 1),
+        ("gpu_xid_errors", {"model": "m", "worker": "gpu-0", "cause": "gpu"}, 4),
         ("workers", {"model": "m", "status": "healthy"}, 1),
         ("workers", {"model": "m", "status": "offline"}, 1),
         ("workers", {"model": "m", "status": "degraded"}, 0),
@@ -235,6 +260,19 @@ def test_every_metric_shows_the_value_it_was_given(family: str, labels: dict[str
 
 def test_what_is_no_metric_of_ours_is_the_process() -> None:
     assert {name for name in scraped(full_state()) if not name.startswith(("headway_", "process_"))} == set()
+
+
+def test_what_is_not_known_of_a_gpu_has_no_series() -> None:
+    families = scraped(full_state())
+    for name in (
+        "memory_used_bytes",
+        "memory_total_bytes",
+        "device_utilization",
+        "power_watts",
+        "temperature_celsius",
+        "ecc_errors",
+    ):
+        assert {one.labels["worker"] for one in families[f"headway_gpu_{name}"].samples} == {"gpu-0"}, name
 
 
 @given(st.lists(st.floats(0, 100)))
@@ -301,6 +339,7 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         rules=["words"],
         ledger_backlog=0,
         slots={("m", "gpu-0"): 0.0},
+        gpus={("m", "gpu-0"): NEW_GPU},
         versions=[("m", "8")],
         leader=False,
         secure=["public"],

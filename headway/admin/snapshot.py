@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
-from headway.model import Capacity, ProcessInfo, Scaling, TierDepth, WeightLine, WorkerInfo
+from headway.model import Capacity, GpuFigures, ProcessInfo, Scaling, TierDepth, WeightLine, WorkerInfo
 
 
 class QueueLine(msgspec.Struct, frozen=True):
@@ -30,6 +30,21 @@ class LineOfWeight(msgspec.Struct, frozen=True):
 
     fixed: float
     by_octet: float
+
+
+class GpuLine(msgspec.Struct, frozen=True):
+    """GPU of a worker; the names are those of `GpuFigures`. `xids` is by the code as text."""
+
+    uuid: str
+    name: str
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    utilisation: float | None
+    power_watts: float | None
+    temperature_celsius: float | None
+    ecc_errors: int | None
+    xids: dict[str, int]
+    lost: str
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
@@ -58,6 +73,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
     retry_seconds: float
     zone: str
     failed: float
+    gpu_figures: GpuLine | None
 
 
 class MemberLine(msgspec.Struct, frozen=True):
@@ -203,9 +219,28 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             retry_seconds=round(worker.retry_in, 1),
             zone=worker.zone,
             failed=round(worker.failed, 4),
+            gpu_figures=gpu_line(worker.gpu_figures),
         )
         for worker in workers
     ]
+
+
+def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
+    """Line of a worker's GPU, if its figures are known."""
+    if gpu is None:
+        return None
+    return GpuLine(
+        uuid=text(gpu.uuid),
+        name=text(gpu.name),
+        memory_used_bytes=gpu.memory_used,
+        memory_total_bytes=gpu.memory_total,
+        utilisation=gpu.utilisation,
+        power_watts=gpu.power,
+        temperature_celsius=gpu.temperature,
+        ecc_errors=gpu.ecc_errors,
+        xids={str(xid): count for xid, count in sorted(gpu.xids.items())},
+        lost=text(gpu.lost),
+    )
 
 
 def member_line(member: ProcessInfo, now: float) -> MemberLine:

@@ -14,6 +14,7 @@ from headway.controller.controller import Controller
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate
 from headway.gateway.ledger_writer import LedgerWriter
+from headway.model import GpuFigures
 from headway.telemetry.figures import ProcessFigures
 from headway.worker.pools import Workers
 
@@ -68,6 +69,7 @@ class FigureSource:
             rules=() if self.gate is None else self.gate.names,
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,
             slots=None if pool is None else _shares(pool),
+            gpus={} if pool is None else _gpus(pool),
             versions=() if pool is None else sorted({(one.slot.model, one.slot.runs.version) for one in pool.batchers}),
             leader=None if controller is None else controller.leads_now,
             exports_fleet=alone or (controller is not None and controller.leads_now),
@@ -91,6 +93,11 @@ def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, Model
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
     return sum(plan.settings.workers for plan in plans.values())
+
+
+def _gpus(pool: Workers) -> Mapping[tuple[str, str], GpuFigures]:
+    slots = ((one.slot, one.figures.gpu_figures) for one in pool.batchers)
+    return {(slot.model, slot.worker): figures for slot, figures in slots if figures is not None}
 
 
 def _shares(pool: Workers) -> Mapping[tuple[str, str], float]:

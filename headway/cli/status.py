@@ -103,7 +103,7 @@ def overview(found: dict[str, Any]) -> str:
     if found["broker"] and found["members"]:
         parts.append(members_table(found["members"]))
     if found["workers"]:
-        parts += [workers_table(found["workers"]), *reasons(found["workers"])]
+        parts += [workers_table(found["workers"]), *gpus_table(found["workers"]), *reasons(found["workers"])]
     return "\n\n".join(parts)
 
 
@@ -213,6 +213,36 @@ def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
     told = sorted((str(one["worker_id"]), one["status"], reason) for one in workers if (reason := one.get("reason")))
     lines = [f"{worker} is {status}: {escape(reason)}" for worker, status, reason in told]
     return ["\n".join(lines)] if lines else []
+
+
+def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Table of the workers' GPUs, as one text; none where no figures are known."""
+    # A process of an earlier version does not tell.
+    found = [(one["worker_id"], gpu) for one in workers if (gpu := one.get("gpu_figures"))]
+    head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")
+    rows = [
+        (
+            worker,
+            gpu["name"] or "-",
+            _memory(gpu),
+            _told(gpu["utilisation"], ".0%"),
+            _told(gpu["power_watts"], ".0f", " W"),
+            _told(gpu["temperature_celsius"], ".0f", " °C"),
+            _told(gpu["ecc_errors"], "d"),
+            ", ".join(f"{xid} ({count})" for xid, count in gpu["xids"].items()) or "-",
+        )
+        for worker, gpu in sorted(found, key=lambda one: str(one[0]))
+    ]
+    return [table(head, rows)] if rows else []
+
+
+def _memory(gpu: Mapping[str, Any]) -> str:
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    return f"{used / total:.0%} of {total / (1 << 30):.0f} GiB" if used is not None and total else "-"
+
+
+def _told(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort = BY_NAME) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway import __version__
-from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo
+from headway.model import Capacity, GpuFigures, ProcessInfo, TierDepth, WorkerInfo
 from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
@@ -28,6 +28,7 @@ class ProcessFigures:
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
         slots: busy share of each of its slots, by model and worker; None: it has no batchers.
+        gpus: figures of the GPU of each of its slots that has one, by model and worker.
         versions: models that it runs, each with its version.
         leader: whether its controller leads; None: it has none.
         exports_fleet: whether it is the one that exports the figures of the fleet.
@@ -46,6 +47,7 @@ class ProcessFigures:
     rules: Collection[str] = ()
     ledger_backlog: int | None = None
     slots: Mapping[tuple[str, str], float] | None = None
+    gpus: Mapping[tuple[str, str], GpuFigures] = field(default_factory=dict)
     versions: Sequence[tuple[str, str]] = ()
     leader: bool | None = None
     exports_fleet: bool = True

@@ -13,7 +13,7 @@ from headway import errors
 from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
 from headway.core.scaling.scaler import DIRECTIONS
-from headway.model import Cause, DedupKind
+from headway.model import MODEL_XIDS, Cause, DedupKind, GpuFigures
 from headway.runtime.counters import ITEM, OK
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import ProcessFigures
@@ -116,6 +116,13 @@ def workers(own: ProcessFigures) -> Iterator[tuple[str]]:
 def of_batchers(own: ProcessFigures, values: Iterable[str]) -> Iterator[tuple[str]]:
     """Values of the one label of what only batchers count."""
     return ((value,) for value in (values if own.slots is not None else ()))
+
+
+def xid_causes(gpu: GpuFigures) -> Iterator[tuple[str, int]]:
+    """Causes of a GPU's Xid errors, and their number."""
+    of_model = sum(count for xid, count in gpu.xids.items() if xid in MODEL_XIDS)
+    yield "model", of_model
+    yield "gpu", sum(gpu.xids.values()) - of_model
 
 
 def causes() -> Iterator[tuple[str]]:

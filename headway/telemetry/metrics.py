@@ -72,6 +72,7 @@ def families(state: State) -> Iterator[Metric]:
     yield from _of_process(state)
     yield from _of_requests(counters, own)
     yield from _of_batches(counters, own)
+    yield from _of_gpus(own)
     yield from _of_scaling(counters, own)
     yield from _of_certificates(counters, own)
     yield from _of_fleet(state.fleet, own)
@@ -239,6 +240,34 @@ def _of_batches(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
     yield _gauge(
         "breaker_state", "Circuit breaker: 0 closed, 1 half open, 2 open.", ("backend",),
         {(label(backend),): state for (backend,), state in breakers.items()},
+    )  # fmt: skip
+
+
+def _of_gpus(own: ProcessFigures) -> Iterator[Metric]:
+    """Make the metrics of GPUs, as their driver tells them; they have no samples without one, or for what it does not tell."""
+    gpus = {(model, own.worker_label(worker)): gpu for (model, worker), gpu in own.gpus.items()}
+    for name, text, told in (
+        ("memory_used_bytes", "Memory of a worker's GPU that is in use, by whomever.", lambda gpu: gpu.memory_used),
+        ("memory_total_bytes", "Memory of a worker's GPU.", lambda gpu: gpu.memory_total),
+        (
+            "device_utilization",
+            "Share of the last moment in which a worker's GPU computed.",
+            lambda gpu: gpu.utilisation,
+        ),
+        ("power_watts", "Power that a worker's GPU takes.", lambda gpu: gpu.power),
+        ("temperature_celsius", "Temperature of a worker's GPU.", lambda gpu: gpu.temperature),
+        ("lost", "Whether a worker's GPU is lost.", lambda gpu: int(bool(gpu.lost))),
+    ):
+        values = {key: value for key, gpu in gpus.items() if (value := told(gpu)) is not None}
+        yield _gauge(f"gpu_{name}", text, ("model", "worker"), values)
+    yield _counter(
+        "gpu_ecc_errors", "Memory errors of a worker's GPU that were not corrected, since its driver was loaded.",
+        ("model", "worker"), {key: gpu.ecc_errors for key, gpu in gpus.items() if gpu.ecc_errors is not None},
+    )  # fmt: skip
+    yield _counter(
+        "gpu_xid_errors", "Xid errors of a worker's GPU, by whether the model can cause them by itself: model or gpu.",
+        ("model", "worker", "cause"),
+        {(*key, cause): count for key, gpu in gpus.items() for cause, count in labels.xid_causes(gpu)},
     )  # fmt: skip
 
 

@@ -165,6 +165,26 @@ def test_workers_that_are_expected_and_missing_are_told_of(port: Port) -> None:
     assert "workers       1 of 3 expected are healthy\n" in overview(look(Admin(port.url, "")))
 
 
+def test_gpus_that_are_watched_have_a_table_with_what_is_known_of_them(port: Port) -> None:
+    known = {
+        "name": "H100", "memory_used_bytes": 60 << 30, "memory_total_bytes": 80 << 30, "utilisation": 0.734, "power_watts": 310.5,
+        "temperature_celsius": 61, "ecc_errors": 2, "xids": {"31": 1, "94": 2},
+    }  # fmt: skip
+    nothing: dict[str, Any] = {**dict.fromkeys(known), "name": "", "xids": {}}
+    workers = [{**one, "gpu_figures": gpu} for one, gpu in zip(WORKERS, (known, nothing), strict=True)]
+    port.answers["/internal/snapshot"] = (200, {**FLEET, "workers": workers})
+    assert (
+        """
+WORKER        GPU   MEMORY         COMPUTES  POWER  TEMPERATURE  ECC ERRORS  XIDS
+host-a/gpu-0  -     -              -         -      -            -           -
+host-b/gpu-0  H100  75% of 80 GiB  73%       310 W  61 °C        2           31 (1), 94 (2)
+"""
+        in overview(look(Admin(port.url, ""))) + "\n"
+    )
+    port.answers["/internal/snapshot"] = (200, {**FLEET, "workers": [{**WORKERS[0], "gpu_figures": None}, WORKERS[1]]})
+    assert "TEMPERATURE" not in overview(look(Admin(port.url, "")))
+
+
 def test_what_stands_in_a_name_cannot_steer_the_terminal(port: Port) -> None:
     port.answers["/internal/snapshot"] = (200, {**FLEET, "members": [member("\x1b[31mred", "worker")]})
     port.answers["/internal/health"] = (200, {**HEALTH, "policy": "\x1b[31mred"})

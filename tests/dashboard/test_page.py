@@ -260,6 +260,31 @@ def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(stage:
     stage.run(act())
 
 
+def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> None:
+    shown = """import(new URL('panels.js', document.querySelector('script[src]').src)).then(({ tables }) => {
+      const worker = { worker_id: 'w', model: 'm', status: 'healthy', reason: '', failed: 0, utilisation: 0, restarts: 0 };
+      const gpu = { memory_used_bytes: 60 * 2 ** 30, memory_total_bytes: 80 * 2 ** 30, utilisation: 0.734, power_watts: 310.5,
+        temperature_celsius: 61, ecc_errors: 2, xids: { 31: 1, 94: 2 } };
+      const nothing = Object.fromEntries(Object.keys(gpu).map((key) => [key, null]));
+      const see = (...figures) => {
+        const workers = figures.map((gpu_figures, number) => ({ ...worker, worker_id: `w${number}`, gpu_figures }));
+        tables({ tiers: [], failed: {}, retries: {} }, { workers, capacities: [], queues: [], members: [], age_seconds: 0 }, [], 200);
+        const cells = [...document.querySelectorAll('#workers .gpu')];
+        return cells.filter((one) => getComputedStyle(one).display !== 'none').map((one) => one.textContent);
+      };
+      return [see(null, undefined), see(gpu, { ...nothing, xids: {} }, null)];
+    })"""
+
+    async def act() -> None:
+        page = await stage.open(stage.gateway)
+        await page.until(LIVE)
+        none, some = await page.run(shown)
+        assert none == []
+        assert some == ["GPU", "75 % of 80 GiB, computes 73 %, 311 W, 61 °C, 2 ECC errors, Xid 31, 94", "–", "–"]
+
+    stage.run(act())
+
+
 def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", TOKEN)
 

@@ -203,6 +203,7 @@ def test_workers_are_listed() -> None:
             "reason": "",
             "zone": "",
             "failed": 0.0,
+            "gpu_figures": None,
         }
 
     played(scene)

@@ -56,14 +56,26 @@ export function tables(recent, snapshot, tiers, promise) {
   const refusals = new Set(Object.keys(recent.refused ?? {}));
   rows(body("refusals"), reasons.filter((one) => one.what !== "failed" || !refusals.has(one.reason)), (one) => plain(one.what, [one.reason, "name"], [rate(one.value), "n"]),
     (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Not known.");
+  find("workers").classList.toggle("gpus", snapshot.workers.some((one) => one.gpu_figures));
   rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
     [one.worker_id, "name"], inZone(one.version ? `${one.model} (${one.version})` : one.model, one),
     el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : "",
-      one.failed >= 0.02 ? el("span", { class: "bad" }, ` ${share(one.failed)} of its inputs fail`) : ""), [share(one.utilisation), "n"], [one.restarts, "n"],
+      one.failed >= 0.02 ? el("span", { class: "bad" }, ` ${share(one.failed)} of its inputs fail`) : ""), [share(one.utilisation), "n"], [one.restarts, "n"], [gpu(one.gpu_figures), "gpu"],
   ), (one) => one.worker_id, "No worker is there.");
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
     [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, inZone(one.host, one), one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
+}
+
+// Figures of a worker's GPU, those that its driver tells.
+function gpu(one) {
+  if (!one) return "–";
+  const told = [
+    one.memory_total_bytes && `${share(one.memory_used_bytes / one.memory_total_bytes)} of ${Math.round(one.memory_total_bytes / 2 ** 30)} GiB`,
+    one.utilisation !== null && `computes ${share(one.utilisation)}`, one.power_watts !== null && `${Math.round(one.power_watts)} W`, one.temperature_celsius !== null && `${one.temperature_celsius} °C`,
+    one.ecc_errors && `${one.ecc_errors} ECC errors`, Object.keys(one.xids).length && `Xid ${Object.keys(one.xids).join(", ")}`,
+  ];
+  return told.filter(Boolean).join(", ") || "–";
 }
 
 // Queues by model and tier: of a model with several versions, all together.

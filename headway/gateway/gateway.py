@@ -562,11 +562,15 @@ class Gateway:
                 self._late.take(reply, ended)
                 continue
             failure = reply.failure
-            if failure is not None and failure.reason == failures.CANCELLED:
-                self._leave(pending, reply)
-                continue
-            del held[key]
             pending.reply = reply
+            if failure is not None:
+                if failure.reason == failures.CANCELLED:
+                    self._leave(pending, reply)
+                    continue
+                if failure.code == errors.NO_WORKERS:
+                    failure = self.kinds.in_time(entry.model, failure)
+                    pending.reply = msgspec.structs.replace(reply, failure=failure)
+            del held[key]
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
                 self.limiter.not_run(entry)
             if entry.dedup_keys and unkept(entry, reply, session.broker.kept):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -91,6 +91,8 @@ class ModelKinds:
         self._examples: dict[str, str] = {}
         self.unchecked = set(self._models)
         self.failed: dict[str, float] = {}
+        self._loads: Mapping[str, float] = {}
+        """Seconds until each model that is not loaded anywhere would be, as far as GPUs tell."""
         self.in_doubt: Callable[[], bool] = lambda: False
         self.refusal: Callable[[str, str], Failure | None] = lambda model, version: failures.no_version(
             model, version, self.versions(model)
@@ -103,7 +105,7 @@ class ModelKinds:
         """Take note of what workers take and give. A model without a healthy worker keeps what was known of it."""
         found: dict[str, list[WorkerInfo]] = {}
         workers = list(workers)
-        self.failed = _failed(workers)
+        self.failed, self._loads = _failed(workers), _loads(workers)
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY and worker.model in self._models:
                 found.setdefault(worker.model, []).append(worker)
@@ -143,6 +145,13 @@ class ModelKinds:
         rest = self.failed.get(entry.model, 0.0)
         waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, rest)
+
+    def in_time(self, model: str, failure: Failure) -> Failure:
+        """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
+        rest = self._loads.get(model)
+        if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
+            return failure
+        return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
 
     def absence(self, model: str, only: Collection[str] = ()) -> Failure:
         """Failure of a request for a model that is not among them, as far as is known now; see `check`."""
@@ -221,6 +230,19 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
         elif worker.status is not WorkerStatus.OFFLINE:
             others.add(worker.model)
     return {model: rest for model, rest in rests.items() if model not in others}
+
+
+def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """Models that are loaded nowhere, with the least seconds that are left of a load, or that a new one takes, where GPUs tell it."""
+    rests: dict[str, float] = {}
+    warm = set()
+    for worker in workers:
+        if worker.status in (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED):
+            warm.add(worker.model)
+        elif worker.status in _ON_DEMAND and worker.load_seconds:
+            rest = max(worker.load_seconds - worker.loading, 0.0)
+            rests[worker.model] = min(rests.get(worker.model, rest), rest)
+    return {model: rest for model, rest in rests.items() if model not in warm}
 
 
 def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:

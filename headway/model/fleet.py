@@ -111,6 +111,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
         gpu_figures: figures of its GPU; None without one, or where they are not known.
+        load_seconds: seconds that a load of its model is expected to take on its GPU, which holds several; 0: not known.
     """
 
     worker_id: str
@@ -140,6 +141,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     failed: float = 0.0
     every: float = 0.5
     gpu_figures: GpuFigures | None = None
+    load_seconds: float = 0.0
 
     @property
     def backend(self) -> tuple[int, int]:

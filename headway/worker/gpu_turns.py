@@ -37,6 +37,7 @@ class GpuTurns:
         clock: monotonic seconds.
         contenders: asks what is known of the next batches of some slots.
         share: share of the GPU that a model can have.
+        load_seconds: seconds that a load of a model is expected to take.
         absent: makes the heartbeat of a worker whose model has left the GPU, and can be loaded again.
 
     Attributes:
@@ -49,10 +50,11 @@ class GpuTurns:
         clock: Callable[[], float],
         contenders: Callable[[Sequence[Slot]], Awaitable[Sequence[Contender]]],
         share: Callable[[str], float],
+        load_seconds: Callable[[str], float] = lambda model: 0.0,
         absent: Callable[[WorkerInfo], WorkerInfo] = lambda worker: replace(worker, status=WorkerStatus.COLD),
     ) -> None:
         self.name = name
-        self.share, self.absent = share, absent
+        self.share, self.load_seconds, self.absent = share, load_seconds, absent
         self.evicted = set[str]()
         self._clock = clock
         self._contenders = contenders
@@ -249,11 +251,12 @@ class TurnedSource:
         return await self._broker.extend(lease)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """See WorkSource. It tells the GPU, and how much of it the model can have."""
+        """See WorkSource. It tells the GPU, how much of it the model can have, and how long a load takes there."""
         turns = self._turns
         if worker.status is WorkerStatus.OFFLINE and self._model in turns.evicted:
             worker = turns.absent(worker)
-        await self._broker.heartbeat(replace(worker, gpu=turns.name, share=turns.share(self._model)))
+        share, load = turns.share(self._model), turns.load_seconds(self._model)
+        await self._broker.heartbeat(replace(worker, gpu=turns.name, share=share, load_seconds=load))
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See WorkSource."""

@@ -113,7 +113,10 @@ class SharedGpus:
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
         self._turns = {
-            gpu: GpuTurns(gpu, clock, broker.contenders, partial(self._share, gpu), self._absent) for gpu in gpus
+            gpu: GpuTurns(
+                gpu, clock, broker.contenders, partial(self._share, gpu), self._placement.load_seconds, self._absent
+            )
+            for gpu in gpus
         }
         self._on: dict[tuple[str, str], Batcher] = {}
         """Batchers by GPU and model."""
@@ -367,7 +370,10 @@ class SharedGpus:
         one = self._models[model]
         worker = one.worker(self._numbers[gpu])
         status, version = WorkerStatus.OFFLINE, one.version
-        return WorkerInfo(worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu, version=version)
+        load = self._placement.load_seconds(model)
+        return WorkerInfo(
+            worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu, version=version, load_seconds=load
+        )
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:
         """Heartbeat of a model that is not on a GPU and can be loaded there: it is cold, or did not load."""

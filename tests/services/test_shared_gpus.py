@@ -418,3 +418,29 @@ def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_have()
             await asyncio.gather(*flood, return_exceptions=True)
 
     run(main)
+
+
+def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Stand(clock, "abc", 1, 2) as stand:
+            slow = stand._backend
+
+            def slower(model: str, index: int) -> OnGpu:
+                backend = slow(model, index)
+                backend.start_seconds = 60.0
+                return backend
+
+            stand._backend = slower  # type: ignore[method-assign]
+            kinds = stand.gateway.kinds
+            await asyncio.sleep(3.0)
+            kinds.learn(await stand.broker.workers())
+            cold = await stand.ask("c", timeout=2.0)
+            assert cold.failure is not None and cold.failure.code == errors.NO_WORKERS
+            assert cold.failure.retry_after == pytest.approx(LOAD, abs=0.1), "as long as loads have been seen to take"
+            kinds.learn(await stand.broker.workers())
+            loading = await stand.ask("c", timeout=2.0)
+            assert loading.failure is not None
+            assert 1.0 <= (loading.failure.retry_after or 0.0) <= LOAD, "what is left of the load that is under way"
+            assert kinds.in_time("a", loading.failure) is loading.failure, "one that is loaded has no load to wait for"
+
+    run(main)

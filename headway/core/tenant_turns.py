@@ -10,15 +10,19 @@ T = TypeVar("T")
 
 
 class TenantTurns(Generic[T]):
-    """Items that wait, by tenant. True while there are any."""
+    """Items that wait, by tenant. True while there are any.
+
+    Attributes:
+        count: number of items.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[T]] = {}
         """Lines that are not empty; that of the tenant whose turn it is comes first."""
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[T]:
         return (item for line in self._lines.values() for item in line)
@@ -26,7 +30,7 @@ class TenantTurns(Generic[T]):
     def add(self, tenant: str, item: T) -> None:
         """Have an item wait, behind the others of its tenant."""
         self._lines.setdefault(tenant, deque()).append(item)
-        self._count += 1
+        self.count += 1
 
     def take(self) -> T:
         """Take the item whose turn it is. One must wait."""
@@ -35,10 +39,10 @@ class TenantTurns(Generic[T]):
         del self._lines[tenant]
         if line:
             self._lines[tenant] = line  # behind the other tenants
-        self._count -= 1
+        self.count -= 1
         return item
 
     def keep(self, wanted: Callable[[T], bool]) -> None:
         """Drop all items but the wanted ones."""
         self._lines = {tenant: kept for tenant, line in self._lines.items() if (kept := deque(filter(wanted, line)))}
-        self._count = sum(map(len, self._lines.values()))
+        self.count = sum(map(len, self._lines.values()))

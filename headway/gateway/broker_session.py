@@ -245,7 +245,7 @@ class BrokerSession:
     def full(self, count: int) -> bool:
         """Whether the outbox has no room for `count` further entries."""
         outbox = self._outbox
-        return len(outbox.fresh) + outbox.later + len(self._large.waiting) + count > self.room
+        return len(outbox.fresh) + outbox.later + self._large.waiting.count + count > self.room
 
     def rate(self, now: float) -> float:
         """Entries handed over per second, averaged over about a second."""

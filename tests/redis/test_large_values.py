@@ -15,6 +15,7 @@ from headway.brokers.redis import entry_wire, large_values
 from headway.brokers.redis.completion import fitting
 from headway.brokers.redis.connection import PIECE, OutOfMemory, RedisConnection
 from headway.brokers.redis.large_values import LargeValues
+from headway.brokers.redis.link import PIECE as ARGUMENT
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
@@ -519,3 +520,33 @@ async def test_an_input_of_a_dead_letter_is_never_mixed_with_that_of_the_next_of
     monkeypatch.setattr(link._values, "call", replaced)
     assert (await harness.dead.find("dead"))[0].entry.input == first
     await harness.dead.remove("dead")
+
+
+@story
+async def test_a_large_value_is_written_piece_by_piece_and_the_loop_has_a_turn_after_each(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process would do nothing else for as long as it takes to encode and write all of it."""
+    link, written, turn = harness._links[0], dict[int, int](), 0
+    write = asyncio.StreamWriter.write
+
+    def noted(writer: asyncio.StreamWriter, data: bytes) -> None:
+        written[turn] = written.get(turn, 0) + len(data)
+        write(writer, data)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "write", noted)
+    values: list[str | bytes] = ["x" * 3_000_001, b"y" * 3_000_000, b"z" * ARGUMENT, "a" * (ARGUMENT + 1)]
+    for value in values:
+        counting = asyncio.ensure_future(count())
+        await link.store(harness.key("R:1:g:a"), value, 60)
+        counting.cancel()
+        assert max(written.values()) <= ARGUMENT + 200
+        found = await link.fetch(harness.key("R:1:g:a"), len(value))
+        assert found == (value.encode() if isinstance(value, str) else value)
+        written.clear()

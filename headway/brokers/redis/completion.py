@@ -114,7 +114,7 @@ def pack(
             tokens=item.tokens,
         )  # fmt: skip
         if position in apart:
-            name, length = apart[position], len(octets(item.output or ""))
+            name, length = apart[position], _bytes(item.output)
             reply = replace(reply, output=None, apart=name, length=length)
         elif isinstance(item.output, Octets):
             reply = replace(reply, output=item.output.content, octets=True)

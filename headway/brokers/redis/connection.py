@@ -220,8 +220,8 @@ class RedisConnection:
         """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))
 
-    async def store(self, key: str, value: bytes, seconds: int) -> None:
-        """Store a large value for so many seconds.
+    async def store(self, key: str, value: bytes | str, seconds: int) -> None:
+        """Store a large value for so many seconds; a text of ASCII is encoded as it is sent.
 
         Raises:
             OutOfMemory: the server has no room for it.

@@ -8,7 +8,7 @@ copies what comes in pieces.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -16,6 +16,9 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import InvalidResponse, RedisError
 
 from headway.brokers.redis.sentinels import Address
+
+PIECE = 1 << 18
+"""Bytes of a large argument that are written in one turn of the event loop."""
 
 _MORE = object()
 """Answer that is not whole yet."""
@@ -73,12 +76,22 @@ class Link(asyncio.Protocol):
         return waiting
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
-        """Answer to a command that is large, or has a large answer, which is no list. Their bytes are copied less often."""
+        """Answer to a command that is large, or has a large answer, which is no list; its large texts are ASCII. Their bytes are copied less often."""
         self._transport.set_protocol(self._streams)
-        await self.connection.send_packed_command(_pieces(command))
+        await self._send(command)
         answer = await _read_large(self.connection)
         self._transport.set_protocol(self)
         return answer
+
+    async def _send(self, command: Sequence[Any]) -> None:
+        """Send a command. The event loop has a turn after each piece of a large argument."""
+        writer: asyncio.StreamWriter = self.connection._writer
+        for piece in _pieces(command):
+            writer.write(piece)
+            if len(piece) >= PIECE:
+                await asyncio.sleep(0)
+                await writer.drain()
+        await writer.drain()
 
     def close(self) -> None:
         """Close as the server might: who waits hears of it."""
@@ -115,13 +128,21 @@ class Link(asyncio.Protocol):
             waiting.set_exception(exc)
 
 
-def _pieces(command: Sequence[Any]) -> list[Any]:
-    """Pieces of a command, of which the arguments that are bytes are not copied; a body may be a bytearray."""
-    pieces: list[Any] = [b"*%d\r\n" % len(command)]
+def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
+    """Pieces of a command, of at most PIECE bytes. Of its large arguments texts are ASCII; a body may be a bytearray."""
+    head = b"*%d\r\n" % len(command)
     for one in command:
-        argument = one if isinstance(one, bytes | bytearray | memoryview) else str(one).encode()
-        pieces += (b"$%d\r\n" % len(argument), argument, b"\r\n")
-    return pieces
+        argument: Any = one if isinstance(one, bytes | bytearray | str) else str(one)
+        if len(argument) <= PIECE:
+            whole = argument.encode() if isinstance(argument, str) else argument
+            head += b"$%d\r\n%b\r\n" % (len(whole), whole)
+            continue
+        yield head + b"$%d\r\n" % len(argument)
+        head = b"\r\n"
+        for begin in range(0, len(argument), PIECE):
+            piece = argument[begin : begin + PIECE]
+            yield piece.encode("ascii") if isinstance(piece, str) else piece
+    yield head
 
 
 async def _read_large(connection: Any) -> bytes | None:

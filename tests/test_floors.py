@@ -90,6 +90,12 @@ ROLE_MODULES = ("headway.model.fleet", "headway.app.roles", "headway.app.serving
 """Modules in which roles are named, besides the commands that start one: `headway.app.serving` is one for programs."""
 
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
+LONGEST = 60
+"""Most lines of a function, without its signature and docstring, which for a command are its options and its help."""
+
+LONG_FUNCTIONS: dict[str, str] = {"headway.app.wiring.build": "connects all parts of a process, one after the other"}
+"""Functions that are longer all the same, and why."""
+
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
 
 
@@ -228,11 +234,22 @@ def check_names(name: str, tree: ast.Module) -> Iterator[str]:
         yield f"is named {part!r}, which says nothing of its role"
 
 
+def check_lengths(name: str, tree: ast.Module) -> Iterator[str]:
+    for node in nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = node.body[1 if ast.get_docstring(node, clean=False) is not None else 0 :]
+        length = (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
+        if length > LONGEST and f"{name}.{node.name}" not in LONG_FUNCTIONS:
+            yield f"line {node.lineno}: {node.name} has {length} lines, more than {LONGEST}; give its parts names"
+
+
 def problems(name: str, source: str) -> list[str]:
     """Problems of a module of this name and source."""
     tree = ast.parse(source)
     checks = (
         check_facade, check_direction, check_clients, check_purity, check_adapters, check_user_code, check_roles, check_names,
+        check_lengths,
     )  # fmt: skip
     return [found for check in checks for found in check(name, tree)]
 
@@ -303,6 +320,7 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ("headway.client.call", "from headway.model import Entry", "needs nothing of a service"),
         ("headway.client.call", "from headway.load import pool", "needs nothing of a service"),
         ("headway.http.utils", "", "says nothing"),
+        ("headway.http.lane", "def f():\n" + LONGEST * "    a = 1\n" + "    return a", "f has 61 lines, more than 60"),
     ],
 )
 def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) -> None:
@@ -325,6 +343,10 @@ def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) 
         ("headway.backends.process.usercode", "import importlib.util"),
         ("headway.backends.process.child", "from headway.backends.process.usercode import load"),
         ("headway.cli.worker", "run(settings, Role.WORKER)"),
+        (
+            "headway.http.lane",
+            'def f(\n    a: int,\n) -> None:\n    """\n' + LONGEST * "x\n" + '    """\n' + LONGEST * "    a = 1\n",
+        ),
         ("headway.cli.version", "from importlib.metadata import version\nfrom headway import __version__, app"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 from headway.cli.waiting import waiting
 from headway.config import FIELDS
 from headway.errors import SettingError
-from headway.simulator.scenario import POLICIES
+from headway.simulator.scenario import EVERYBODY, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
 
 _LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
 _FAILURES, _RESULT, _SCALING = "Failures", "Results", "Autoscaler"
@@ -256,16 +258,8 @@ def simulate(
 
     Exit codes: 0 done, 3 a bad setting.
     """
-    from dataclasses import replace
-
-    import msgspec
-
     from headway.load.spec import parse_mix
     from headway.simulator.batch_times import BATCH_MS_HINT, read_batch_times
-    from headway.simulator.engine import simulate as run
-    from headway.simulator.report import describe, make_report
-    from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario, parse_kills, parse_steps
-    from headway.simulator.table import show
     from headway.simulator.traffic import read_trace, read_weights
 
     _refuse_idle(ctx, autoscale=autoscale)
@@ -283,10 +277,6 @@ def simulate(
         raise typer.BadParameter(
             "it is missing, and --autoscale, which needs none, is not there", param_hint="--workers"
         )
-    if plot is not None:
-        from headway.simulator.plot import check
-
-        check(plot)
     largest = max_batch_size if max_batch is None else max_batch
     scenario = Scenario(
         rate=rate,
@@ -325,10 +315,25 @@ def simulate(
     )
     if warmup is None:
         scenario = replace(scenario, warmup=min(_SETTLING * scenario.cycle(largest), duration / 2))
-    chosen = POLICIES if compare else (policy,)
+    arrivals = f"{clients} clients" if clients else "Poisson" if trace is None else trace.name
+    _run(scenario, POLICIES if compare else (policy,), plot, arrivals, json=json)
+
+
+def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrivals: str, *, json: bool) -> None:
+    """Simulate a scenario under each of the policies, and show what came of it. `arrivals` names what its requests follow."""
+    import msgspec
+
+    from headway.simulator.engine import simulate as run
+    from headway.simulator.report import describe, make_report
+    from headway.simulator.table import show
+
+    if plot is not None:
+        from headway.simulator.plot import check
+
+        check(plot)
     records, reports = [], []
-    for name in chosen:
-        with waiting(f"simulating {duration:g} s under {name}"):
+    for name in policies:
+        with waiting(f"simulating {scenario.duration:g} s under {name}"):
             records.append(run(replace(scenario, policy=name)))
             reports.append(make_report(records[-1]))
     if plot is not None:
@@ -339,7 +344,6 @@ def simulate(
         found = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        arrivals = f"{clients} clients" if clients else "Poisson" if trace is None else trace.name
         show(scenario, reports, arrivals)
 
 

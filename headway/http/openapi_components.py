@@ -117,16 +117,30 @@ def object_of(required: tuple[str, ...], properties: dict[str, Any]) -> dict[str
     return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
 
 
+_RUN = {
+    "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
+    "model_version": {"type": "string"},
+}
+"""Members that tell of the run of an output."""
+
+
 def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
-    taken, given = input_of(kinds), output_of(kinds)
-    run = {
-        "tokens_used": {"type": ["integer", "null"], "description": "As the model reports it."},
-        "model_version": {"type": "string"},
-    }
-    metadata = object_of(("tokens_used", "latency_ms", "model_version"), {**run, "latency_ms": _LATENCY})
-    predicted = {"request_id": _ID, "output": given, "latency_ms": _LATENCY}
+    """Schemas of the native routes, of health and of errors."""
     return {
         **kind_schemas(settings, kinds),
+        **_inference_schemas(settings, kinds),
+        **_short_schemas(kinds),
+        **_task_schemas(kinds),
+        "Health": object_of(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
+        "Problem": _problem(),
+    }
+
+
+def _inference_schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
+    """Schemas of `/v1/inference`."""
+    taken, given = input_of(kinds), output_of(kinds)
+    metadata = object_of(("tokens_used", "latency_ms", "model_version"), {**_RUN, "latency_ms": _LATENCY})
+    return {
         "InferenceRequest": object_of(
             (),
             {
@@ -164,6 +178,13 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
                 "metadata": metadata,
             },
         ),
+    }
+
+
+def _short_schemas(kinds: Sequence[Kinds]) -> dict[str, Any]:
+    """Schemas of `/api/inference` and `/v1/predict`."""
+    taken, predicted = input_of(kinds), {"request_id": _ID, "output": output_of(kinds), "latency_ms": _LATENCY}
+    return {
         "PlainRequest": object_of(("input",), {"input": taken}),
         "PlainAnswer": object_of(("output", "request_id", "latency_ms"), predicted),
         "PredictRequest": object_of(
@@ -171,6 +192,13 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
             {"model_id": {"type": "string"}, "input_data": taken, "version": _VERSION, "model_version": _SAME_VERSION},
         ),
         "PredictAnswer": object_of(("request_id", "output", "latency_ms"), predicted),
+    }
+
+
+def _task_schemas(kinds: Sequence[Kinds]) -> dict[str, Any]:
+    """Schemas of tasks and their results."""
+    given = output_of(kinds)
+    return {
         "Task": object_of(("task_id", "status"), {"task_id": _ID, "status": {"type": "string", "enum": ["PENDING"]}}),
         "Result": object_of(
             ("task_id", "status"),
@@ -178,25 +206,28 @@ def _schemas(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
                 "task_id": _ID,
                 "status": {"type": "string", "enum": ["PENDING", "SUCCESS", "FAILED"]},
                 "output": given,
-                "metadata": {**object_of(("tokens_used", "model_version"), run), "description": "Of an output."},
+                "metadata": {**object_of(("tokens_used", "model_version"), _RUN), "description": "Of an output."},
                 "error": {**schema("Problem"), "description": "Of a failure."},
             },
         ),
-        "Health": object_of(("status",), {"status": {"type": "string"}, "checks": {"type": "object"}}),
-        "Problem": object_of(
-            ("type", "title", "status", "detail", "error", "message", "request_id"),
-            {
-                "type": {"type": "string", "description": "Where the error is described."},
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "error": {"type": "string", "enum": [code for code in errors.STATUS if code not in errors.SHOWN]},
-                "message": {"type": "string"},
-                "request_id": _ID,
-                "retry_after_ms": {"type": "integer"},
-            },
-        ),
     }
+
+
+def _problem() -> dict[str, Any]:
+    """Schema of a problem document."""
+    return object_of(
+        ("type", "title", "status", "detail", "error", "message", "request_id"),
+        {
+            "type": {"type": "string", "description": "Where the error is described."},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "error": {"type": "string", "enum": [code for code in errors.STATUS if code not in errors.SHOWN]},
+            "message": {"type": "string"},
+            "request_id": _ID,
+            "retry_after_ms": {"type": "integer"},
+        },
+    )
 
 
 def _parameters(settings: Settings) -> dict[str, Any]:

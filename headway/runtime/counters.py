@@ -78,6 +78,12 @@ class Counters:
     """All counters of one process. Keys are label values, in the order of the metric's labels."""
 
     def __init__(self) -> None:
+        self._begin_requests()
+        self._begin_batches()
+        self._begin_others()
+
+    def _begin_requests(self) -> None:
+        """Begin the counters of a gateway and its port."""
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Requests by (model, tier, outcome): outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
@@ -118,6 +124,9 @@ class Counters:
         """Requests per second of the lowest tier that this gateway lets in, by model; no entry while it lets in all."""
         self.direct: defaultdict[str, int] = defaultdict(int)
         """Requests answered by the gateway's own fallback, by model."""
+
+    def _begin_batches(self) -> None:
+        """Begin the counters of batchers, their workers and the queue."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         """Entries that were queued again, by cause."""
         self.zone_help: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -144,6 +153,9 @@ class Counters:
         """Models that made room on their GPU for another, by the reason for which that was loaded."""
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
+
+    def _begin_others(self) -> None:
+        """Begin the counters of the autoscaler, of certificates and of what is told elsewhere."""
         self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Decisions of the autoscaler by (model, direction)."""
         self.scaling_failures: defaultdict[str, int] = defaultdict(int)

@@ -71,6 +71,7 @@ def families(state: State) -> Iterator[Metric]:
     counters, own = state.counters, state.own
     yield from _of_process(state)
     yield from _of_requests(counters, own)
+    yield from _of_gateways(counters, own)
     yield from _of_batches(counters, own)
     yield from _of_gpus(own)
     yield from _of_scaling(counters, own)
@@ -110,7 +111,7 @@ def _of_process(state: State) -> Iterator[Metric]:
 
 
 def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of a gateway and its port."""
+    """Make the metrics of the requests that a gateway and its port answer."""
     models = {labels.NO_MODEL, *own.models}
     yield _counter(
         "requests", "Requests answered, by outcome: ok, an error code, or cancelled.", ("model", "tier", "outcome"),
@@ -142,6 +143,11 @@ def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
         "refusals", "Requests refused at the door.", ("reason", "tier", "model"),
         _zeroed({key: count for key, count in counters.refusals.items() if key[2] in models}, labels.refusals(own), 0),
     )  # fmt: skip
+
+
+def _of_gateways(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
+    """Make the metrics of what a gateway holds and holds back, shares, and answers by itself."""
+    models = {labels.NO_MODEL, *own.models}
     yield _gauge(
         "pending_requests", "Requests that the gateway holds; only where there is one.",
         (), {} if own.pending is None else {(): own.pending},

@@ -60,15 +60,16 @@ def paths(settings: Settings, security: list[dict[str, list[str]]], example: Exa
 
 def schemas(settings: Settings) -> dict[str, Any]:
     """Schemas of the protocol."""
+    return {**_inference_schemas(settings), **_told_schemas()}
+
+
+def _inference_schemas(settings: Settings) -> dict[str, Any]:
+    """Schemas of a request for inference, and of its answer."""
     most = min(MOST_INPUTS, settings.max_queue)
     text = {"type": "string"}
     texts = {"type": "array", "items": text, "minItems": 1, "maxItems": most}
     nested = {"type": "array", "items": {**texts, "maxItems": 1}, "minItems": 1, "maxItems": most}
     tensor = {"name": text, "datatype": {"type": "string", "enum": [BYTES]}, "shape": _LENGTHS}
-    described = _object({**tensor, "shape": {"type": "array", "items": {"type": "integer"}}})
-    configured = _object({
-        "name": text, "data_type": text, "dims": {"type": "array", "items": {"type": "integer"}},
-    })  # fmt: skip
     return {
         "OipRequest": _object(
             {
@@ -118,6 +119,15 @@ def schemas(settings: Settings) -> dict[str, Any]:
             "id",
             "parameters",
         ),
+    }
+
+
+def _told_schemas() -> dict[str, Any]:
+    """Schemas of what the server says of itself and of its models, and of errors."""
+    text, numbers = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+    described = _object({"name": text, "datatype": {"type": "string", "enum": [BYTES]}, "shape": numbers})
+    configured = _object({"name": text, "data_type": text, "dims": numbers})
+    return {
         "OipServer": _object({"name": text, "version": text, "extensions": {"type": "array", "items": text}}),
         "OipLive": _object({"live": {"type": "boolean"}}),
         "OipReady": _object({"ready": {"type": "boolean"}}),

@@ -98,14 +98,22 @@ def schemas(settings: Settings) -> dict[str, Any]:
         },
     )
     messages = {"type": "array", "minItems": 1, "items": message}
-    encoding = {"anyOf": [{"type": "string", "enum": ["float", "base64"]}, {"type": "null"}]}
-    numbers = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
     return {
         "CompletionRequest": object_of(("prompt",), {"model": model, "prompt": texts, "n": n, **stream}),
         "CompletionAnswer": _answer({"text": {"type": "string"}}),
         "ChatRequest": object_of(("messages",), {"model": model, "messages": messages, "n": n, **stream}),
         "ChatAnswer": _answer({"message": {"type": "object"}}),
         **_response_schemas(text, model),
+        **_embedding_schemas(texts, model),
+        **_told_schemas(),
+    }
+
+
+def _embedding_schemas(texts: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """Schemas of the route of embeddings."""
+    encoding = {"anyOf": [{"type": "string", "enum": ["float", "base64"]}, {"type": "null"}]}
+    numbers = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+    return {
         "EmbeddingRequest": object_of(
             ("input",),
             {
@@ -127,6 +135,12 @@ def schemas(settings: Settings) -> dict[str, Any]:
                 "usage": _usage("prompt_tokens", "total_tokens"),
             },
         ),
+    }
+
+
+def _told_schemas() -> dict[str, Any]:
+    """Schemas of what the API says of its models, and of errors."""
+    return {
         "ModelList": object_of(
             ("object", "data"), {"object": {"const": "list"}, "data": {"type": "array", "items": schema("Model")}}
         ),

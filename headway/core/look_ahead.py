@@ -40,6 +40,12 @@ FEWEST_SLOTS = 2
 """Slots from which on arrivals are looked at: with one there is nothing to space, and nothing was found better."""
 SETTLED = 0.2
 """Share of a record whose latencies do not count: before it nothing was there."""
+PARTS = 4
+"""Parts of a record, each of as many arrivals, by which it is seen whether these are even."""
+EVEN = 1.25
+"""Most that the longest of them may last of the shortest, for even arrivals."""
+STEPPED = 1.15
+"""Multiple from which on the mean rates of two even records differ by more than chance."""
 LOOKS = 4
 """Looks before which nothing is chosen."""
 DECAY = 0.9
@@ -107,6 +113,8 @@ class LookAhead:
         """Looks so far, and those of the last ones that kept the usual rule."""
         self._mean = 0.0
         """Mean rate of the last look's arrivals."""
+        self._even = 0.0
+        """Mean rate of the last even record; 0 if there was none."""
         self._latencies = {name: Latencies() for name in rules}
         self._again = 0
         """Departures from which on clients are rehearsed again."""
@@ -128,6 +136,10 @@ class LookAhead:
 
     def _begin_anew(self, past: Past) -> None:
         past.resume()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget all looks, and what was chosen by them."""
         self.chosen, self._looks, self._quiet = self._usual, 0, 0
         self._latencies = {name: Latencies() for name in self._rules}
 
@@ -138,8 +150,16 @@ class LookAhead:
         arrived = past.take(SPAN * load.batch_seconds(load.max_batch))
         return self._by_latency(load, past, arrived) if arrived else None
 
+    def _heed_step(self, arrived: list[float], mean: float) -> None:
+        """Forget what was seen at another rate, if the arrivals' mean rate has stepped. That of bursts is never the same."""
+        if _are_even(arrived):
+            if self._even and _apart(mean, self._even) > STEPPED:
+                self._forget()
+            self._even = mean
+
     def _by_latency(self, load: Load, past: Past, arrived: list[float]) -> Iterator[None]:
         rates = _Rates(arrived)
+        self._heed_step(arrived, rates.mean)
         usual = max(min(rates.mean * load.alpha / load.slots, load.max_batch), 1.0)
         deviation = load.deviation / load.batch_seconds(int(usual))
         skipped, events = int(len(arrived) * SETTLED), 0
@@ -153,7 +173,7 @@ class LookAhead:
         self._looks += 1
         if self._looks >= LOOKS:
             self._choose({name: 1.0 / max(found.p95(), 1e-9) for name, found in self._latencies.items()})
-        alike = abs(math.log(rates.mean / (self._mean or rates.mean))) < math.log(1.25)
+        alike = _apart(rates.mean, self._mean or rates.mean) < 1.25
         self._quiet = self._quiet + 1 if alike and self.chosen == self._usual else 0
         self._mean = rates.mean
         past.resume(arrived[0] + events / EVENTS * min(2 ** max(self._quiet - QUIET, 0), RAREST))
@@ -185,6 +205,17 @@ class LookAhead:
         best = max(worth, key=worth.__getitem__)
         margin = CLIENTS_MARGIN if self._clients else MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
+
+
+def _apart(one: float, other: float) -> float:
+    return max(one / other, other / one)
+
+
+def _are_even(arrived: list[float]) -> bool:
+    """Whether arrivals come at one rate all the time, as Poisson ones do, and not in bursts."""
+    part = (len(arrived) - 1) // PARTS
+    seconds = [arrived[at + part] - arrived[at] for at in range(0, part * PARTS, part)]
+    return max(seconds) <= EVEN * min(seconds)
 
 
 def _recorded(rules: _ByRate, rates: _Rates, now: float, _: ArrivalRate) -> Rule:

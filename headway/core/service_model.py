@@ -17,7 +17,7 @@ RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
 MOST_TIMES = 30.0
 """Time constants for which arrivals are added to a sum as it was at one instant."""
-LEAST_SEEN = 0.01
+LEAST_SEEN = 0.001
 """Least share of the past that is taken for seen, so that two first arrivals at one instant are no flood."""
 REACH = 2.0
 """Multiple of the largest recent batch up to which the line is believed; from there on it is level."""

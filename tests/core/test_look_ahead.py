@@ -112,6 +112,32 @@ def test_looks_become_rare_while_even_gaps_stay_best_and_come_back_with_another_
     assert stream.policy._ahead.chosen == "paced"
 
 
+def chosen_after(stream: Stream, batches: int) -> list[str]:
+    found = []
+    for _ in range(batches):
+        stream.pass_by(1)
+        found.append(stream.policy._ahead.chosen)
+    return found
+
+
+def test_a_choice_does_not_outlive_the_rate_that_it_was_made_at() -> None:
+    stream = Stream(Paced(), UNLIKE)
+    assert chosen_after(stream, 1500)[-1] == "eager"
+    stream.load = replace(UNLIKE, rate=1.25 * UNLIKE.rate)
+    assert "paced" in chosen_after(stream, 100 * LOOKS)
+
+
+def test_a_choice_outlives_rates_that_are_never_the_same() -> None:
+    """Records of bursts differ from one to the next, which is no step."""
+    stream = Stream(Paced(), UNLIKE)
+    chosen_after(stream, 1500)
+    kept = []
+    for number in range(200):
+        stream.load = replace(UNLIKE, rate=UNLIKE.rate * (0.25 if number // 10 % 2 else 1.25))
+        kept += chosen_after(stream, 3 + number % 7)
+    assert set(kept) == {"eager"}
+
+
 def hold(load: Load) -> Rule:
     return Rule(64, headway=1.0)
 

@@ -36,6 +36,17 @@ def test_a_lone_request_on_an_idle_system_leaves_at_once(name: str) -> None:
     assert isinstance(queue.depart("gpu-0", 32, policies.build(name, None), 5.0), Departure)
 
 
+def test_a_cold_start_into_full_load_keeps_its_gpus_for_full_batches() -> None:
+    """Milliseconds in, the rate is known: one that leaves with a few of the first requests is missed for a batch's time."""
+    queue = ModelQueue(QueueLimits(tiers=3, max_batch=16))
+    queue.service.warm_up([(1, 0.02), (16, 0.02)])
+    came = (number / 5000 for number in range(25))
+    seen = drive(
+        queue, policies.build("paced", None), ((at, entry(f"{at:g}")) for at in came), 7, lambda _: 0.02, 0.005
+    )
+    assert [left for left, _, _ in seen.batches] == [0.0, 0.004]
+
+
 @each_policy
 @pytest.mark.parametrize("wait", [None, 0.2])
 def test_a_lone_request_after_the_rush_hour_leaves_at_once(name: str, wait: float | None) -> None:

@@ -51,6 +51,18 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
     assert word.outputs == ["small", "x" * LARGE, "é" * LARGE, None, "", None]
 
 
+def test_an_output_is_copied_in_one_step_and_read_in_the_next_as_it_was_then(arena: Arena) -> None:
+    """Both together hold the event loop for twice as long."""
+    run = asked(arena, "a")
+    place_outputs(arena, run, word := Answer(7, ["x" * LARGE], {}))
+    steps = take_outputs(arena, run, word, count)
+    next(steps)
+    assert word.outputs == [None]
+    arena.write(word.placed[0], b"y" * LARGE)
+    next(steps)
+    assert word.outputs == ["x" * LARGE]
+
+
 def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
     run = asked(arena, "x" * LARGE)
     place_outputs(arena, run, word := ValuesAnswer(7, [b"y" * LARGE], {}))

@@ -73,7 +73,7 @@ def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[None]:
-    """Put copies of the outputs that lie in the arena among those of the batch; one in each step.
+    """Put copies of the outputs that lie in the arena among those of the batch; each is copied in one step, and read in the next.
 
     The child is not to be trusted: it may have named places where nothing can lie, and may write there even now. What is
     copied can no longer change, and is judged then.
@@ -90,6 +90,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         if not 0 <= position < len(outputs) or outputs[position] is not None:
             raise NoFrame("a place for what is there already")
         content = arena.copy(place)
+        yield
         try:
             outputs[position] = content.decode() if isinstance(word, Answer) else content
         except UnicodeDecodeError:

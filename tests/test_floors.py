@@ -93,9 +93,6 @@ LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "
 LONGEST = 60
 """Most lines of a function, without its signature and docstring, which for a command are its options and its help."""
 
-LONG_FUNCTIONS: dict[str, str] = {"headway.app.wiring.build": "connects all parts of a process, one after the other"}
-"""Functions that are longer all the same, and why."""
-
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
 
 
@@ -240,7 +237,7 @@ def check_lengths(name: str, tree: ast.Module) -> Iterator[str]:
             continue
         body = node.body[1 if ast.get_docstring(node, clean=False) is not None else 0 :]
         length = (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
-        if length > LONGEST and f"{name}.{node.name}" not in LONG_FUNCTIONS:
+        if length > LONGEST:
             yield f"line {node.lineno}: {node.name} has {length} lines, more than {LONGEST}; give its parts names"
 
 

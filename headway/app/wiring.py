@@ -140,97 +140,162 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
         warn_of_one_model(settings)
         if not parts.gateway:
             warn_of_idle(settings, [one for one in idle(settings) if one[0] == "min_warm"])
-    clock, counters = time.monotonic, Counters()
-    bundle = make_broker_bundle(settings, counters, clock)
-    ledger = make_ledger(settings.ledger) if settings.ledger else None
-    ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
-    wanted = parts.gateway and settings.input_policy
-    policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
-    beside = fallback_targets(settings).values() if parts.gateway else ()
-    asked = *(plan.target for plan in plans.values()), *beside
-    remote = make_remote_certificates(settings, asked, counters)
-    tracing = make_tracing(settings, role, counters, clock)
-    recorder = tracing.recorder if tracing is not None else None
-    made = make_components(settings, parts, plans, bundle, counters, clock, ledger_writer, policy, remote, recorder)
-    pools = local_pools(settings, plans, made.pool)
+    return _Wiring(settings, role, plans, listener).process("" if chosen else settings.name, host)
 
-    def describe() -> ProcessInfo:
-        return describe_process(
-            settings, role, made.id, made.gateway, made.controller, admin_listener.port, scalable(plans, pools)
+
+class _Wiring:
+    """Parts of one process, as far as they are there, while they are connected.
+
+    Arguments:
+        settings: settings of the process, checked; it has a name.
+        role: role of the process.
+        plans: plan of each model that it runs.
+        listener: kind of its listeners.
+    """
+
+    _service: Service
+
+    def __init__(
+        self, settings: Settings, role: Role, plans: Mapping[str, ModelPlan], listener: type[Listener]
+    ) -> None:
+        self.settings, self.role, self.plans, self.listener = settings, role, plans, listener
+        parts = self.parts = ROLES[role]
+        self.clock, self.counters = clock, counters = time.monotonic, Counters()
+        bundle = self.bundle = make_broker_bundle(settings, counters, clock)
+        ledger = self.ledger = make_ledger(settings.ledger) if settings.ledger else None
+        self.ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
+        wanted = parts.gateway and settings.input_policy
+        self.policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
+        beside = fallback_targets(settings).values() if parts.gateway else ()
+        asked = *(plan.target for plan in plans.values()), *beside
+        remote = make_remote_certificates(settings, asked, counters)
+        tracing = make_tracing(settings, role, counters, clock)
+        self.recorder = tracing.recorder if tracing is not None else None
+        made = self.made = make_components(
+            settings, parts, plans, bundle, counters, clock, self.ledger_writer, self.policy, remote, self.recorder
+        )
+        self.pools = local_pools(settings, plans, made.pool)
+        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots)
+        self.expected = expected_workers(settings, parts, plans)
+        self.ready = self._readiness()
+        self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
+        self.certificates = make_certificates(settings, counters) if listener.takes_address else None
+        exporter = tracing.exporter if tracing is not None else None
+        opened = exporter, self.certificates, remote, self.ledger_writer
+        self.resources: list[Resource] = [one for one in opened if one is not None]
+        self.further: list[PortListener] = []
+
+    def process(self, name: str, host: str) -> Process:
+        """Connect the parts to a process; for `name` and `host` see `FigureSource`."""
+        made, bundle, clock = self.made, self.bundle, self.clock
+        figures = self._figures(name, host)
+        view = self._view(figures)
+        snapshots = SnapshotSource(view, self.ready.learn)
+        self.admin_listener = self.listener.admin(
+            self.settings, admin.build(view, self.ready, snapshots), new_id, self.counters, self.certificates
+        )
+        figures.ports["admin"] = self.admin_listener
+        if made.controller is not None:
+            made.controller.models = partial(served_models, self.plans, made.gateway, self.fleet_models)
+            made.controller.autoscaler = make_autoscaler(
+                self.settings, self.fleet_models, self.pools, self.counters, clock
+            )
+        public_listener = kinds = None
+        if made.gateway is not None:
+            public_listener, kinds = self._serve_clients(made.gateway, figures)
+        elif made.controller is not None:
+            every, watched = made.controller.every, (self.ready,)
+            self.resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, self.fleet_models, watched, every))
+        self._add_resources(snapshots)
+        self._service = Service(
+            self.settings,
+            bundle.broker,
+            made.gateway,
+            made.pool,
+            [self.admin_listener] if public_listener is None else [public_listener, self.admin_listener],
+            controller=made.controller,
+            membership=self.membership,
+            fallback=made.fallback,
+            connection=bundle.connection,
+            resources=self.resources,
+            kinds=kinds,
+            further=self.further,
+        )
+        return Process(
+            self.settings, self.role, self.plans, made.pool, self._service, self.admin_listener, public_listener
         )
 
-    membership = Membership(bundle.fleet, describe, clock, bundle.broker, made.slots)
+    def _describe(self) -> ProcessInfo:
+        made, port = self.made, self.admin_listener.port
+        held = scalable(self.plans, self.pools)
+        return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held)
 
-    def leaving() -> bool:
-        return membership.leaving
+    def _leaving(self) -> bool:
+        return self.membership.leaving
 
-    def starting() -> bool:
-        return not service.up
+    def _starting(self) -> bool:
+        return not self._service.up
 
-    gateway, fallback = made.gateway, made.fallback
+    def _readiness(self) -> Readiness:
+        gateway, fallback = self.made.gateway, self.made.fallback
+        return Readiness(
+            self.bundle.broker,
+            self._leaving,
+            self.made.slots,
+            fallback.broker if fallback is not None else None,
+            gateway.kinds if gateway is not None else None,
+            (lambda: gateway.holding) if gateway is not None else None,
+            needs_workers=self.parts.needs_workers,
+            needs_own=self.parts.needs_own_workers,
+            starting=self._starting,
+            expected=self.expected,
+            clock=self.clock,
+        )
 
-    expected = expected_workers(settings, parts, plans)
-    ready = Readiness(
-        bundle.broker,
-        leaving,
-        made.slots,
-        fallback.broker if fallback is not None else None,
-        gateway.kinds if gateway is not None else None,
-        (lambda: gateway.holding) if gateway is not None else None,
-        needs_workers=parts.needs_workers,
-        needs_own=parts.needs_own_workers,
-        starting=starting,
-        expected=expected,
-        clock=clock,
-    )
-    fleet_models = make_fleet_models(settings, parts, bundle.broker, gateway, counters, clock)
-    figures = FigureSource(
-        settings=settings,
-        models=partial(counted_models, plans, gateway, fleet_models),
-        leaving=leaving,
-        gateway=gateway,
-        pool=made.pool,
-        controller=made.controller,
-        ledger_writer=ledger_writer,
-        gate=policy.gate if policy is not None else None,
-        process_name="" if chosen else settings.name,
-        host=host,
-    )
-    shown = ProcessView(
-        settings,
-        role,
-        made.id,
-        counters,
-        bundle.broker,
-        bundle.letters,
-        bundle.fleet,
-        bundle.board,
-        clock,
-        bundle.now,
-        gateway,
-        ledger,
-        starting,
-        figures,
-        expected,
-        bundle.memory,
-        ledger_writer.trouble if ledger_writer is not None else str,
-    )
-    snapshots = SnapshotSource(shown, ready.learn)
-    certificates = make_certificates(settings, counters) if listener.takes_address else None
-    admin_listener = listener.admin(settings, admin.build(shown, ready, snapshots), new_id, counters, certificates)
-    figures.ports["admin"] = admin_listener
-    if made.controller is not None:
-        made.controller.models = partial(served_models, plans, gateway, fleet_models)
-        made.controller.autoscaler = make_autoscaler(settings, fleet_models, pools, counters, clock)
-    public_listener = kinds = None
-    further: list[PortListener] = []
-    exporter = tracing.exporter if tracing is not None else None
-    resources: list[Resource] = [one for one in (exporter, certificates, remote, ledger_writer) if one is not None]
-    if gateway is not None:
+    def _figures(self, name: str, host: str) -> FigureSource:
+        made = self.made
+        return FigureSource(
+            settings=self.settings,
+            models=partial(counted_models, self.plans, made.gateway, self.fleet_models),
+            leaving=self._leaving,
+            gateway=made.gateway,
+            pool=made.pool,
+            controller=made.controller,
+            ledger_writer=self.ledger_writer,
+            gate=self.policy.gate if self.policy is not None else None,
+            process_name=name,
+            host=host,
+        )
+
+    def _view(self, figures: FigureSource) -> ProcessView:
+        bundle = self.bundle
+        return ProcessView(
+            self.settings,
+            self.role,
+            self.made.id,
+            self.counters,
+            bundle.broker,
+            bundle.letters,
+            bundle.fleet,
+            bundle.board,
+            self.clock,
+            bundle.now,
+            self.made.gateway,
+            self.ledger,
+            self._starting,
+            figures,
+            self.expected,
+            bundle.memory,
+            self.ledger_writer.trouble if self.ledger_writer is not None else str,
+        )
+
+    def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, KindsWatcher]:
+        """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
+        settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)
-        app = public.build(gateway, ready, identity)
-        resources.extend(() if policy is None else (policy,))
-        resources.extend((*stores, *look_for_unused_keys(settings)))
+        app = public.build(gateway, self.ready, identity)
+        self.resources.extend(() if self.policy is None else (self.policy,))
+        self.resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
         watcher = CapacityWatcher(gateway, bundle.fleet, clock)
@@ -238,49 +303,41 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
             gateway.kinds,
             bundle.broker,
             clock,
-            fleet_models,
-            (gateway.rules, gateway, ready, *zone_checks(settings, clock)),
+            self.fleet_models,
+            (gateway.rules, gateway, self.ready, *zone_checks(settings, clock)),
             watcher.every,
         )
-        ready.told = kinds.learn
-        resources.extend((watcher, kinds))
-        refused = None if recorder is None else RefusalTraces(recorder, counters, settings.scheme)
-        public_listener = listener.public(settings, gateway, identity, app, new_id, counters, certificates, refused)
+        self.ready.told = kinds.learn
+        self.resources.extend((watcher, kinds))
+        refused = None if self.recorder is None else RefusalTraces(self.recorder, counters, settings.scheme)
+        public_listener = self.listener.public(
+            settings, gateway, identity, app, new_id, counters, self.certificates, refused
+        )
         figures.ports["public"] = public_listener
-        if settings.grpc_port and listener.takes_address:
-            grpc_listener = make_grpc_listener(settings, gateway, identity, ready, counters, certificates, refused)
+        if settings.grpc_port and self.listener.takes_address:
+            grpc_listener = make_grpc_listener(
+                settings, gateway, identity, self.ready, counters, self.certificates, refused
+            )
             figures.ports["grpc"] = grpc_listener
-            further.append(grpc_listener)
+            self.further.append(grpc_listener)
         if settings.weights_file:
-            resources.append(WeightsResource(settings, gateway.rules))
-    elif made.controller is not None:
-        every = made.controller.every
-        resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, fleet_models, (ready,), every))
-    resources.append(
-        BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, counters, clock, len(settings.tier_names))
-    )
-    if settings.broker:
-        resources.append(snapshots)
-    if (follower := make_follower(made.id, plans, settings, pools, bundle.fleet, clock)) is not None:
-        resources.append(follower)
-    if made.pool is not None and any(map(versioned, plans, plans.values())):
-        pool = made.pool
-        resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
-    service = Service(
-        settings,
-        bundle.broker,
-        gateway,
-        made.pool,
-        [admin_listener] if public_listener is None else [public_listener, admin_listener],
-        controller=made.controller,
-        membership=membership,
-        fallback=fallback,
-        connection=bundle.connection,
-        resources=resources,
-        kinds=kinds,
-        further=further,
-    )
-    return Process(settings, role, plans, made.pool, service, admin_listener, public_listener)
+            self.resources.append(WeightsResource(settings, gateway.rules))
+        return public_listener, kinds
+
+    def _add_resources(self, snapshots: SnapshotSource) -> None:
+        """Add the resources that tell of the process, and follow the fleet."""
+        settings, made, bundle, clock = self.settings, self.made, self.bundle, self.clock
+        tiers = len(settings.tier_names)
+        self.resources.append(
+            BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, self.counters, clock, tiers)
+        )
+        if settings.broker:
+            self.resources.append(snapshots)
+        if (follower := make_follower(made.id, self.plans, settings, self.pools, bundle.fleet, clock)) is not None:
+            self.resources.append(follower)
+        if made.pool is not None and any(map(versioned, self.plans, self.plans.values())):
+            pool = made.pool
+            self.resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
 
 
 def zone_checks(settings: Settings, clock: Callable[[], float]) -> Sequence[ZoneCheck]:

@@ -155,4 +155,4 @@ def test_the_host_moves_one_value_at_a_step(arena: Arena) -> None:
     assert [run.inputs.count(None) for _ in place_inputs(arena, run, count)] == [1, 2, 3]
     word = Answer(7, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE], {})
     place_outputs(arena, run, word)
-    assert [word.outputs.count(None) for _ in take_outputs(arena, run, word, count)] == [2, 1, 0]
+    assert [word.outputs.count(None) for _ in take_outputs(arena, run, word, count)] == [3, 2, 2, 1, 1, 0]

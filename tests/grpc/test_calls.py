@@ -92,6 +92,28 @@ def test_wrong_metadata_are_an_invalid_argument(field: str, value: str, part: st
     served(main)
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        tuple((f"x-{number}", "v") for number in range(5_000)),
+        (("x-same", "v"),) * 5_000,
+        (("x-long", "v" * 1_000_000),),
+        (("x-long-bin", b"v" * 1_000_000),),
+    ],
+    ids=["many names", "one name", "a long text", "long octets"],
+)
+def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_connection_nothing(metadata: Any) -> None:
+    async def main(port: Port) -> None:
+        client = port.client()
+        for _ in range(3):
+            found = await client.fail(PREDICT, predict("flood"), metadata)
+            assert found.status is Status.RESOURCE_EXHAUSTED
+            assert predicted(await client.ask(PREDICT, predict("a"))).output == b"A"
+        assert [asked.input for asked in port.gateway.asked] == ["a"] * 3
+
+    served(main)
+
+
 def test_metadata_that_were_sent_twice_are_refused() -> None:
     async def main(port: Port) -> None:
         found = await port.client().fail(

@@ -150,6 +150,8 @@ class FanOut:
         self._awaits_first = self._has_to_wait()
         """Whether the parts but the first wait until the broker has that one."""
         self._several.ahead = self._awaits_first or bool(options.key)
+        self._is_wrong = False
+        """Whether the first part is refused as one wrong request, as its model is not there."""
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
@@ -164,8 +166,9 @@ class FanOut:
         count, loop = self._count, asyncio.get_running_loop()
         self._begun = loop.time()
         least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
-        if (absence := self._gateway.absence(self._principal, self._model)) is not None:
-            self._turn_away(absence)
+        self._is_wrong = self._gateway.absence(self._principal, self._model) is not None
+        if self._is_wrong:
+            self._submit()
         elif count > least:
             message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
             self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "burst"))
@@ -181,7 +184,7 @@ class FanOut:
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
         over = gateway.limiter.excess(limits, gateway.broker)
-        if over is None and failure.code != errors.NO_WORKERS:  # It is not known then whether it is wrong.
+        if over is None:
             gateway.limiter.charge(limits)
         tier = max(principal.tier, self._options.tier)
         entry = Entry(self._id, self._model, "", tier, principal.tenant, "", 0.0, 0.0)
@@ -300,7 +303,7 @@ class FanOut:
         """Principal of a part. The first one's limits are such that one request counts as all."""
         limits = self._principal.limits
         count = self._count
-        if not limits or count == 1:
+        if not limits or count == 1 or self._is_wrong:
             return self._principal
         charged = () if position else tuple(ratelimit.counting_as(limit, count) for limit in limits)
         return msgspec.structs.replace(self._principal, limits=charged)

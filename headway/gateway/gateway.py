@@ -485,7 +485,7 @@ class Gateway:
         ending: Ending = Ending.TURNED_AWAY,
     ) -> None:
         if failure.code in CHARGED and ending is Ending.TURNED_AWAY:
-            self.limiter.charge(entry.limits, several.count if several is not None else 1)
+            self.limiter.charge(entry.limits, entry.limits[0].counting if entry.limits else 1)
         reply = self.note_refusal(principal, entry, failure, several, ending)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 

@@ -330,22 +330,26 @@ class BrokerSession:
             self._probe_due = False
             await self._let_go()
         # The tasks of later ones may not have gone out.
-        subscriptions = [one for one in self._subscribing.values() if not self._large.has(one.tenant, one.task)][:CHUNK]
+        subscriptions = self._apart_from_large()[:CHUNK] if self._subscribing else ()
         if self._outbox:
             await self._hand_over(probe)
-        left = {(entry.tenant, entry.id) for entry in self._outbox} if subscriptions and self._outbox.later else ()
-        subscriptions = [
-            one
-            for one in subscriptions
-            if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
-        ]
         if subscriptions and not self._doubtful:
+            left = {(entry.tenant, entry.id) for entry in self._outbox} if self._outbox.later else ()
+            subscriptions = [
+                one
+                for one in subscriptions
+                if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
+            ]
             for one in subscriptions:
                 self._subscribing.pop(one.submission, None)
             await self._subscribe(subscriptions)
-        if any(not self._large.has(one.tenant, one.task) for one in self._subscribing.values()):
+        if self._subscribing and self._apart_from_large():
             self._work.set()
         self.waits = bool(self._outbox or self._departed or self._cancelled)
+
+    def _apart_from_large(self) -> list[Subscription]:
+        """Subscriptions whose tasks are no large entries that have yet to go out."""
+        return [one for one in self._subscribing.values() if not self._large.has(one.tenant, one.task)]
 
     async def _hand_over(self, probe: bool) -> None:
         """Offer what gathered, as far as one call takes it."""

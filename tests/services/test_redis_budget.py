@@ -35,7 +35,8 @@ from tests.http.test_budget import BUDGET, Counts, within
 from tests.services.fake_backend import FakeBackend
 from tests.services.redis_peer import Peer
 
-BATCH, GATHERED, ROUNDS = 32, 8, 20
+BATCH, GATHERED = 32, 8
+ROUNDS, MOST_ROUNDS = 20, 300
 LIMITS = QueueLimits(tiers=3, max_batch=64)
 HERE = str(Path(tests.__file__).parent)
 Round = Callable[[], Awaitable[None]]
@@ -126,6 +127,12 @@ async def worker(peer: Peer) -> AsyncIterator[Round]:
 SIDES = {"redis gateway": gateway, "redis worker": worker}
 
 
+def cheap_enough(kind: str, counts: Counts) -> bool:
+    """Whether a round is within the budget."""
+    found = {"calls": counts.calls.total(), "bytecodes": counts.bytecodes.total()}
+    return all(found[what] <= allowed * BATCH for what, allowed in BUDGET[kind].items())
+
+
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has bytecodes of its own")
 @pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
 @pytest.mark.parametrize("kind", SIDES)
@@ -134,10 +141,12 @@ def test_a_request_over_redis_costs_no_more_than_its_budget(kind: str) -> None:
         async with SIDES[kind](peer) as round_:
             for _ in range(3):
                 await round_()
-            rounds = [Counts(lambda path: not path.startswith(HERE)) for _ in range(ROUNDS)]
-            for counts in rounds:
-                with counts:
+            rounds = list[Counts]()
+            # On a busy machine the peer answers in more pieces, so that it takes longer to see a round at its cheapest.
+            while len(rounds) < ROUNDS or (len(rounds) < MOST_ROUNDS and not cheap_enough(kind, rounds[-1])):
+                with Counts(lambda path: not path.startswith(HERE)) as counts:
                     await round_()
+                rounds.append(counts)
         within(BUDGET[kind], rounds, BATCH)
 
     with Peer() as peer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

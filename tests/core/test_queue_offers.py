@@ -113,12 +113,12 @@ def several(count: int, timeout: float, tier: int = 0) -> Entry:
 class TestLists:
     """A request with several inputs is judged as the last of them."""
 
-    @pytest.mark.parametrize(("timeout", "over", "most"), [(10.0, 91, 88), (0.5, 9, 8)])
+    @pytest.mark.parametrize(("timeout", "over", "most"), [(10.0, 91, 88), (0.5, 9, -8)], ids=["in time", "tried"])
     def test_one_that_never_fits_is_told_how_many_do_in_whole_batches_and_those_are_let_in(
         self, timeout: float, over: int, most: int
     ) -> None:
         queue = ten_a_second(QueueLimits(3, 8))
-        asked = [several(count, timeout, tier=2) for count in (over, most)]
+        asked = [several(count, timeout, tier=2) for count in (over, abs(most))]
         refused, admitted = [queue.offer(one, 0.0) for one in asked]
         assert isinstance(refused, Refused)
         assert refused.most == most

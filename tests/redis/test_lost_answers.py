@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
@@ -47,12 +48,14 @@ async def test_entries_that_were_let_in_unheard_are_let_in_once(harness: Stand) 
     assert set(await drained(harness)) == set(ids(entries))
 
 
+@pytest.mark.parametrize("step", ["enqueue", "claim_id"])
 @story
-async def test_an_offer_that_is_overtaken_by_what_was_read_brings_nothing_back(harness: Stand) -> None:
-    entry, broker = ask(id="job", dedup_keys=(common.task("job"),)), harness.broker
+async def test_an_offer_that_is_overtaken_by_what_was_read_brings_nothing_back(harness: Stand, step: str) -> None:
+    broker = harness.broker
+    entry = replace(ask(id="job", dedup_keys=(common.task("job"),)), claims=step == "claim_id")
     await broker.enqueue([entry])
     await harness.answer(await harness.claim())
-    with harness.overtaken("enqueue") as arrives:
+    with harness.overtaken(step) as arrives:
         offered = asyncio.create_task(broker.enqueue([entry]))
         replies, cursor = await read_mailbox(harness, broker, "g", 0)
         assert [reply.id for reply in replies] == ["job"]

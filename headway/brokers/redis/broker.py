@@ -214,9 +214,13 @@ class RedisBroker:
         """See Broker."""
         if not all(map(self._queues.has, {entry.queue for entry in entries})):
             return await self._enqueue_known(entries)
-        if any(entry.claims for entry in entries):
-            return await self._task_ids.offer(entries, self._offer)
-        return await self._offer(entries)
+        offer = self._offers.begin(entries)
+        try:
+            if any(entry.claims for entry in entries):
+                return await self._task_ids.offer(entries, self._offer)
+            return await self._offer(entries)
+        finally:
+            self._offers.end(offer)
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -447,7 +451,7 @@ class RedisBroker:
         await all_of(*(queue.close() for queue in queues))
 
     async def _offer(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        return await offer(entries, self._router, self._offers, self._queues.beside)
+        return await offer(entries, self._router, self._queues.beside)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""

@@ -13,7 +13,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from headway.brokers.redis.queue_answers import Moved, Verdict
-from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.shard_queue import Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.core import failures
@@ -26,27 +25,16 @@ T = TypeVar("T")
 
 
 async def offer(
-    entries: Sequence[Entry], router: ShardRouter, offers: Offers, beside: Callable[[Queue, str, str], Queue]
+    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
 ) -> list[Failure | None]:
     """Offer entries whose queues there are. Returns the verdicts in order, None for an admitted one.
 
     Arguments:
         entries: entries to offer.
         router: router that deals them out.
-        offers: offers of this process, to which this is added.
         beside: returns the queue of another version or zone of the same model and shard.
     """
-    offer = offers.begin(entries)
-    try:
-        await router.count()
-        return await _offer(entries, router, beside)
-    finally:
-        offers.end(offer)
-
-
-async def _offer(
-    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
-) -> list[Failure | None]:
+    await router.count()
     result: list[Failure | None] = [None] * len(entries)
     dealt, offered = router.deal(entries), list(entries)
     if not dealt or dealt.count(dealt[0]) < len(dealt):

@@ -12,8 +12,9 @@ from headway.model import MOST_TOKENS, ItemResult, TokenCount
 
 
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -30,7 +31,10 @@ def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
         found = _decode_usage(usage)
     except json_lists.NO_JSON:
         return items
-    return with_tokens(items, found.prompt_tokens + found.completion_tokens, found.prompt_tokens)
+    prompt, completion, total = found.prompt_tokens, found.completion_tokens, found.total_tokens
+    if prompt is None and completion is None:
+        return with_tokens(items, total or 0)
+    return with_tokens(items, (prompt or 0) + (completion or 0), prompt or 0)
 
 
 def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:

@@ -217,14 +217,17 @@ class RuleTable(dict[str, ModelRules]):
         for model, rules in self.items():
             rules.weigher.learn(of_each[model])
             rules.versions.learn(of_each[model])
-            self._warn_of_absent(model, rules.versions.absent)
+            self._warn_of_absent(model, rules.versions)
 
-    def _warn_of_absent(self, model: str, versions: Sequence[str]) -> None:
+    def _warn_of_absent(self, model: str, choice: VersionChoice) -> None:
         """Log, when that changes, which versions of a model have a weight and no worker."""
+        versions = choice.absent
         if versions != self._absent.get(model, ()):
             self._absent[model] = versions
             if versions:
-                hint = "Start workers for them, or mend --version-weights; the others share their requests meanwhile."
+                others = len(versions) < sum(map(bool, choice.weights.values()))
+                meanwhile = "the others share their requests" if others else "requests that name no version wait for one"
+                hint = f"Start workers for them, or mend --version-weights; {meanwhile} meanwhile."
                 log.warning(
                     "versions of a model have a weight and no worker",
                     model=model,

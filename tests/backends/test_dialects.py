@@ -206,6 +206,8 @@ def test_metadata_with_a_size_that_cannot_be_is_refused_in_few_words() -> None:
     [
         ({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}, TokenCount(7, 3)),
         ({"prompt_tokens": 3, "total_tokens": 3}, TokenCount(3, 3)),
+        ({"prompt_tokens": 6, "completion_tokens": None, "total_tokens": 6}, TokenCount(6, 6)),
+        ({"total_tokens": 9}, TokenCount(9, 0)),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None),
         ({"prompt_tokens": -1}, None),
         ({"prompt_tokens": 1 << 40}, None),

@@ -11,7 +11,7 @@ from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
-from headway.model import BatchFailure, Cause, Failure, ItemResult
+from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit
 
 CANCELLED = "cancelled"
 """Reason label of an entry that was cancelled."""
@@ -164,6 +164,14 @@ def over(found: Over) -> Failure:
         message += f"; {count} inputs count as {count} requests"
     wait = found.retry_after if math.isfinite(found.retry_after) else None
     return Failure(errors.RATE_LIMITED, message, wait, "rate")
+
+
+def never_within(limit: Limit, count: int) -> Failure:
+    """Refusal of `count` inputs in one request, more than a rate limit ever lets in at once."""
+    whose = _WHOSE.get(limit.name, "this credential")
+    what = f"{whose} and the model {excerpt(limit.model)!r}" if limit.model else whose
+    fit = f"only {max(limit.burst, 1.0):g} fit into the rate limit at once for {what}"
+    return Failure(errors.PAYLOAD_TOO_LARGE, f"{count} inputs count as {count} requests, and {fit}", None, "burst")
 
 
 def over_polls(found: Over) -> Failure:

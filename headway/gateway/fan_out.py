@@ -165,13 +165,12 @@ class FanOut:
         """Submit the parts. The outcome comes on a later turn of the event loop."""
         count, loop = self._count, asyncio.get_running_loop()
         self._begun = loop.time()
-        least = min((max(limit.burst, 1.0) for limit in self._principal.limits), default=float("inf"))
+        least = min(self._principal.limits, key=lambda limit: limit.burst, default=None)
         self._is_wrong = self._gateway.absence(self._principal, self._model) is not None
         if self._is_wrong:
             self._submit()
-        elif count > least:
-            message = f"{count} inputs count as {count} requests, and only {least:g} fit into the rate limit at once"
-            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message, None, "burst"))
+        elif least is not None and count > max(least.burst, 1.0):
+            self._turn_away(failures.never_within(least, count))
         elif count > 1 and (message := self._too_large()):
             self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message))
         elif count <= FEW:

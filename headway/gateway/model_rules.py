@@ -226,7 +226,9 @@ class RuleTable(dict[str, ModelRules]):
             self._absent[model] = versions
             if versions:
                 others = len(versions) < sum(map(bool, choice.weights.values()))
-                meanwhile = "the others share their requests" if others else "requests that name no version wait for one"
+                meanwhile = (
+                    "the others share their requests" if others else "requests that name no version wait for one"
+                )
                 hint = f"Start workers for them, or mend --version-weights; {meanwhile} meanwhile."
                 log.warning(
                     "versions of a model have a weight and no worker",

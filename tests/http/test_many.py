@@ -166,7 +166,7 @@ def test_a_list_that_never_fits_is_a_wrong_request_at_its_callers_rate() -> None
         for _ in range(5):
             answer = await stand.ask(never)
             assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
-            assert "only 5 fit into the rate limit at once" in answer.json["message"]
+            assert "only 5 fit into the rate limit at once for this key" in answer.json["message"]
         for _ in range(20):
             answer = await stand.ask(never)
             assert (answer.status, answer.error) == (429, "RATE_LIMITED")

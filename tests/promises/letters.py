@@ -59,7 +59,7 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
 def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
     """Failures that were told, and left no letter. One that is known to fail leaves none again."""
     left, ids = {(one.tenant, one.input) for one in found}, {(one.tenant, one.id) for one in found}
-    used = Counter((one.tenant, one.id) for one in _asked(history) if one.id and one.code in FAILED)
+    used = Counter((one.tenant, one.id) for one in _asked(history) if one.id and _may_have_failed(one))
     losses = [fault for fault in history.faults if fault.cost.loses]
     lost = max(((fault.ended or fault.began) + REDO_SECONDS for fault in losses), default=float("-inf"))
     for one in _asked(history):
@@ -70,6 +70,11 @@ def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
             continue  # A later letter under the id has taken the place of its own.
         if not any((one.tenant, text) in left for text in texts):
             yield Violation("a failure without a dead letter", str(one))
+
+
+def _may_have_failed(one: Operation) -> bool:
+    """Whether a request failed as one that leaves a letter, or may have without its client being told in the answer."""
+    return one.code in FAILED or one.status == 202 or one.returned is None
 
 
 def _asked(history: History) -> list[Operation]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.promises.checker import check
 from tests.promises.evidence import Letter
-from tests.promises.histories import KNOWN, REJECTED, Scribe
+from tests.promises.histories import ACCEPTED, KNOWN, LEFT, REJECTED, Scribe
 
 
 @pytest.fixture
@@ -38,6 +40,16 @@ def test_a_letter_takes_the_place_of_an_earlier_one_under_its_id(it: Scribe) -> 
     it.ask((6.0, 8.0), "reject d", "one", **REJECTED)
     assert not wrong(it, Letter("acme", "one", "reject d"), without="one")
     assert wrong(it, without="one") == {"a failure without a dead letter"}
+
+
+@pytest.mark.parametrize("told", [ACCEPTED, LEFT], ids=["a task", "one that left"])
+def test_a_letter_takes_the_place_of_an_earlier_one_also_if_its_client_was_told_of_no_failure(
+    it: Scribe, told: dict[str, Any]
+) -> None:
+    it.run("reject d", at=(6.0, 7.0))
+    (it.task if told is ACCEPTED else it.ask)((6.0, 8.0), "reject d", "one", **told)
+    assert not wrong(it, Letter("acme", "one", "reject d"), without="one")
+    assert "a failure without a dead letter" in wrong(it, without="one")
 
 
 def test_a_failure_without_a_letter_is_found_out_unless_data_was_lost_since(it: Scribe) -> None:

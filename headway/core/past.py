@@ -89,7 +89,7 @@ class Past:
         self._weight = self._weight * DECAY + 1.0
         self._sum = self._sum * DECAY + together
         self._squares = self._squares * DECAY + together * together
-        if newest > self._ended:
+        if newest >= self._ended:  # Where answers take no time, it is the very instant.
             self._gaps = self._gaps * DECAY + now - self._ended
             self._soon = self._soon * DECAY + newest - self._ended
         self._ended = now

@@ -29,6 +29,12 @@ class TestClients:
         ends(past, ENOUGH, [16, 16, 16, 15], newest=0.02)
         assert past.clients == 16
 
+    def test_clients_that_ask_again_at_the_very_end_of_a_batch_are_seen_too(self) -> None:
+        past = Past()
+        for number in range(2 * ENOUGH):
+            past.ended(64, NOTHING, (number - 1) / 8, number / 8)
+        assert past.clients == 64
+
     def test_even_arrivals_are_none(self) -> None:
         past = Past()
         ends(past, 100, [16], newest=0.9)

@@ -12,7 +12,7 @@ from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.model import WorkerInfo
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 
 KEEP_EVERY = 15.0
@@ -83,5 +83,6 @@ class SnapshotSource:
         while not self._stopped.is_set():
             with contextlib.suppress(BrokerUnavailable):  # Others tell of it, each once.
                 await self.fresh()
+            heed_cancellation()
             await asyncio.sleep(until_tick(FIRST_AFTER) + pause - FIRST_AFTER)
             pause = min(2 * pause, KEEP_EVERY)

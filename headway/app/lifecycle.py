@@ -33,7 +33,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.model_kinds import KindsWatcher
 from headway.model import Failure
 from headway.ports import Broker
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.worker.pools import Workers
 
 log = structlog.get_logger(__name__)
@@ -342,6 +342,7 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await ask()
             return
         except (BrokerUnavailable, StoreUnavailable) as exc:
+            heed_cancellation()
             who, flags = ("broker", "--broker") if isinstance(exc, BrokerUnavailable) else ("store", "--ledger")
             if loop.time() >= until:
                 hint = f"Start it, or name another with {flags}."

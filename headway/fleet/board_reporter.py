@@ -15,7 +15,7 @@ from headway.model import WorkerStatus
 from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 
 PERIOD = 1.0
@@ -132,6 +132,7 @@ class BoardReporter:
                 await self.report()
             except BrokerUnavailable:  # Others tell of it, each once.
                 self._standing = UNHEARD
+                heed_cancellation()
             period = WATCHED_PERIOD if self._standing.watched else PERIOD
             await asyncio.sleep(until_tick(period))
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.runtime.availability import Availability
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 
 PERIOD = 1.0
@@ -62,6 +62,7 @@ class Periodic:
                 self._availability.over()
             except (BrokerUnavailable, StoreUnavailable) as exc:
                 self._availability.failed(began, exc)
+                heed_cancellation()
             await self._pause()
 
     async def _pause(self) -> None:

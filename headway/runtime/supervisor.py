@@ -68,3 +68,17 @@ async def _cancelled(name: str, inner: asyncio.Future[None]) -> None:
         if inner.done():
             return
         log.warning("loop does not end, cancelling it again", loop=name)
+
+
+def heed_cancellation() -> None:
+    """Raise the cancellation that the running task was asked for and has lost.
+
+    `asyncio.gather` raises the first error of its calls, so a call that fails as it is cancelled hides the
+    cancellation of all. A loop that goes on after such an error asks here first.
+
+    Raises:
+        asyncio.CancelledError: somebody cancelled this task.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -28,7 +28,7 @@ from headway.errors import BrokerUnavailable
 from headway.model import ModelReport, Signature, TierDepth, WorkerInfo, WorkerStatus, queue_name
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
@@ -252,6 +252,7 @@ class SharedGpus:
             await asyncio.sleep(until_tick(LOOK_EVERY))
             with contextlib.suppress(BrokerUnavailable):
                 await self._look()
+            heed_cancellation()
 
     async def _look(self) -> None:
         """Look once, and begin the moves that follow."""

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
+from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import CANCEL_AGAIN_AFTER, Supervisor
 from tests.virtual_time import run
 
@@ -70,3 +72,26 @@ def test_a_loop_has_time_to_tidy_up() -> None:
 
     run(story)
     assert tidied
+
+
+def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once() -> None:
+    async def failing() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise BrokerUnavailable("the connection was closed") from None
+
+    async def act() -> None:
+        await asyncio.gather(failing(), asyncio.Event().wait())
+
+    async def story(clock: Callable[[], float]) -> None:
+        supervisor = Supervisor()
+        Periodic("asking", act, clock).start(supervisor)
+        await asyncio.sleep(1.0)
+        began = clock()
+        await supervisor.stop()
+        assert clock() == began
+
+    with capture_logs() as logs:
+        run(story)
+    assert "loop does not end, cancelling it again" not in [line["event"] for line in logs]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.brokers.redis import entry_wire, large_values
+from headway.brokers.redis import connection, entry_wire, large_values
 from headway.brokers.redis.completion import fitting
 from headway.brokers.redis.connection import PIECE, OutOfMemory, RedisConnection
 from headway.brokers.redis.large_values import LargeValues
@@ -362,6 +362,9 @@ def test_values_of_one_tenant_keep_those_of_another_waiting_for_a_few_only(way: 
                 await go.acquire()
                 return b"x" * length
 
+            async def fetch_text(self, key: str, length: int) -> str:
+                return (await self.fetch(key, length)).decode()
+
             async def store(self, key: str, value: bytes, seconds: int) -> None:
                 await self.fetch(key, len(value))
 
@@ -391,7 +394,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Eve
     return moves
 
 
-@pytest.mark.parametrize("way", ["store", "fetch"])
+@pytest.mark.parametrize("way", ["store", "fetch_text"])
 @story
 async def test_no_reply_waits_for_the_bytes_of_another_ones_output(
     harness: Stand, monkeypatch: pytest.MonkeyPatch, way: str
@@ -426,7 +429,7 @@ async def test_no_reply_waits_for_the_bytes_of_another_ones_output(
 async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_outputs_are_on_their_way(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moves = held_up(monkeypatch, "fetch", "R")
+    moves = held_up(monkeypatch, "fetch_text", "R")
     await admit(harness, ask(id="large"), ask(id="small"))
     lease = await harness.claim()
     outputs = [ItemResult(LARGE if entry.id == "large" else entry.id) for entry in lease.entries]
@@ -499,6 +502,30 @@ async def test_a_large_value_comes_in_pieces_and_one_that_goes_meanwhile_is_miss
 
     monkeypatch.setattr(link._values, "call", dropping)
     assert await link.fetch(name, len(value)) is None
+
+
+@pytest.mark.parametrize("text", ["x" * PIECE, "é€" * PIECE, "x\ud800\U0001f600" * PIECE])
+@story
+async def test_a_large_text_is_decoded_piece_by_piece(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Else a gateway would do nothing else for as long as it takes to decode all of it: 5 ms for 8 MB."""
+    make, decoded = connection._text_decoder, list[int]()
+
+    class Noted:
+        def __init__(self, errors: str) -> None:
+            self._decoder = make(errors)
+
+        def decode(self, content: bytes, final: bool = False) -> str:
+            decoded.append(len(content))
+            return self._decoder.decode(content, final)
+
+    monkeypatch.setattr(connection, "_text_decoder", Noted)
+    await admit(harness, ask(id="a"))
+    await harness.broker.complete(await harness.claim(), [ItemResult(text)])
+    assert (await drained(harness))["a"].output == text
+    assert max(decoded) == PIECE
+    assert sum(decoded) == len(text.encode("utf-8", "surrogatepass"))
 
 
 @story

@@ -8,6 +8,7 @@ waits for the other: a few for each server, as it does one step after the other.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import math
 import re
@@ -65,6 +66,7 @@ OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
 CLOSED = "the handler is closed"
 """Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
 
+_text_decoder = codecs.getincrementaldecoder("utf-8")
 T = TypeVar("T")
 P = TypeVar("P")
 
@@ -235,21 +237,38 @@ class RedisConnection:
 
         No other value may ever be stored under its key.
         """
-        return await self._ask(lambda: self._pieces(key, length, PIECE), length / SLOWEST)
+        return await self._ask(lambda: self._joined_pieces(key, length, PIECE), length / SLOWEST)
+
+    async def fetch_text(self, key: str, length: int) -> str | None:
+        """Read a large text of a known length in bytes, as `fetch` does; each piece is decoded as it comes."""
+        return await self._ask(lambda: self._text(key, length), length / SLOWEST)
 
     async def fetch_whole(self, key: str, length: int) -> bytes | None:
         """Read a large value in one piece, as another one may take its place; see `fetch`."""
-        return await self._ask(lambda: self._pieces(key, length, length), length / SLOWEST)
+        return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
-    async def _pieces(self, key: str, length: int, most: int) -> bytes | None:
+    async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:
         found: list[bytes] = []
+        if not await self._pieces(key, length, most, found.append):
+            return None
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    async def _text(self, key: str, length: int) -> str | None:
+        decode, found = _text_decoder("surrogatepass").decode, list[str]()
+        if not await self._pieces(key, length, PIECE, lambda piece: found.append(decode(piece))):
+            return None
+        found.append(decode(b"", True))
+        return "".join(found)
+
+    async def _pieces(self, key: str, length: int, most: int, take: Callable[[bytes], None]) -> bool:
+        """Hand over a large value piece by piece. False: it is not there, or no longer."""
         for begin in range(0, length, most):
             end = min(begin + most, length)
             piece = await self._values.call(key, "GETRANGE", key, begin, end - 1, large=True)
             if piece is None or len(piece) != end - begin:  # It has gone, perhaps between two pieces.
-                return None
-            found.append(piece)
-        return found[0] if len(found) == 1 else b"".join(found)
+                return False
+            take(piece)
+        return True
 
     async def drop(self, keys: Sequence[str]) -> None:
         """Drop values that lie on one server. Raises BrokerUnavailable."""

@@ -155,6 +155,11 @@ def _events(answer: Answer) -> list[str]:
     return [json.loads(one.removeprefix(b"data: "))["choices"][0]["delta"]["content"] for one in events]
 
 
+def _text_events(answer: Answer) -> list[str]:
+    *events, _, _ = answer.body.split(b"\n\n")
+    return [json.loads(one.removeprefix(b"data: "))["choices"][0]["text"] for one in events]
+
+
 def _embeddings(answer: Answer) -> list[str]:
     return [",".join(map(str, one["embedding"])) for one in answer.json["data"]]
 
@@ -215,9 +220,47 @@ def test_every_door_answers_alike_whether_the_outputs_are_large_or_small(
     served(main, keys=TENANTS)
 
 
-@pytest.mark.parametrize("more", [{}, {"model": "default"}])
+def _responses(answer: Answer) -> str:
+    return str(answer.json["output"][0]["content"][0]["text"])
+
+
+def _response_events(answer: Answer) -> str:
+    told = [json.loads(one.partition(b"data: ")[2]) for one in answer.body.split(b"\n\n")[:-1]]
+    [delta] = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
+    assert told[-1]["response"]["output"] == [told[-2]["item"]]
+    assert {told[-2]["item"]["content"][0]["text"], told[-3]["part"]["text"], told[-4]["text"]} == {delta}
+    return str(delta)
+
+
+_ALONE = {"inputs": [{**_INPUT, "shape": [1], "data": ["a"]}]}
+_OCTETS = "Accept: application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields", "read"),
+    [
+        ("/v1/inference", {"input": "a"}, (), lambda answer: answer.json["output"]),
+        ("/v1/inference", {"input": "a", "model": "default"}, (), lambda answer: answer.json["output"]),
+        ("/v1/predict", {"model_id": "default", "input_data": "a"}, (_OCTETS,), lambda answer: answer.body.decode()),
+        ("/v1/completions", {"prompt": "a"}, (), lambda answer: _completions(answer)[0]),
+        ("/v1/completions", {"prompt": "a", "stream": True}, (), lambda answer: _text_events(answer)[0]),
+        (
+            "/v1/chat/completions",
+            {"messages": _MESSAGES},
+            (),
+            lambda answer: answer.json["choices"][0]["message"]["content"],
+        ),
+        ("/v1/responses", {"input": "a"}, (), _responses),
+        ("/v1/responses", {"input": "a", "stream": True}, (), _response_events),
+        ("/v2/models/default/infer", _ALONE, (), lambda answer: _tensor(answer)[0]),
+    ],
+)
 def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    fields: tuple[str, ...],
+    read: Callable[[Answer], str],
 ) -> None:
     """Whole, it would hold the loop for the time of its bytes: 6 ms for 8 MB."""
 
@@ -233,12 +276,13 @@ def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
 
         monkeypatch.setattr(large_answers.LargeAnswer, "take", taken)
         stand.gateway.output = '"\u00fc\n' * MEBIBYTE
-        answer = await stand.ask(post(json.dumps({"input": "a", **more}), "/v1/inference", ADA))
-        assert answer.json["output"] == stand.gateway.output
+        asked = post(json.dumps(body), path, ADA, *fields)
+        answer = await stand.ask(asked)
+        assert read(answer) == stand.gateway.output
         assert len(answer.body) == sum(pieces)
         assert max(pieces) <= 3 * answer_pieces.PIECE < sum(pieces) / 5
         stand.gateway.output = "\ud800" * MEBIBYTE
-        assert (await stand.ask(post('{"input": "a"}', "/v1/inference", ADA))).error == BACKEND_ERROR
+        assert (await stand.ask(asked)).status == 502
 
     served(main, keys=TENANTS)
 

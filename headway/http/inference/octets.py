@@ -7,13 +7,14 @@ came as octets and the output is octets, too.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import parse_qs
 
 from msgspec.structs import replace
 
 from headway.core import values
 from headway.errors import BadRequest
+from headway.http.inference.answer_pieces import PIECE, cut
 from headway.http.inference.exchange import (
     CodecContext,
     Exchange,
@@ -81,6 +82,15 @@ def octets_of(output: Value) -> bytes:
     return output.encode() if isinstance(output, str) else values.octets(output)
 
 
+def _pieces(output: Value) -> Iterator[bytes]:
+    """Pieces of a large output as octets. Raises UnicodeEncodeError for a lone surrogate."""
+    if not isinstance(output, str):
+        yield from cut(values.octets(output))
+        return
+    for begin in range(0, len(output), PIECE):
+        yield output[begin : begin + PIECE].encode()
+
+
 def open_octets(
     text: Callable[[bytes], str],
     read_json: Callable[[bytes, RequestOptions, CodecContext], Exchange],
@@ -97,7 +107,8 @@ def open_octets(
     def write_octets(
         shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
-        return _CONTENT_TYPE, octets_of(outputs[0])
+        output = outputs[0]
+        return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else _pieces(output)
 
     def write_as_output(
         shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()

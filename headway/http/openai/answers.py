@@ -115,7 +115,7 @@ class ChoicesWriter:
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
-        if not (self.chat or self.stream) and len(outputs) == 1:
+        if not (self.chat or self.stream) and len(outputs) == 1 and len(outputs[0]) <= PIECE:
             return JSON, self._text(shown, outputs[0], tokens)
         id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
         head = id, self._kind(), int(time()), self.model

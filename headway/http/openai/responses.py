@@ -16,6 +16,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.model_kinds import KnownKinds
+from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
@@ -47,6 +48,7 @@ _UNSERVED = {
 _DROPPED = ("user", "store", "stream_options", "tool_choice", "parallel_tool_calls", "max_tool_calls", "truncation")
 """Members that change nothing here."""
 
+_HOLE = HOLE.encode()
 _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p")
 _TEXTS = ("input_text", "output_text", "text")
 """Types of parts that are text."""
@@ -172,7 +174,8 @@ class _Writer:
         told, now = told_of(outputs[0], *tokens), int(time())
         why = _INCOMPLETE.get(told.finish_reason)
         status = "incomplete" if why else "completed"
-        part = {"type": "output_text", "text": told.text, "annotations": [], "logprobs": []}
+        is_large = len(told.text) > PIECE
+        part = {"type": "output_text", "text": HOLE if is_large else told.text, "annotations": [], "logprobs": []}
         message = {
             "type": "message",
             "id": f"msg_{shown[4:]}",
@@ -189,11 +192,14 @@ class _Writer:
             "output": [message],
             "usage": _usage(told),
         }
-        return (EVENTS, _events(head, message, ended)) if self.stream else (JSON, _encode(ended))
+        if self.stream:
+            return EVENTS, _events(head, message, ended, told.text)
+        document = _encode(ended)
+        return JSON, value_within(document, told.text) if is_large else document
 
 
-def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any]) -> Iterator[bytes]:
-    """Server-sent events of one response, one by one: five of them hold its text."""
+def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any], text: str) -> Iterator[bytes]:
+    """Server-sent events of one response, in pieces: five of them hold its text, or a hole for it."""
     begun = {**head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     (part,) = message["content"]
     item = {"output_index": 0, "item": {**message, "status": "in_progress", "content": []}}
@@ -211,7 +217,9 @@ def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any]
     ]
     for number, (kind, more) in enumerate(each):
         data = _encode({"type": f"response.{kind}", "sequence_number": number, **more})
-        yield b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
+        yield b"event: response.%b\ndata: " % kind.encode()
+        yield from value_within(data, text) if _HOLE in data else (data,)
+        yield b"\n\n"
 
 
 def _usage(told: RichText) -> dict[str, Any] | None:

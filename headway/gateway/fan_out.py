@@ -222,14 +222,22 @@ class FanOut:
     def _let_go(self) -> None:
         """Let go of the parts that have no reply."""
         self._ended = None
-        for part in self._parts:
-            if self._replies[part.position] is None:
-                self._gateway.abandon(part, self._principal.tenant, part.id)
+        self._several.forget_equal()
+        left = [part for part in self._parts if self._replies[part.position] is None]
         self._parts.clear()
+        self._leave(left)
         if self._let_in:
             tier = max(self._principal.tier, self._options.tier)
             self._gateway.limiter.forgo(self._model, self._principal.tenant, tier, self._let_in)
             self._let_in = 0
+
+    def _leave(self, left: Sequence[_Part]) -> None:
+        """Let go of some parts, and of the others in later turns of the loop."""
+        tenant = self._principal.tenant
+        for part in left[:AT_ONCE]:
+            self._gateway.abandon(part, tenant, part.id)
+        if len(left) > AT_ONCE:
+            self._gateway.turns.wait(tenant, lambda: self._leave(left[AT_ONCE:]))
 
     def take(self, position: int, reply: Reply) -> None:
         """Take the reply to a part."""

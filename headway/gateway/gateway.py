@@ -37,6 +37,7 @@ from headway.gateway.broker_session import (
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.direct_mode import DirectMode
 from headway.gateway.endings import finish, tell
+from headway.gateway.equal_inputs import EqualInputs
 from headway.gateway.fallback import Fallback
 from headway.gateway.lane import Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
@@ -93,6 +94,7 @@ class Gateway:
         tenant_counts: counts of tenants that ask for statistics.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
         held: pending requests; to be looked at only.
+        equal_inputs: inputs that get the outcome of an equal one of their request.
         facts: facts by which lanes are open, as one object that is compared by identity.
     """
 
@@ -120,6 +122,9 @@ class Gateway:
         self._clock, self._tiers = clock, settings.tier_names
         self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
         self.held = self._pending
+        self.equal_inputs = EqualInputs(
+            self._pending, self.turns, self.limiter, lambda ended: self._finish(ended, Ending.REPLIED)
+        )
         self._submissions = itertools.count(1)
         self._deadlines, self._recent = TimingWheel(clock, self._overdue), RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
@@ -299,9 +304,12 @@ class Gateway:
     ) -> None:  # fmt: skip
         now, key = self._clock(), (entry.tenant, entry.id)
         deadline = now + entry.timeout
-        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
+        pending = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
+        self._pending[key] = pending
         self._deadlines.watch(key, deadline)
-        if session is not None:
+        if several is not None and entry.dedup_keys and self.equal_inputs.follows(pending):
+            pending.session = None
+        elif session is not None:
             session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
@@ -576,6 +584,8 @@ class Gateway:
             if entry.dedup_keys and unkept(entry, reply, session.broker.kept):
                 pending.reply = msgspec.structs.replace(reply, unkept=True)
             ended.append(pending)
+            if pending.several is not None and failure is None:
+                self.equal_inputs.pass_on(pending)
         self._finish(ended, Ending.REPLIED)
         if session is self._direct:
             for pending in ended:

@@ -115,6 +115,8 @@ class ScreenedGateway(Gateway):
 
     def _hand_on(self, pending: PendingRequest) -> None:
         """Hand a request on to the broker that new ones go to, with what is left of its time."""
+        if self.equal_inputs.is_later(pending):
+            return
         session, entry = self._session, pending.refreshed(self._clock())
         if session.full(1):
             self._answer(pending, session.no_room(), Ending.REFUSED)

@@ -12,6 +12,7 @@ from headway.model import BatchRun, DedupKind, Failure, Reply, Value
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import Judgement
+    from headway.gateway.pending import PendingRequest
     from headway.gateway.request_traces import RequestTrace
 
 PART = "\x01"
@@ -66,13 +67,14 @@ class SeveralInputs:
         whole: outcome of the request.
         payer: nonce of the input that pays for all; 0 while none does.
         ahead: whether the first goes ahead, and the others wait until the broker has it.
+        equal: inputs of which only the first is submitted, by what they have in common, until the request ends; see `EqualInputs`.
 
     A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
     cost as much as one that is 128 times larger.
     """
 
     __slots__ = (
-        "_asked", "_missing", "ahead", "count", "entered", "id", "inputs", "inspected", "judgement", "parameters", "payer",
+        "_asked", "_missing", "ahead", "count", "entered", "equal", "id", "inputs", "inspected", "judgement", "parameters", "payer",
         "trace", "version", "whole",
     )  # fmt: skip
 
@@ -87,6 +89,7 @@ class SeveralInputs:
         self.whole = WholeOutcome()
         self.payer = 0
         self.ahead = False
+        self.equal: dict[str, list[PendingRequest]] = {}
         self._missing = len(inputs)
         self._asked: tuple[Value, bytes] | None = None
 
@@ -113,6 +116,12 @@ class SeveralInputs:
         if self._asked is None or self._asked[0] is not input:
             self._asked = input, dedup.digest(model, version, input, self.parameters)
         return self._asked[1]
+
+    def forget_equal(self) -> None:
+        """Forget which inputs are equal: none gets the outcome of another any more."""
+        for those in self.equal.values():
+            del those[1:]
+        self.equal.clear()
 
     def ends(self, failed: bool) -> bool:
         """Note that an input has its outcome. True, once, when the request ends with it: the first failure or the last output."""

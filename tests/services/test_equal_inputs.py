@@ -1,0 +1,208 @@
+"""Equal inputs of one request, between a real gateway and workers, on virtual time: each text is submitted once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from headway import errors
+from headway.gateway.client_quotas import AnswerRoom, HeldBytes
+from headway.gateway.equal_inputs import AT_ONCE
+from headway.gateway.fan_out import FanOut
+from headway.gateway.pending import Ending, PendingRequest
+from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions
+from headway.runtime.request_id import new_id
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.services.test_input_policy import JUDGED, Functions, policed
+from tests.virtual_time import run
+
+ADA = Principal("ada", "acme", 1)
+LIMITED = Principal("bob", "acme", 1, (Limit("key-1", "key", 6000.0, 2000.0),))
+MANY = 5 * AT_ONCE
+
+
+def served(act: Callable[[Stand], Awaitable[None]], **settings: object) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(clock, FakeBackend(0.1), **({"collapse": True} | settings))  # type: ignore[arg-type]
+        await stand.service.start()
+        try:
+            await act(stand)
+            assert stand.gateway.pending == 0
+            await stand.service.drain()
+        finally:
+            await stand.service.stop()
+
+    run(main)
+
+
+def begun(
+    stand: Stand, inputs: Sequence[str], caller: Principal = ADA, room: AnswerRoom | None = None, **options: Any
+) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
+    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+    how = RequestOptions(30.0, 1, **options)
+    whole = FanOut(stand.gateway, caller, new_id(), how, "m", inputs, b"", ended.set_result, room)
+    whole.start()
+    return whole, ended
+
+
+def ran(stand: Stand) -> list[str]:
+    return [text for batch in stand.backends[0].batches for text in batch]
+
+
+class Endings:
+    """Observer of how many requests ended together, and how."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.turns: list[int] = []
+        self.of: dict[Ending, int] = {}
+        self.rows: list[PendingRequest] = []
+        stand.gateway._observers = (*stand.gateway._observers, self)
+
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        if requests:
+            self.turns.append(len(requests))
+            self.rows += requests
+            self.of[ending] = self.of.get(ending, 0) + len(requests)
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_equal_inputs_run_once_and_the_broker_has_one_of_them(near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(stand: Stand) -> None:
+        offered: list[str] = []
+        offer = stand.gateway._session.offer
+
+        def noted(entry: Entry) -> None:
+            offered.append(str(entry.input))
+            offer(entry)
+
+        monkeypatch.setattr(stand.gateway._session, "offer", noted)
+        if not near:
+            stand.gateway._session.near = None
+        endings = Endings(stand)
+        replies = await begun(stand, ["a"] * MANY)[1]
+        assert [reply.output for reply in replies] == ["A"] * MANY
+        assert offered == ran(stand) == ["a"]
+        assert [reply.shared for reply in replies] == [None, *[DedupKind.SAME] * (MANY - 1)]
+        assert stand.counters.shared == {("m", "same", "joined"): MANY - 1}
+        assert stand.counters.requests["m", "paid", "ok"] == MANY
+        assert endings.of == {Ending.REPLIED: MANY}
+        assert max(endings.turns) == AT_ONCE, "no turn of the loop answers all of them"
+        assert len({one.entry.id for one in endings.rows}) == MANY
+
+    served(act)
+
+
+def test_each_gets_the_output_of_its_own_text_in_order() -> None:
+    async def act(stand: Stand) -> None:
+        inputs = [f"{number * number % 7}" for number in range(3 * AT_ONCE)]
+        replies = await begun(stand, inputs)[1]
+        assert [reply.output for reply in replies] == inputs
+        assert sorted(ran(stand)) == sorted(set(inputs))
+
+    served(act)
+
+
+def test_those_that_are_submitted_after_the_first_has_its_output_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a long list are submitted in slices, and the first goes ahead of them."""
+
+    async def act(stand: Stand) -> None:
+        turns, wait = stand.gateway.turns, stand.gateway.turns.wait
+
+        def late(tenant: str, begin: Callable[[], None]) -> None:
+            asyncio.get_running_loop().call_later(0.2, wait, tenant, begin)
+
+        monkeypatch.setattr(turns, "wait", late)
+        replies = await begun(stand, ["a"] * MANY)[1]
+        assert [reply.output for reply in replies] == ["A"] * MANY
+        assert ran(stand) == ["a"]
+
+    served(act)
+
+
+@pytest.mark.parametrize(("settings", "options"), [({"collapse": False}, {}), ({"cache": True}, {"fresh": True})])
+def test_without_sharing_every_input_runs(settings: dict[str, object], options: dict[str, Any]) -> None:
+    async def act(stand: Stand) -> None:
+        await begun(stand, ["a"] * 20, **options)[1]
+        assert ran(stand) == ["a"] * 20
+
+    served(act, **settings)
+
+
+def test_limits_are_charged_for_every_input() -> None:
+    async def act(stand: Stand) -> None:
+        await begun(stand, ["a"] * MANY, LIMITED)[1]
+        assert stand.broker.rate_limit_debt(LIMITED.limits[0]) == pytest.approx(MANY / 100 - 0.1, abs=0.3)
+
+    served(act)
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_under_a_key_they_run_once_and_are_replayed(key: str) -> None:
+    async def act(stand: Stand) -> None:
+        for _ in range(2):
+            replies = await begun(stand, ["a", "b", "a", "b", "a"] * 20, key=key)[1]
+            assert [reply.output for reply in replies] == ["A", "B", "A", "B", "A"] * 20
+        if key:
+            assert {(reply.shared, reply.kept) for reply in replies} == {(DedupKind.KEY, True)}
+        assert sorted(ran(stand)) == (["a", "b"] if key else ["a", "a", "b", "b"])
+
+    served(act)
+
+
+def test_the_failure_of_the_first_is_that_of_the_request_and_the_others_are_let_go_of() -> None:
+    async def act(stand: Stand) -> None:
+        endings = Endings(stand)
+        _, ended = begun(stand, ["a"] * MANY)
+        await asyncio.sleep(0.05)
+        first = next(iter(stand.gateway.held.values()))
+        stand.gateway._answer(first, Failure(errors.DEADLINE_EXCEEDED, "too late", None, "total"), Ending.TIMED_OUT)
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.code == errors.DEADLINE_EXCEEDED
+        await asyncio.sleep(1.0)
+        assert endings.of == {Ending.TIMED_OUT: 1, Ending.LEFT: MANY - 1}
+
+    served(act)
+
+
+def test_whoever_leaves_leaves_all_of_them() -> None:
+    async def act(stand: Stand) -> None:
+        whole, ended = begun(stand, ["a"] * MANY)
+        await asyncio.sleep(0.05)
+        whole.abandon()
+        await asyncio.sleep(1.0)
+        assert not ended.done()
+        assert stand.gateway.pending == 0
+
+    served(act)
+
+
+def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_lets_go_of_all() -> None:
+    async def act(stand: Stand) -> None:
+        endings = Endings(stand)
+        most = 100_000
+        _, ended = begun(stand, ["a" * 1000] * MANY, room=AnswerRoom(HeldBytes(1 << 30), "acme", most))
+        [reply] = await ended
+        assert reply.failure is not None
+        assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
+        left = stand.gateway.pending
+        assert left > 2 * AT_ONCE, "they are let go of in turns"
+        await asyncio.sleep(1.0)
+        assert stand.gateway.pending == 0
+        assert sum(endings.of.values()) == MANY
+        assert endings.of[Ending.LEFT] > MANY / 2
+
+    served(act)
+
+
+def test_inputs_that_wait_for_a_verdict_run_once_too() -> None:
+    async def act(stand: Stand, functions: Functions) -> None:
+        _, ended = begun(stand, ["good", "fine", "good"] * 20)
+        assert [reply.output for reply in await ended] == ["GOOD", "FINE", "GOOD"] * 20
+        assert sorted(ran(stand)) == ["fine", "good"]
+
+    policed(act, JUDGED, collapse=True)

@@ -35,6 +35,7 @@ from headway.gateway.broker_session import (
     Up,
 )
 from headway.gateway.client_quotas import Quotas
+from headway.gateway.deadlines import Deadlines
 from headway.gateway.direct_mode import DirectMode
 from headway.gateway.endings import finish, tell
 from headway.gateway.equal_inputs import EqualInputs
@@ -68,7 +69,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
+from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 log = structlog.get_logger(__name__)
 
@@ -126,11 +127,15 @@ class Gateway:
             self._pending, self.turns, self.limiter, lambda ended: self._finish(ended, Ending.REPLIED)
         )
         self._submissions = itertools.count(1)
-        self._deadlines, self._recent = TimingWheel(clock, self._overdue), RecentRequests(clock)
+        self._deadlines = Deadlines(clock, self._pending, settings.request_timeout_ms / 1000, self._overdue)
+        self._recent = RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
-        self.tenant_counts = TenantCounts(self._tiers, self.kinds)
-        counts = OutcomeCounts(counters, self._tiers, self.kinds), self._recent, self.tenant_counts
-        self._observers: Sequence[Observer] = (*counts, *observers)
+        self._observers: tuple[Observer, ...] = (
+            OutcomeCounts(counters, self._tiers, self.kinds),
+            self._recent,
+            *observers,
+        )
+        self.tenant_counts = TenantCounts(self._tiers, self.kinds, self._tell_too)
         self._emptied = asyncio.Event()
         held = self.name, self._pending, self._subscriptions, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
@@ -284,7 +289,7 @@ class Gateway:
                 return
         key, deadline = (tenant, id), now + timeout
         self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session)
-        self._deadlines.watch(key, deadline)
+        self._deadlines.watch(key, deadline, timeout)
         if near is None:
             session.offer(entry)
 
@@ -306,7 +311,7 @@ class Gateway:
         deadline = now + entry.timeout
         pending = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
         self._pending[key] = pending
-        self._deadlines.watch(key, deadline)
+        self._deadlines.watch(key, deadline, entry.timeout)
         if several is not None and entry.dedup_keys and self.equal_inputs.follows(pending):
             pending.session = None
         elif session is not None:
@@ -627,6 +632,9 @@ class Gateway:
         finish(self._observers, ended, ending, self._clock())
         if not self._pending:
             self._emptied.set()
+
+    def _tell_too(self, observer: Observer) -> None:
+        self._observers = (*self._observers, observer)
 
     def _withdraw(self, pending: PendingRequest) -> None:
         if pending.session is not None:

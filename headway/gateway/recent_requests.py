@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from headway.gateway.pending import Ending, PendingRequest
 from headway.gateway.several_inputs import WholeOutcome
@@ -12,11 +15,29 @@ from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatu
 REMEMBERED = 10_000
 """Most answered requests that are known; their inputs and outputs are not kept."""
 
-_Answered = tuple[str, Principal, str, int, str, float, float, Failure | None, BatchRun | None, WholeOutcome | None]
-"""Id, principal, model, tier, version of the queue, instant and seconds of a request, why it failed, and its run.
+_Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
+"""Principal, model, tier, version of the queue, why it failed, and its run.
 
 Of the first of several inputs also the outcome of the request, which has its id and may come later.
 """
+_NOBODY = Principal("", "", 0)
+_NOTHING: _Shared = (_NOBODY, "", 0, "", None, None, None)
+
+
+class _Alike(msgspec.Struct, frozen=True):
+    """Requests that were answered together and have all but their ids and times in common.
+
+    One record for each would be ten times as large, and the caches of a CPU would hold little else.
+    """
+
+    ids: str
+    """Ids of the requests, each in a line."""
+    seconds: array[float]
+    """Seconds that each took."""
+    at: float
+    shared: _Shared
+
+
 _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
@@ -29,29 +50,46 @@ class RecentRequests:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: deque[_Answered] = deque(maxlen=REMEMBERED)
+        self._last: deque[_Alike] = deque()
+        self._count = 0
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Remember requests that were answered."""
         if ending in _FORGOTTEN:  # All but the first of several inputs that is let go of as another failed.
             requests = [one for one in requests if one.whole is not None and one.whole.ended]
+        ids, seconds, shared = list[str](), list[float](), _NOTHING
         for request in requests:
             entry, reply = request.entry, request.reply
-            self._last.append((
-                entry.id, request.principal, entry.model, entry.tier, entry.version, now, now - request.since, reply.failure,
-                reply.ran, None if request.several is None else request.whole,
-            ))  # fmt: skip
+            whole = None if request.several is None else request.whole
+            own = request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole
+            if own != shared:
+                if ids:
+                    self._remember(ids, seconds, now, shared)
+                ids, seconds, shared = [], [], own
+            ids.append(entry.id)
+            seconds.append(now - request.since)
+        if ids:
+            self._remember(ids, seconds, now, shared)
+
+    def _remember(self, ids: list[str], seconds: list[float], now: float, shared: _Shared) -> None:
+        """Remember requests that took these seconds, and forget the oldest."""
+        self._last.append(_Alike("\n".join(ids), array("d", seconds), now, shared))
+        self._count += len(ids)
+        while self._count > REMEMBERED:
+            self._count -= len(self._last.popleft().seconds)
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """Status of the last request of this id, of this tenant if one is named."""
         for one in reversed(self._last):
-            if one[0] == id and tenant in (None, one[1].tenant):
-                return self._status(one)
+            if id in one.ids and tenant in (None, one.shared[0].tenant):
+                for known, seconds in zip(reversed(one.ids.split("\n")), reversed(one.seconds), strict=True):
+                    if known == id:
+                        return self._status(one, seconds)
         return None
 
-    def _status(self, one: _Answered) -> RequestStatus:
-        _, principal, model, tier, version, at, seconds, failure, ran, whole = one
-        begun, part, whose = at - seconds, "", (principal.tenant, principal.user, model, tier)
+    def _status(self, one: _Alike, seconds: float) -> RequestStatus:
+        principal, model, tier, version, failure, ran, whole = one.shared
+        begun, part, whose = one.at - seconds, "", (principal.tenant, principal.user, model, tier)
         if whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part
             if not whole.ended:

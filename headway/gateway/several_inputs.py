@@ -19,7 +19,7 @@ PART = "\x01"
 """Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WholeOutcome:
     """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
 

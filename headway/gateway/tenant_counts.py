@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import Ending, PendingRequest
@@ -18,15 +18,18 @@ class TenantCounts:
     Arguments:
         tiers: names of the tiers.
         models: names of the models that are served; other names get no series.
+        begin: called with these counts at the first question, from which on they are told of requests.
     """
 
-    def __init__(self, tiers: Sequence[str], models: Container[str]) -> None:
-        self._tiers, self._models = tiers, models
+    def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
+        self._tiers, self._models, self._begin = tiers, models, begin
         self._counts: dict[str, tuple[Counters, OutcomeCounts]] = {}
         """Counters of each tenant and what adds to them; the tenant that asked last is the last."""
 
     def of(self, tenant: str) -> Counters:
         """Counters of a tenant's own requests, which are counted from now on."""
+        if not self._counts:
+            self._begin(self)
         found = self._counts.pop(tenant, None)
         if found is None:
             counters = Counters()
@@ -38,8 +41,6 @@ class TenantCounts:
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count the requests of tenants that have asked; see `headway.gateway.pending.Observer`."""
-        if not self._counts:
-            return
         of_tenants: dict[str, list[PendingRequest]] = {}
         for request in requests:
             if request.entry.tenant in self._counts:

@@ -142,7 +142,7 @@ class EchoGateway:
         self.turns = FairTurns(lambda: INSTANT)
         self.kinds = ModelKinds(["default"], Settings())
         self.kinds.learn([texts(WorkerStatus.HEALTHY)])
-        self.tenant_counts = TenantCounts(Settings().tier_names, self.kinds)
+        self.tenant_counts = TenantCounts(Settings().tier_names, self.kinds, lambda counts: None)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: DedupKind | None = None

@@ -6,7 +6,7 @@ import pytest
 
 from headway.gateway import outcome_counts, tenant_counts
 from headway.gateway.outcome_counts import OutcomeCounts
-from headway.gateway.pending import NOBODY, Ending, PendingRequest
+from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
 from headway.gateway.tenant_counts import TenantCounts
 from headway.model import DedupKind, Entry, Principal, Reply, TokenCount
 from headway.runtime.counters import Counters
@@ -18,18 +18,21 @@ def ended(tenant: str, model: str = "m") -> PendingRequest:
 
 
 def test_only_tenants_that_have_asked_are_counted() -> None:
-    counts = TenantCounts(("paid",), ("m",))
-    counts.finished([ended("a")], Ending.REPLIED, 1.0)
+    observers: list[Observer] = []
+    counts = TenantCounts(("paid",), ("m",), observers.append)
+    assert observers == []
     own = counts.of("a")
+    assert observers == [counts]
     counts.finished([ended("a"), ended("b"), ended("a")], Ending.REPLIED, 1.0)
     assert own is counts.of("a") and own.requests == {("m", "paid", "ok"): 2}
     assert counts.of("b").requests == {}
+    assert observers == [counts]
     counts.forget("m")
     assert counts.of("a").requests == {}
 
 
 def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
-    counts = TenantCounts(("paid",), ("m",))
+    counts = TenantCounts(("paid",), ("m",), lambda counts: None)
     own = {number: counts.of(str(number)) for number in range(tenant_counts.MOST_TENANTS)}
     counts.of("0")
     counts.of("one more")

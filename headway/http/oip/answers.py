@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import msgspec
 
 from headway.errors import BadRequest
-from headway.http.inference.answer_pieces import array_within, packed_pieces, released, text_pieces
+from headway.http.inference.answer_pieces import PIECE, array_within, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, TokensOfEach, Written
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.problem import escaped, problem_header
 from headway.http.server.framing import Encoded
 from headway.model import Value, ValueKind, added_up
 from headway.oip.elements import element_of
-from headway.oip.tensors import BYTES, OUTPUT, packed_size
+from headway.oip.tensors import BYTES, OUTPUT, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
 
@@ -32,7 +33,7 @@ class _Tensor(msgspec.Struct, gc=False):
     datatype: str
     shape: tuple[int, ...]
     parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET
-    data: tuple[()] | msgspec.UnsetType = msgspec.UNSET
+    data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Used(msgspec.Struct, gc=False):
@@ -75,18 +76,32 @@ class Answerer:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
         used = added_up(tokens)
         told = msgspec.UNSET if used is None else _Used(used.used)
+        if len(outputs) == 1 and len(outputs[0]) <= PIECE:
+            return self._one(version, told, outputs[0])
         if self._binary:
             length = len(self._encode(version, told, parameters=_DataSize(_LARGEST)))
             return _BINARY % length, self._packed(version, told, outputs, length)
         document = self._encode(version, told, data=())
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
+    def _one(self, version: str, told: _Used | msgspec.UnsetType, output: Value) -> tuple[bytes, bytes]:
+        """Answer with one small output, the most frequent one."""
+        if self._binary:
+            element = element_of(output, self._gives)
+            document = self._encode(version, told, _DataSize(packed_size((element,))))
+            return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
+        text = output if self._is_text(output) else next(self._texts((output,)))
+        return JSON, self._encode(version, told, msgspec.UNSET, (text,))
+
+    def _is_text(self, output: Value) -> TypeGuard[str]:
+        return isinstance(output, str) and (self._gives is ValueKind.TEXT or self._gives is None)
+
     def _encode(
         self,
         version: str,
         told: _Used | msgspec.UnsetType,
         parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
-        data: tuple[()] | msgspec.UnsetType = msgspec.UNSET,
+        data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
         tensor = _Tensor(OUTPUT, BYTES, self._shape, parameters, data)
         return _encode(_Answer(self._model, version, (tensor,), self._id, told))
@@ -104,7 +119,7 @@ class Answerer:
 
     def _texts(self, outputs: Sequence[Value]) -> Iterator[str]:
         for index, output in enumerate(released(outputs)):
-            if isinstance(output, str) and (self._gives is ValueKind.TEXT or self._gives is None):
+            if self._is_text(output):
                 yield output
                 continue
             try:

@@ -23,7 +23,8 @@ EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-c
 
 FINISHED = "stop"
 TEXT = "text_completion"
-"""Kind of a completion, as its member `object` says."""
+CHAT = "chat.completion"
+"""Kinds of completions, as their member `object` says."""
 _Head = tuple[str, str, int, str]
 """Members with which an answer begins: id, object, created, model."""
 
@@ -82,6 +83,15 @@ class _ChatChoice(msgspec.Struct, gc=False):
     finish_reason: str
 
 
+class _ChatBody(msgspec.Struct, gc=False):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_ChatChoice]
+    usage: Usage | msgspec.UnsetType
+
+
 class _DeltaChoice(msgspec.Struct, gc=False):
     index: int
     delta: _Message
@@ -115,8 +125,8 @@ class ChoicesWriter:
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
         """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
-        if not (self.chat or self.stream) and len(outputs) == 1 and len(outputs[0]) <= PIECE:
-            return JSON, self._text(shown, outputs[0], tokens)
+        if not self.stream and len(outputs) == 1 and len(outputs[0]) <= PIECE:
+            return JSON, self._one(shown, outputs[0], tokens)
         id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
         head = id, self._kind(), int(time()), self.model
         return (
@@ -151,21 +161,23 @@ class ChoicesWriter:
             usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
-    def _text(self, shown: str, output: Value, tokens: TokensOfEach) -> bytes:
+    def _one(self, shown: str, output: Value, tokens: TokensOfEach) -> bytes:
         """Completion of one prompt, the most frequent answer."""
         told = told_of(output, *tokens)
-        choices = [_TextChoice(0, told.text, None, told.finish_reason)]
         usage = told.usage
-        if usage is None:
-            usage = Usage()
-        else:
+        if usage is not None:
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens)
-        return _encode(_TextBody("cmpl-" + shown[4:], TEXT, int(time()), self.model, choices, usage))
+        if self.chat:
+            message = _ChatChoice(0, _Message("assistant", told.text, None), None, told.finish_reason)
+            used = msgspec.UNSET if usage is None else usage
+            return _encode(_ChatBody("chatcmpl-" + shown[4:], CHAT, int(time()), self.model, [message], used))
+        choices = [_TextChoice(0, told.text, None, told.finish_reason)]
+        return _encode(_TextBody("cmpl-" + shown[4:], TEXT, int(time()), self.model, choices, usage or Usage()))
 
     def _kind(self) -> str:
         if not self.chat:
             return TEXT
-        return "chat.completion.chunk" if self.stream else "chat.completion"
+        return "chat.completion.chunk" if self.stream else CHAT
 
     def _choice(self, index: int, told: RichText) -> Iterator[bytes]:
         if len(told.text) <= PIECE:

@@ -1,8 +1,9 @@
 """Link to a server: a command goes out in one write, and its answer wakes who waits for it.
 
 redis-py connects: address, TLS, login and database are its business. Then the link takes the transport over from its streams,
-which take more time for each command than the command itself. An answer that is large is read from the streams, since a parser
-copies what comes in pieces.
+which take more time for each command than the command itself. The pieces of an answer that is large are put together once, since a
+parser, or a stream, copies each of them several times. A large command is sent by the streams,
+which wait for the server to take it, and its short answer is read from them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from headway.brokers.redis.sentinels import Address
 PIECE = 1 << 18
 """Bytes of a large argument that are written in one turn of the event loop."""
 
+SHORT = 1 << 10
+"""Bytes of the longest argument of a command that is not large itself."""
+
 _MORE = object()
 """Answer that is not whole yet."""
 _CLOSED = "the server closed the connection"
@@ -35,7 +39,7 @@ class Link(asyncio.Protocol):
         connection: as given.
     """
 
-    __slots__ = ("_answers", "_loop", "_streams", "_transport", "_waiting", "connection")
+    __slots__ = ("_answers", "_large", "_loop", "_streams", "_transport", "_waiting", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -43,6 +47,8 @@ class Link(asyncio.Protocol):
         self._streams: Any = None
         """Protocol of redis-py's streams."""
         self._answers: Any = None
+        self._large: BulkAnswer | None = None
+        """Answer that is read past the parser, while one is."""
         self._waiting: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -66,6 +72,7 @@ class Link(asyncio.Protocol):
         self._streams = self._transport.get_protocol()
         # Errors are those of redis-py.
         parse_error = connection._parser.parse_error
+        self._large = None
         self._answers = hiredis.Reader(protocolError=InvalidResponse, replyError=parse_error, notEnoughData=_MORE)
         self._transport.set_protocol(self)
 
@@ -77,10 +84,14 @@ class Link(asyncio.Protocol):
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
         """Answer to a command that is large, or has a large answer, which is no list; its large texts are ASCII. Their bytes are copied less often."""
-        self._transport.set_protocol(self._streams)
-        await self._send(command)
-        answer = await _read_large(self.connection)
-        self._transport.set_protocol(self)
+        if not all(isinstance(one, int) or (isinstance(one, str | bytes) and len(one) <= SHORT) for one in command):
+            self._transport.set_protocol(self._streams)
+            await self._send(command)
+            told = await _read_told(self.connection)
+            self._transport.set_protocol(self)
+            return told
+        self._large = BulkAnswer()
+        answer: bytes | None = await self.ask(hiredis.pack_command(tuple(command)))
         return answer
 
     async def _send(self, command: Sequence[Any]) -> None:
@@ -99,9 +110,12 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See Protocol."""
-        self._answers.feed(data)
         try:
-            answer = self._answers.gets()
+            if self._large is not None:
+                answer = self._take_large(self._large, data)
+            else:
+                self._answers.feed(data)
+                answer = self._answers.gets()
         except RedisError as exc:
             self._fail(exc)
             self._transport.abort()
@@ -112,6 +126,16 @@ class Link(asyncio.Protocol):
                 self._transport.abort()
             elif not waiting.done():
                 waiting.set_result(answer)
+
+    def _take_large(self, large: BulkAnswer, data: bytes) -> Any:
+        """Take a piece of a large answer. Returns the answer once it is whole; whoever waits for an error has it then."""
+        answer = large.feed(data)
+        if answer is not _MORE:
+            self._large = None
+        if isinstance(answer, str):
+            self._fail(self.connection._parser.parse_error(answer))
+            return _MORE
+        return answer
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See Protocol. The streams hear of it, too: whoever disconnects waits for them."""
@@ -145,20 +169,62 @@ def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
     yield head
 
 
-async def _read_large(connection: Any) -> bytes | None:
-    """Read an answer that is no list past the connection's parser, which would copy it piece by piece."""
+async def _read_told(connection: Any) -> bytes | None:
+    """Read the answer to a large command, which is short, from the streams: some of it may have come while the command was sent."""
     reader: asyncio.StreamReader = connection._reader
     line = await reader.readline()
     if not line.endswith(b"\r\n"):
         raise ConnectionResetError(_CLOSED)
     if line[:1] == b"-":
         raise connection._parser.parse_error(line[1:-2].decode(errors="replace"))
-    if line[:1] != b"$":
-        return line[1:-2]
-    length = int(line[1:])
-    if length < 0:
-        return None
-    reader._limit = max(reader._limit, length)  # type: ignore[attr-defined] # Else it pauses at every 128 KiB.
-    answer = await reader.readexactly(length)
-    await reader.readexactly(2)
-    return answer
+    return line[1:-2]
+
+
+class BulkAnswer:
+    """Answer that is no list, in the pieces in which it comes."""
+
+    __slots__ = ("_head", "_missing", "_pieces")
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._missing = 0
+        """Bytes that have yet to come, once the head is whole; until then 0."""
+        self._pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> Any:
+        """Take what came. Returns the answer when it is whole, as text if it is an error, else _MORE.
+
+        Raises:
+            InvalidResponse: it is no such answer.
+        """
+        if not self._missing:
+            data = self._head + data
+            end = data.find(b"\r\n")
+            if end < 0:
+                self._head = data
+                return _MORE
+            kind, told = data[:1], data[1:end]
+            if kind == b"-":
+                return told.decode(errors="replace")
+            if kind in b"+:":
+                return told
+            if kind != b"$" or not told.removeprefix(b"-").isdigit():
+                raise InvalidResponse(f"a large answer begins with {data[:20]!r}")
+            if told[:1] == b"-":
+                return None
+            self._missing, data = int(told) + 2, data[end + 2 :]
+        self._missing -= len(data)
+        self._pieces.append(data)
+        if self._missing > 0:
+            return _MORE
+        if self._missing < 0:
+            raise InvalidResponse("more bytes have come than belong to a large answer")
+        return self._joined()
+
+    def _joined(self) -> bytes:
+        """All pieces but for the end of the last line."""
+        pieces, end = self._pieces, 2
+        while len(pieces[-1]) <= end and len(pieces) > 1:
+            end -= len(pieces.pop())
+        pieces[-1] = pieces[-1][: len(pieces[-1]) - end]
+        return b"".join(pieces)

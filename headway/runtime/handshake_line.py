@@ -1,17 +1,19 @@
 """Line of handshakes.
 
-A step of a TLS handshake costs up to a millisecond of a core. So those that have come together wait here, and between two turns
-everything else is read. Addresses take turns, so that a flood from one holds up no other.
+A step of a TLS handshake costs a tenth of a millisecond to several, as the key of the certificate is. So those that have come together wait
+here, and between two turns everything else is read. Addresses take turns, so that a flood from one holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
-SEATS = 2
-"""Steps of handshakes in one turn of the event loop."""
+TURN = 0.001
+"""Seconds after which no further step begins in a turn of the event loop."""
 
 
 class Handshake(Protocol):
@@ -27,27 +29,36 @@ class HandshakeLine:
 
     Arguments:
         loop: event loop that gives the turns; called within it alone.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = monotonic) -> None:
+        self._loop, self._clock = loop, clock
         self._lines: dict[str, deque[Handshake]] = {}
+        self._begun = False
+        """Whether steps are under way, after which the next turn is asked for."""
 
     def wait(self, address: str, handshake: Handshake) -> None:
         """Give a connection a turn later."""
-        if not self._lines:
+        if not self._lines and not self._begun:
             self._loop.call_soon(self._give)
         self._lines.setdefault(address, deque()).append(handshake)
 
     def _give(self) -> None:
-        served: list[Handshake] = []
-        while self._lines and len(served) < SEATS:
-            address, line = next(iter(self._lines.items()))
-            served.append(line.popleft())
-            del self._lines[address]
-            if line:
-                self._lines[address] = line  # behind the other addresses
-        if self._lines:  # Before they are served, since one that comes to an empty line asks for a turn itself.
-            self._loop.call_soon(self._give)
-        for handshake in served:
-            handshake.take_turn()
+        end, left, self._begun = self._clock() + TURN, sum(map(len, self._lines.values())), True
+        try:
+            while left and self._clock() < end:
+                left -= 1
+                self._next().take_turn()
+        finally:
+            self._begun = False
+            if self._lines:
+                self._loop.call_soon(self._give)
+
+    def _next(self) -> Handshake:
+        address, line = next(iter(self._lines.items()))
+        handshake = line.popleft()
+        del self._lines[address]
+        if line:
+            self._lines[address] = line  # behind the other addresses
+        return handshake

@@ -288,9 +288,54 @@ def test_addresses_take_turns_at_handshakes() -> None:
     assert served_ == ["flood 0", "other", "flood 1", "flood 2", "flood 3", "flood 4"]
 
 
+@pytest.mark.parametrize(("milliseconds", "each"), [(5.0, 1), (0.4, 3), (0.1, 10)])
+def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(milliseconds: float, each: int) -> None:
+    now, turns = [0.0], list[int]()
+
+    class Waiting:
+        def take_turn(self) -> None:
+            now[0] += milliseconds / 1000
+            turns[-1] += 1
+
+    async def main() -> None:
+        line = HandshakeLine(asyncio.get_running_loop(), lambda: now[0])
+        for number in range(20):
+            line.wait(f"10.0.0.{number}", Waiting())
+        while sum(turns) < 20:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    served = [one for one in turns if one]
+    assert max(served) <= each + 1
+    assert served[0] in (each, each + 1), "the last one begins before the millisecond is over"
+
+
+def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
+    served: list[int] = []
+
+    async def main() -> None:
+        line = HandshakeLine(asyncio.get_running_loop(), lambda: 0.0)
+
+        class Again:
+            def take_turn(self) -> None:
+                served[-1] += 1
+                if sum(served) < 5:
+                    line.wait("10.0.0.1", self)
+
+        line.wait("10.0.0.1", Again())
+        while sum(served) < 5:
+            served.append(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert max(served) == 1
+
+
 def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Issued) -> None:
     loop = mock.Mock(time=lambda: 0.0)
     port = TlsPort(issued.certificates, "http/1.1", "public", Counters(), loop)
+    port.line._clock = lambda: 0.0  # One turn has time for both.
     gone, other = mock.Mock(**{"is_closing.return_value": False}), mock.Mock(**{"is_closing.return_value": False})
     gone.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
     for raw, data, address in ((gone, b"\x16nonsense", "10.0.0.1"), (other, hello(issued.trust), "10.0.0.2")):

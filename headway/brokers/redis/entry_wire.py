@@ -68,10 +68,12 @@ class TracedWireEntry(WireEntry, frozen=True, array_like=True, gc=False):
     trace: bytes = b""
 
 
-ENTRY_HEAD = struct.Struct(">BHHdddIIBH")
-"""Head of an entry, by which the server queues it: tier, lengths of key and tenant, timeouts, nonce, weight, bytes of the room,
-length of what names an input apart, inputs that come with it; key, that name and gateway follow.
+ENTRY_KIND = struct.Struct(">HBddIIH")
+"""Beginning of a head, by which the server queues the entry: length of this and the gateway, tier, timeouts, weight, bytes of
+the room, inputs that come with it; the gateway follows. Most entries of a call have it in common, and the server reads it once.
 """
+ENTRY_NAME = struct.Struct(">dHB")
+"""Middle of a head: nonce, lengths of the tenant and of what names an input apart; that name and the key follow."""
 
 
 Apart = tuple[Value, bytes]
@@ -87,12 +89,13 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
         entry: the entry.
         apart: token of its input, where that is stored apart, and the digest of that, where it is asked for.
     """
-    key, large = key_of(entry.tenant, entry.id), len(entry.input) + len(entry.parameters) > SMALL
-    head = ENTRY_HEAD.pack(
-        entry.tier, len(key), key.rindex(0), entry.queue_timeout, entry.timeout, entry.nonce, entry.weight,
-        min(bytes_of(entry), MOST_COUNTED) if large else 0, len(apart), entry.count,
+    key, gateway = key_of(entry.tenant, entry.id), entry.gateway.encode()
+    large = len(entry.input) + len(entry.parameters) > SMALL
+    kind = ENTRY_KIND.pack(
+        ENTRY_KIND.size + len(gateway), entry.tier, entry.queue_timeout, entry.timeout, entry.weight,
+        min(bytes_of(entry), MOST_COUNTED) if large else 0, entry.count,
     )  # fmt: skip
-    return head + key + apart + entry.gateway.encode()
+    return b"".join((kind, gateway, ENTRY_NAME.pack(entry.nonce, key.rindex(0), len(apart)), apart, key))
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
@@ -187,15 +190,16 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int) 
     if not (limits or payers or any(entry.dedup_keys or entry.digest for entry in entries)):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
-    charges = {of: [positions[limit] for limit in of] for of in {entry.limits for entry in entries}}
-    charged = [charges[entry.limits] for entry in entries]
+    lists = {of: number for number, of in enumerate({entry.limits: None for entry in entries})}
+    charged = [lists[entry.limits] for entry in entries] if len(lists) > 1 else []
+    charges = [[positions[limit] for limit in of] for of in lists]
     rare = [(position, entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys or entry.digest]
     dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in rare if entry.dedup_keys}
     digests = {position: entry.digest.hex() for position, entry in rare if entry.digest}
     paid = {}
     if payers:
         paid = {at: payers[one.payer] for at, one in enumerate(entries, 1) if one.count == 1 and one.payer in payers}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charged, dedup_keys, digests, paid))
+    return encode(([_pack_limit(limit, counts) for limit in limits], charges, charged, dedup_keys, digests, paid))
 
 
 def payer_of(entries: Sequence[Entry], position: int) -> Entry:

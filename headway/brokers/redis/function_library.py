@@ -38,7 +38,7 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway9"
+LAYOUT = "headway10"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -173,7 +173,7 @@ _NUMBERS: dict[str, float] = {
     "WATCH_SECONDS": departure_board.WATCH_SECONDS,
     "RECORD_SECONDS": departure_board.RECORD_SECONDS,
     "LETTER_HEAD_BYTES": letters.LETTER.size,
-    "ENTRY_HEAD_BYTES": entry_wire.ENTRY_HEAD.size,
+    "ENTRY_KIND_BYTES": entry_wire.ENTRY_KIND.size,
     "RULE_BYTES": 8 * (2 + len(wire.RULE)),
     "INPUT_POSITION": entry_wire.position_of("input"),
     "PARAMETERS_POSITION": entry_wire.position_of("parameters"),
@@ -197,7 +197,7 @@ _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_s
 _TEXTS = {
     "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
     "SETTINGS_PATTERN": repr("(%S+) " * (len(QueueSettings._fields) - 1) + "(.*)"),
-    "ENTRY_HEAD": repr(entry_wire.ENTRY_HEAD.format),
+    "ENTRY_KIND": repr(entry_wire.ENTRY_KIND.format),
     "NONCE": repr(wire.NONCE.format),
     "LETTER_HEAD": repr(letters.LETTER.format),
     "LOAD_FORMAT": repr(wire.LOAD_FORMAT),

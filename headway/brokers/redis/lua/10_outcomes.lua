@@ -192,7 +192,7 @@ local function expire(s)
       drop_from_lane(s, entry)
     end
     table.sort(late, function(one, other)
-      return one.queue_due < other.queue_due or (one.queue_due == other.queue_due and one.seq < other.seq)
+      return one.queue_due < other.queue_due or (one.queue_due == other.queue_due and one.number < other.number)
     end)
     send_failures(s, 'late', late, 0)
     look_again(s)

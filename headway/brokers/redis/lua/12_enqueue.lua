@@ -1,8 +1,10 @@
 -- enqueue: admit entries or refuse them. Arguments after the head: what the gateway has read (its name, the id of the last
--- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared (nothing, or the limits, for each entry the
--- positions of its limits, by position the dedup keys of those that have any, by position the digests of those whose clients chose the
--- id, and by position that of the one that pays for it), then for each entry its head (tier, lengths of the key and its tenant, queue timeout, timeout, nonce, weight, bytes if it is large, the
--- length of what is apart, key, token of an input apart and its digest, gateway) and its payload. Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed, for each refused one its position, the wait and why
+-- stream entry, how many submissions and outputs apart, their names, their tokens and who has read them), what counts and is shared
+-- (nothing, or the limits, the lists of their positions that entries count towards, for each entry the position of its list, all
+-- from 0 and none where there is one list, by position the dedup keys of those that have any, by position the digests of those whose
+-- clients chose the id, and by position that of the one that pays for it), then for each entry its head and its payload. A head begins
+-- with the entry's kind: its own length, tier, timeouts, weight, bytes if it is large, inputs that come with it, gateway. Behind that are
+-- nonce, the lengths of the tenant and of what is apart, token of an input apart and its digest, key. Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed, for each refused one its position, the wait and why
 -- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
 
 do
@@ -24,13 +26,13 @@ local function forget_read(s, args, at)
   if gateway ~= '' then
     hear_of(s, gateway)
     if count > 0 then
-      local answered, keys, marks, marked = {}, {}, {}, submissions.marked
+      local answered, keys, sub = {}, {}, string.sub
       for i = 1, count do
-        keys[i], marks[i] = marked(args[at + 3 + i], gateway)
+        keys[i] = sub(args[at + 3 + i], 9)
       end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
-        if headers[i] == marks[i] then  -- It may have been asked anew.
+        if headers[i] == '!' .. sub(args[at + 3 + i], 1, 8) .. gateway then  -- It may have been asked anew.
           answered[#answered + 1] = keys[i]
         end
       end
@@ -107,7 +109,9 @@ local function admit(s, intake, entry, payload, shares)
   if error then
     return CULPRIT, error
   end
-  observe_arrival(s, entry.tier, entry.weight)
+  if not entry.observed then
+    observe_arrival(s, entry.tier, entry.weight)
+  end
   local apart = s.q.apart > 0 and caller_apart(s, entry.key, payload)
   local check = apart and admissible or refuse
   local wait, why = check(s, intake, entry, entry.queue_timeout, entry.timeout, apart)
@@ -133,27 +137,65 @@ local function admit(s, intake, entry, payload, shares)
   return nil
 end
 
--- The entries of a call, and their keys.
-local function read_entries(s, args, at)
-  local entries, names, read, sub = {}, {}, struct.unpack, string.sub
-  for position = 1, (#args - at + 1) / ENTRY do
-    local head = args[at + (position - 1) * ENTRY]
-    local tier, length, of_tenant, queue_timeout, timeout, nonce, weight, bytes, of_apart, count = read(ENTRY_HEAD, head)
-    local key, after = sub(head, ENTRY_HEAD_BYTES + 1, ENTRY_HEAD_BYTES + length), ENTRY_HEAD_BYTES + length + of_apart
-    names[position] = key
-    local entry = {
-      key = key, tenant = sub(key, 1, of_tenant), gateway = sub(head, after + 1), tier = tier + 1,
-      queue_timeout = queue_timeout, timeout = timeout,
-      queue_due = s.now + (queue_timeout < timeout and queue_timeout or timeout),
-      due = s.now + timeout, nonce = nonce, weight = weight, shared = false, seq = 0, bytes = bytes, count = count,
-    }
-    if of_apart > 0 then
-      local apart = sub(head, after - of_apart + 1, after)
-      entry.token, entry.digest = sub(apart, 1, TOKEN_BYTES), of_apart > TOKEN_BYTES and sub(apart, TOKEN_BYTES + 1) or nil
+local NOTHING = {}
+
+-- An enqueue, step by step.
+local offer = {}
+
+-- What entries have in common, by the text with which their heads begin.
+function offer.kind(s, text)
+  local _, tier, queue_timeout, timeout, weight, bytes, count = struct.unpack(ENTRY_KIND, text)
+  local queue_due, due, gateway = s.now + math.min(queue_timeout, timeout), s.now + timeout, string.sub(text, ENTRY_KIND_BYTES + 1)
+  return {
+    text = text, tier = tier + 1, gateway = gateway, queue_timeout = queue_timeout, timeout = timeout, queue_due = queue_due,
+    due = due, weight = weight, bytes = bytes, count = count, sure = 0,
+  }
+end
+
+-- The heads of a call's entries: the kind of each, its key, its tenant, and what names its input where that is apart.
+function offer.heads(s, args, at)
+  local kinds, names, tenants, aparts, known = some(), some(), some(), nil, {}
+  local text, length, kind, byte, sub, position = nil, 0, nil, string.byte, string.sub, 0
+  for i = at, #args, ENTRY do
+    local head = args[i]
+    position = position + 1
+    if sub(head, 1, length) ~= text then
+      local high, low = byte(head, 1, 2)
+      length = high * 256 + low
+      text = sub(head, 1, length)
+      kind = known[text]
+      if not kind then
+        kind = offer.kind(s, text)
+        known[text] = kind
+      end
     end
-    entries[position] = entry
+    local high, low, of_apart = byte(head, length + 9, length + 11)
+    local key = sub(head, length + 12 + of_apart)
+    kinds[position], names[position], tenants[position] = kind, key, sub(key, 1, high * 256 + low)
+    if of_apart > 0 then
+      aparts = aparts or {}
+      aparts[position] = sub(head, length + 12, length + 11 + of_apart)
+    end
   end
-  return entries, names
+  return {
+    kinds = kinds, names = names, tenants = tenants, aparts = aparts, of_kinds = known, args = args, at = at, latest = {}, seen = {},
+    refused = {}, turned_away = {}, intake = new_intake(), known = call_each('HMGET', s.prefix .. 'e', names),
+    shares_of = NOTHING, digests = NOTHING, payers = NOTHING, book = nil, charged = nil, limits_of = nil, rare = nil, observed = 0,
+  }
+end
+
+-- The entry at a position of a call.
+function offer.entry(call, i)
+  local kind, apart = call.kinds[i], call.aparts and call.aparts[i]
+  local entry = {
+    key = call.names[i], tenant = call.tenants[i], gateway = kind.gateway, tier = kind.tier, queue_timeout = kind.queue_timeout,
+    timeout = kind.timeout, queue_due = kind.queue_due, due = kind.due, weight = kind.weight, shared = false, number = '',
+    arrived = 0, observed = call.observed == i, nonce = struct.unpack(NONCE, call.args[call.at + (i - 1) * ENTRY], #kind.text + 1), bytes = kind.bytes, count = kind.count,
+  }
+  if apart then
+    entry.token, entry.digest = string.sub(apart, 1, TOKEN_BYTES), #apart > TOKEN_BYTES and string.sub(apart, TOKEN_BYTES + 1) or nil
+  end
+  return entry
 end
 
 -- Seconds until the next slot is free, as far as can be told; 0 while one is.
@@ -165,88 +207,254 @@ local function free_in(s)
   return math.max(q.last_departure + batch_seconds(q, q.running) / q.slots - s.now, 0)
 end
 
-local NO_EXTRAS = {}
+-- The last round that a tenant's entries cost; those of all tenants of the call are read together.
+function offer.latest(s, call, tier, tenant)
+  local of_tier = call.latest[tier]
+  if not call.tenants[2] then
+    return tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
+  elseif not of_tier then
+    local asked, found = {}, {}
+    for _, one in ipairs(call.tenants) do
+      if not found[one] then
+        found[one] = 0
+        asked[#asked + 1] = one
+      end
+    end
+    local scores = call_each('ZMSCORE', s.prefix .. 't' .. tier, asked)
+    for i = 1, #asked do
+      found[asked[i]] = tonumber(scores[i] or 0)
+    end
+    call.latest[tier], of_tier = found, found
+  end
+  return of_tier[tenant]
+end
+
+-- Up to which number of waiting entries those of a kind are sure to be let in, as `refuse` would; no more than wait now if it has
+-- to be asked.
+function offer.sure_until(s, intake, kind)
+  local q, tier = s.q, kind.tier
+  local most, ahead = math.floor(s.max_queue * GREED / (GREED + 1)), 0
+  if tier > 1 and s.shed_last >= 0 then
+    most = math.min(most, tier == s.tiers and s.shed_last or s.shed_rest)
+  end
+  for above = 1, tier do
+    ahead = ahead + q.depth[above]
+  end
+  if q.fresh >= most then
+    return 0
+  elseif ahead == 0 then
+    return q.fresh + 1
+  end
+  gate(s)
+  if q.batch_seconds <= 0 then
+    return most
+  end
+  local bound = allowed_in_step(s, intake, tier, kind.queue_timeout, kind.timeout)
+  return ahead < bound and math.min(most, q.fresh + math.ceil(bound - ahead)) or 0
+end
+
+-- So many entries of a kind wait in their tier queue; the last of them has this number.
+function offer.count_in(s, kind, seq, count)
+  if count == 0 then
+    return
+  end
+  local q, tier, queue_due = s.q, kind.tier, kind.queue_due
+  q.seq, q.newest, q.fresh = seq, s.now, q.fresh + count
+  q.depth[tier], q.weight[tier] = q.depth[tier] + count, q.weight[tier] + count * kind.weight
+  s.touched[INTAKE], s.touched[TIERS + tier] = true, true
+  q.last_due[tier] = math.max(q.last_due[tier], queue_due)
+  q.oldest, q.due = math.min(q.oldest, s.now), math.min(q.due, queue_due)
+end
+
+-- So many entries of one weight come in one step.
+function offer.observe(s, tier, weight, count)
+  if count > 1 and s.q.mean[tier] == weight then
+    observe_arrival(s, tier, weight)
+    if s.q.rate_last[tier] == s.now then
+      s.q.rate_sum[tier] = s.q.rate_sum[tier] + (count - 1) / RATE_TIME
+      return
+    end
+    count = count - 1
+  end
+  for _ = 1, count do
+    observe_arrival(s, tier, weight)
+  end
+end
+
+-- Let in, from a position of the call on, what is of one kind and has nothing rare about it, as long as that is sure to be let in.
+-- Returns the next position. It does what `admit` does for each, all at once.
+function offer.take_alike(s, call, first)
+  local q, intake, kind, names, tenants, args = s.q, call.intake, call.kinds[first], call.names, call.tenants, call.args
+  if kind.bytes > 0 or kind.count > 1 then
+    return first
+  end
+  local kinds, known, rare, book, limits_of, entered, sub = call.kinds, call.known, call.rare, call.book, call.limits_of, s.entered, string.sub
+  local tier, weight, at, past_kind, nonce_at = kind.tier, kind.weight, call.at, #kind.text, #kind.text + 1
+  local into = intake_of(intake, tier)
+  local lane, line, headers, payloads, latest_of = into.tier_queue, into.line, intake.headers, intake.payloads, into.latest
+  local seq, fresh, next_round, sure, taken, unseen, i = q.seq, q.fresh, q.next[tier], kind.sure, 0, 0, first
+  local digits, weight_digits, until_seq, last_digits = numbers.parts(seq + 1, weight)
+  local fixed, tail, stamp = struct.pack(numbers.fixed, tier, s.now, kind.queue_due, kind.due), '-' .. kind.gateway, struct.pack(STAMP, s.now, kind.queue_due)
+  local odd = kind.queue_due < q.last_due[tier] and intake.odd
+  while kinds[i] == kind do
+    local key, payload, tenant, charged = names[i], args[at + i * ENTRY - 1], tenants[i], limits_of and limits_of[i] or call.charged
+    if known[i] or entered[key] or rare and rare[i] or #payload > PAGE or charged and over_limit(book, charged) then
+      break
+    end
+    if fresh + taken >= sure then
+      offer.observe(s, tier, weight, unseen + 1)
+      offer.count_in(s, kind, seq, taken)
+      fresh, taken, unseen = q.fresh, 0, -1
+      sure = offer.sure_until(s, intake, kind)
+      kind.sure = sure
+      if fresh >= sure then
+        call.observed = i
+        return i
+      end
+    end
+    if charged then
+      charge(book, charged)
+    end
+    seq, taken, unseen = seq + 1, taken + 1, unseen + 1
+    if seq >= until_seq then
+      digits, weight_digits, until_seq = numbers.parts(seq, weight)
+    end
+    local last = last_digits[seq % 256]
+    local member, latest = digits .. last .. weight_digits .. key, latest_of[tenant] or offer.latest(s, call, tier, tenant)
+    if latest < next_round - 1 then
+      latest = next_round - 1
+    end
+    local round = latest - latest % 1 + 1
+    latest_of[tenant] = latest + 1
+    if round == next_round then
+      into.joined = into.joined + 1
+    end
+    if tenant ~= intake.tenant then
+      note_tenant(s, intake, tenant)
+    end
+    local header = digits .. last .. weight_digits .. fixed .. sub(args[at + (i - 1) * ENTRY], nonce_at, past_kind + 8) .. tail
+    local heads, count = #headers, #line
+    headers[heads + 1], headers[heads + 2], payloads[heads + 1], payloads[heads + 2] = key, header, key, payload
+    lane[2 * count + 1], lane[2 * count + 2], line[count + 1] = round, member, stamp .. member
+    if odd then
+      odd[#odd + 1], odd[#odd + 2] = kind.queue_due, member
+    end
+    entered[key] = i
+    i = i + 1
+  end
+  if unseen > 0 then
+    offer.observe(s, tier, weight, unseen)
+  end
+  offer.count_in(s, kind, seq, taken)
+  return i
+end
+
+-- Judge the entry at a position of the call by itself.
+function offer.judge(s, call, i, scarce)
+  local key, header, before = call.names[i], call.known[i], nil
+  local entry, seen, known_as = offer.entry(call, i), call.seen, s.entered[key]
+  if not seen[key] and type(known_as) == 'number' then
+    seen[key] = offer.entry(call, known_as).nonce
+  end
+  if seen[key] == entry.nonce then
+    return
+  elseif known_as then
+    before = false
+  elseif seen[key] then
+    header = redis.call('HGET', s.prefix .. 'e', key)
+  end
+  if before == nil and header then
+    before = is_known(header, entry.gateway, entry.nonce)
+  end
+  local why, wait = nil, 0
+  if before == false then
+    why = CONFLICT
+  elseif before == nil then
+    local shares, digest, charged = call.shares_of[i], call.digests[i], call.limits_of and call.limits_of[i] or call.charged
+    local queue = (shares or digest) and elsewhere(s, key, shares, digest)
+    local with = call.turned_away[call.payers[i]]
+    if with then
+      why, wait = with[1], with[2]
+    elseif queue then
+      why, wait = MOVED, queue
+    elseif scarce then
+      observe_arrival(s, entry.tier, entry.weight)
+      why, wait = SCARCE, SCARCE_WAIT
+    elseif charged then
+      why, wait = over_limit(call.book, charged)
+      why = why and OVER + why
+    end
+    if not why then
+      local by_id = digest and submissions.share_of_id(s, key, digest)
+      shares = by_id and {by_id, unpack(shares or NOTHING)} or shares
+      entry.shared = shares ~= nil
+      why, wait = admit(s, call.intake, entry, call.args[call.at + i * ENTRY - 1], shares)
+      if (not why or why == CULPRIT) and charged then
+        charge(call.book, charged)
+      end
+    end
+  end
+  if why then
+    turn_away(call.refused, i, wait, why)
+    call.turned_away[i] = {why, wait}
+  else
+    seen[key] = entry.nonce
+  end
+  if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then
+    large.drop(s, entry)
+  end
+end
+
+-- What counts and is shared: see above.
+function offer.extras(s, call, text)
+  if text == '' then
+    return
+  end
+  local limits, of_limits, charged, shares_of, digests, payers = unpack(cmsgpack.unpack(text))
+  if #limits > 0 then
+    call.book, call.charged = open_book(s, limits), of_limits[1]
+    if #of_limits > 1 then
+      call.limits_of = {}
+      for i = 1, #charged do
+        call.limits_of[i] = of_limits[charged[i] + 1]
+      end
+    end
+  end
+  if next(shares_of) or next(digests) or next(payers) then
+    call.shares_of, call.digests, call.payers, call.rare = shares_of, digests, payers, {}
+    for _, those in ipairs({shares_of, digests, payers}) do
+      for i in pairs(those) do
+        call.rare[i] = true
+      end
+    end
+  end
+end
 
 local function enqueue(keys, args, scarce)
   local s = open(keys, args)
   s.entered, s.later = {}, {}
   local at = forget_read(s, args, HEAD + 1)
-  local extras = args[at] ~= '' and cmsgpack.unpack(args[at])
-  at = at + 1
-  local entries, names = read_entries(s, args, at)
-  local known = call_each('HMGET', s.prefix .. 'e', names)
-  local book = extras and #extras[1] > 0 and open_book(s, extras[1])
-  local limits_of, shares_of, digests, payers = NO_EXTRAS, NO_EXTRAS, NO_EXTRAS, NO_EXTRAS
-  if extras then
-    limits_of, shares_of, digests, payers = extras[2], extras[3], extras[4], extras[5] or NO_EXTRAS
-  end
-  local turned_away = {}
-  local intake, seen, refused = new_intake(), {}, {}
-  for i, entry in ipairs(entries) do
-    local key = names[i]
-    if seen[key] ~= entry.nonce then
-      local before, header = nil, known[i]
-      if s.entered[key] then
-        before = false
-      elseif seen[key] then
-        header = redis.call('HGET', s.prefix .. 'e', key)
-      end
-      if before == nil and header then
-        before = is_known(header, entry.gateway, entry.nonce)
-      end
-      local why, wait = nil, 0
-      if before == false then
-        why = CONFLICT
-      elseif before == nil then
-        local queue = (shares_of[i] or digests[i]) and elsewhere(s, key, shares_of[i], digests[i])
-        local with = turned_away[payers[i]]
-        if with then
-          why, wait = with[1], with[2]
-        elseif queue then
-          why, wait = MOVED, queue
-        elseif scarce then
-          observe_arrival(s, entry.tier, entry.weight)
-          why, wait = SCARCE, SCARCE_WAIT
-        elseif limits_of[i] then
-          why, wait = over_limit(book, limits_of[i])
-          why = why and OVER + why
-        end
-        if not why then
-          local by_id = digests[i] and submissions.share_of_id(s, key, digests[i])
-          local shares = by_id and {by_id, unpack(shares_of[i] or {})} or shares_of[i]
-          entry.shared = shares ~= nil
-          why, wait = admit(s, intake, entry, args[at + (i - 1) * ENTRY + 1], shares)
-          if (not why or why == CULPRIT) and limits_of[i] then
-            charge(book, limits_of[i])
-          end
-        end
-      end
-      if why then
-        turn_away(refused, i, wait, why)
-        turned_away[i] = {why, wait}
-      else
-        seen[key] = entry.nonce
-      end
-      if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then
-        large.drop(s, entry)
-      end
+  local call = offer.heads(s, args, at + 1)
+  local count, intake = #call.names, call.intake
+  offer.extras(s, call, args[at])
+  local plain, i = not (scarce or s.weighed or call.aparts) and s.q.known_until <= s.now and s.q.apart == 0, 1
+  while i <= count do
+    i = plain and offer.take_alike(s, call, i) or i
+    if i <= count then
+      offer.judge(s, call, i, scarce)
+      i = i + 1
     end
   end
   if #intake.headers > 0 or s.joined then
-    local last
-    for i = 1, #entries do
-      local gateway = entries[i].gateway
-      if gateway ~= last then
-        hear_of(s, gateway)
-        last = gateway
-      end
+    for _, kind in pairs(call.of_kinds) do
+      hear_of(s, kind.gateway)
     end
     write_down(s, intake)
   end
-  local owed = book and close_book(s, book) or ''
+  local owed = call.book and close_book(s, call.book) or ''
   ring(s)
   save(s)
-  return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), refused, owed}
+  return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), call.refused, owed}
 end
 
 redis.register_function(VERSION .. '_enqueue', enqueue)

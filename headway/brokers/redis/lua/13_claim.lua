@@ -9,16 +9,22 @@ do
 
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
-  for i, entry in ipairs(entries) do
-    names[i] = entry.key
-    arrivals[i] = entry.arrived
-    first_due = math.min(first_due, entry.due)
+  for i = 1, #entries do
+    local entry = entries[i]
+    local due = entry.due
+    names[i], arrivals[i] = entry.key, entry.arrived
+    if due < first_due then
+      first_due = due
+    end
   end
   local payloads = call_each('HMGET', s.prefix .. 'p', names)
   return {'lease', as_doubles({s.now, fence, lease.left_at, lease.ends, first_due - s.now, lease.attempts}), lease.reason, as_doubles(arrivals), payloads}
 end
 
 local function size_of_batch(s, entries)
+  if not s.weighed then
+    return #entries
+  end
   local weight = 0
   for _, entry in ipairs(entries) do
     weight = weight + counted_weight(s, entry.weight)
@@ -35,8 +41,8 @@ local function depart(s, slot, token, entries, reason, group)
   q.gate_at = -INF
   -- By the clock, lest leases of a state that was lost, or that a replica never heard of, pass for new ones.
   q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
-  for i, entry in ipairs(entries) do
-    members[i] = entry.member
+  for i = 1, #entries do
+    members[i] = entries[i].member
   end
   local lease = {
     slot = slot, members = members, size = size_of_batch(s, entries), reason = reason, left_at = now, ends = now + s.lease_seconds,
@@ -73,7 +79,7 @@ function take_lease(s, fence)
   note_busy(s)
   s.q.busy = s.q.busy - 1
   if lease.size >= s.q.running then
-    s.q.running = tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0)
+    s.q.running = s.q.busy > 0 and tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0) or 0
   end
   return lease
 end
@@ -137,7 +143,9 @@ local function pack_batch(s, limit)
         late[#late + 1] = entry
       else
         entries[#entries + 1] = entry
-        left = left - counted_weight(s, entry.weight)
+        if s.weighed then
+          left = left - counted_weight(s, entry.weight)
+        end
       end
     end
     if #entries == 0 then
@@ -258,8 +266,11 @@ local function claim(keys, args)
     return {'load', told}
   end
   local oldest = INF
-  for _, entry in ipairs(entries) do
-    oldest = math.min(oldest, entry.arrived)
+  for i = 1, #entries do
+    local arrived = entries[i].arrived
+    if arrived < oldest then
+      oldest = arrived
+    end
   end
   q.wait = q.wait + (now - oldest - q.wait) * WAIT_WEIGHT
   q.last_departure = now

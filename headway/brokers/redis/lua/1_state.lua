@@ -257,11 +257,15 @@ local function save(s)
   local q, figures, touched, key = s.q, s.figures, s.touched, s.prefix .. 'q'
   local parts, order, last = figures.parts, figures.order, 1
   q.steps = q.steps + 1
-  for i = 1, #order do
-    local section = order[i]
-    if touched[section] or not figures.first then
+  if figures.first then
+    for section in pairs(touched) do
+      local i = section <= BEFORE_TIERS and section or section + (section > TIERS and BEFORE_TIERS - TIERS or q.tiers)
       parts[i] = section <= TIERS and pack_section[section](q) or pack_tier(q, section - TIERS)
-      last = i
+      last = i > last and i or last
+    end
+  else
+    for i, section in ipairs(order) do
+      parts[i] = section <= TIERS and pack_section[section](q) or pack_tier(q, section - TIERS)
     end
   end
   local renewed_at = figures.renewed_at
@@ -361,7 +365,7 @@ local function open(keys, args, looks_only)
   local prefix = keys[1]
   local s = setmetatable({
     prefix = prefix, now = now, tiers = known.tiers, figures = read_figures(prefix, known.tiers),
-    touched = {[STEP] = true}, q = nil,
+    touched = {[STEP] = true}, q = nil, later = nil, entered = nil, joined = nil,
   }, known.of_step)
   if s.figures then
     s.q = s.figures.q

@@ -1,54 +1,89 @@
 -- Entries as they are stored: their headers, their members, and the names of submissions.
 
--- Headers: tier, number, arrival, queue deadline, deadline, nonce, weight, PADDING, then the gateway's name: none when nobody waits
--- for the entry itself any more. SHARED is added to the tier of one that has dedup keys. There is padding, for a hash whose values
--- have 64 bytes or less would be stored as a list, which is searched from end to end. A large entry has in its place a plus, its
--- bytes, and the token of its input where that is apart.
+-- A number: that of the entry in its queue, and its weight, in DIGITS hexadecimal digits. Headers: the number, tier, arrival, queue
+-- deadline, deadline, nonce, PLAIN, then the gateway's name: none when nobody waits for the entry itself any more. SHARED is added to the
+-- tier of one that has dedup keys. A large entry has in place of PLAIN a plus, its bytes, and the token of its input where that is
+-- apart. A header has more than 64 bytes; else a hash would be stored as a list, which is searched from end to end.
 local SHARED = 64
+local DIGITS = 32
+local PLAIN_AT = 66
+local SEQ_DIGITS = 24
 
 local pack_header, read_header
+local numbers = {fixed = '>Bddd'}  -- `fixed` is the format of what headers have between number and nonce.
 
 do  -- A library has room for 200 local names.
 
-local HEADER = '>BdddddI4'
-local PADDING = '--------------------'
-local PADDING_AT = 46
-local HEADER_BYTES = 65
+local READ = '>Bdddd'
+local ARRIVED_AT = DIGITS + 2
+local PLAIN = '-'
 local LARGE = '>d'
 local NO_TOKEN = '-----------'
+local LAST_DIGITS = {}
+local high, high_from, weight_digits, weighed_as = '', -1, '', nil
+
+-- What the numbers of entries of a weight begin and end with from a sequence number on, and up to which one that holds; what is between
+-- is in a table, by the sequence number modulo 256.
+function numbers.parts(seq, weight)
+  local from = seq - seq % 256
+  if from ~= high_from then
+    high_from, high = from, string.format('%0' .. SEQ_DIGITS - 2 .. 'x', from / 256)
+    for last = 0, #LAST_DIGITS == 0 and 255 or -1 do
+      LAST_DIGITS[last] = string.format('%02x', last)
+    end
+  end
+  if weight ~= weighed_as then
+    weighed_as, weight_digits = weight, string.format('%0' .. DIGITS - SEQ_DIGITS .. 'x', weight)
+  end
+  return high, weight_digits, from + 256, LAST_DIGITS
+end
+
+function numbers.next(seq, weight)
+  local first, last = numbers.parts(seq, weight)
+  return first .. LAST_DIGITS[seq % 256] .. last
+end
 
 function pack_header(entry, tier, gateway)
-  local header = struct.pack(HEADER, tier, entry.seq, entry.arrived, entry.queue_due, entry.due, entry.nonce, entry.weight)
+  local header = entry.number .. struct.pack(numbers.fixed, tier, entry.arrived, entry.queue_due, entry.due) .. struct.pack(NONCE, entry.nonce)
   if entry.bytes > 0 or entry.token then
     return header .. '+' .. struct.pack(LARGE, entry.bytes) .. (entry.token or NO_TOKEN) .. gateway
   end
-  return header .. PADDING .. gateway
+  return header .. PLAIN .. gateway
 end
+
+local function read_rest(entry)
+  local header, number, sub = entry.header, entry.number, string.sub
+  local tier, _, queue_due, _, nonce = struct.unpack(READ, header, DIGITS + 1)
+  local shared = tier > SHARED
+  entry.tier, entry.shared, entry.queue_due, entry.nonce = shared and tier - SHARED or tier, shared, queue_due, nonce
+  entry.weight, entry.gateway, entry.bytes = tonumber(sub(number, SEQ_DIGITS + 1), 16), sub(header, PLAIN_AT + 1), 0
+  if string.byte(header, PLAIN_AT) == 43 then
+    local token = sub(header, PLAIN_AT + 9, PLAIN_AT + 19)
+    entry.gateway = sub(header, PLAIN_AT + 20)
+    entry.bytes, entry.token = struct.unpack(LARGE, header, PLAIN_AT + 1), token ~= NO_TOKEN and token or nil
+  end
+end
+
+-- A claim needs little of each entry, so the rest is read when it is asked for.
+local UNREAD = {__index = function(entry, name)
+  setmetatable(entry, nil)
+  read_rest(entry)
+  return entry[name]
+end}
 
 -- The entry of a header, of which more may be known.
 function read_header(header, key, member, position)
-  local tier, seq, arrived, queue_due, due, nonce, weight = struct.unpack(HEADER, header)
-  local shared = tier > SHARED
-  local entry = {
-    tier = shared and tier - SHARED or tier, shared = shared, seq = seq, arrived = arrived, queue_due = queue_due, due = due,
-    nonce = nonce, weight = weight, gateway = string.sub(header, HEADER_BYTES + 1), key = key, member = member, position = position,
-    bytes = 0,
-  }
-  if string.byte(header, PADDING_AT) == 43 then
-    local token = string.sub(header, PADDING_AT + 9, HEADER_BYTES)
-    entry.bytes, entry.token = struct.unpack(LARGE, header, PADDING_AT + 1), token ~= NO_TOKEN and token or nil
-  end
-  return entry
+  local arrived, _, due = struct.unpack('>ddd', header, ARRIVED_AT)
+  return setmetatable({
+    header = header, number = string.sub(header, 1, DIGITS), arrived = arrived, due = due, key = key, member = member,
+    position = position,
+  }, UNREAD)
 end
 
 end
-
-local DIGITS = 32
-local SEQ_DIGITS = 24
-local NUMBER = '%0' .. SEQ_DIGITS .. 'x%0' .. DIGITS - SEQ_DIGITS .. 'x'
 
 local function member_of(entry)
-  return string.format(NUMBER, entry.seq, entry.weight) .. entry.key
+  return entry.number .. entry.key
 end
 
 local function seq_of(member)
@@ -115,9 +150,18 @@ function submissions.mark(entry)
   return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway
 end
 
--- The entry's key, and the mark that it has if a gateway is to read this submission's outcome.
-function submissions.marked(name, gateway)
-  return string.sub(name, 9), '!' .. string.sub(name, 1, 8) .. gateway
+-- The mark of the entry of a header and its gateway: if it has this member, no dedup keys, is not large, and somebody waits for it.
+function submissions.mark_of_plain(header, member)
+  local sub, byte = string.sub, string.byte
+  if not header or sub(header, 1, DIGITS) ~= sub(member, 1, DIGITS) then
+    return nil
+  end
+  local tier, kind = byte(header, DIGITS + 1), byte(header, PLAIN_AT)
+  local gateway = sub(header, PLAIN_AT + 1)
+  if tier > SHARED or kind ~= 45 or gateway == '' then
+    return nil
+  end
+  return '!' .. sub(header, PLAIN_AT - 8, PLAIN_AT - 1) .. gateway, gateway
 end
 
 function submissions.read_mark(header)
@@ -133,9 +177,8 @@ local function wanted(s, members)
   local headers, found, missing = call_each('HMGET', s.prefix .. 'e', keys), {}, {}
   for i = 1, #members do
     local header, member = headers[i], members[i]
-    local entry = header and not is_answered(header) and read_header(header, keys[i], member, i)
-    if entry and entry.seq == seq_of(member) then
-      found[i] = entry
+    if header and sub(header, 1, DIGITS) == sub(member, 1, DIGITS) then  -- A mark begins otherwise.
+      found[i] = read_header(header, keys[i], member, i)
     else
       missing[#missing + 1] = member
     end

@@ -208,13 +208,13 @@ local function fitting(s, popped, room, any_large)
 end
 
 local function leave_for_batch(s, tier, popped, into, gone)
-  local q, members = s.q, {}
-  for i = 1, #popped, 2 do
-    local member = popped[i]
-    members[#members + 1] = member
-    into[#into + 1] = member
-    gone[member] = true
-    q.next[tier] = math.max(q.next[tier], tonumber(popped[i + 1]) + 1)
+  local q, members, before, count = s.q, {}, #into, #popped / 2
+  for i = 1, count do
+    local member = popped[2 * i - 1]
+    members[i], into[before + i], gone[member] = member, member, true
+  end
+  if count > 0 then  -- The last one is of the highest round.
+    q.next[tier] = math.max(q.next[tier], tonumber(popped[2 * count]) + 1)
   end
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members

@@ -1,7 +1,12 @@
 -- Into the tier queues: what a step lets in is gathered, and written down together.
 
+-- A list with room for some elements, so that it does not grow one by one at first.
+local function some()
+  return {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
+end
+
 local function new_intake()
-  return {headers = {}, payloads = {}, odd = {}, tiers = {}, waiting = {}}
+  return {headers = some(), payloads = some(), odd = {}, tiers = {}, waiting = {}}
 end
 
 -- What is let into a tier: its tier queue's members, each behind its round; its line; the last round of each tenant; how many come
@@ -9,7 +14,7 @@ end
 local function intake_of(intake, tier)
   local found = intake.tiers[tier]
   if not found then
-    found = {tier_queue = {}, line = {}, latest = {}, joined = 0}
+    found = {tier_queue = some(), line = some(), latest = {}, joined = 0, tallied = 0}
     intake.tiers[tier] = found
   end
   return found
@@ -51,14 +56,6 @@ local function count_tenants(s)
   call_all('HSET', s.prefix .. 'tw', list)
   lasting(s, 'tw')
   s.q.counted, s.counts_anew, s.touched[SELDOM] = 1, true, true
-end
-
--- How many entries of a tenant wait in the tier queues, with those that this step has let in.
-function held_by(s, intake, tenant)
-  if s.q.counted == 0 then
-    count_tenants(s)
-  end
-  return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (intake.waiting[tenant] or 0)
 end
 
 -- Entries in so many rounds from the next one on, when they are counted one by one.
@@ -105,7 +102,7 @@ end
 -- The header of an entry that arrives: it gets the next number.
 local function new_header(s, entry)
   s.q.seq, s.touched[INTAKE] = s.q.seq + 1, true
-  entry.seq, entry.arrived = s.q.seq, s.now
+  entry.number, entry.arrived = numbers.next(s.q.seq, entry.weight), s.now
   return pack_header(entry, entry.shared and entry.tier + SHARED or entry.tier, entry.gateway)
 end
 
@@ -150,7 +147,6 @@ local function take_in(s, intake, entry, payload)
   local bytes = payload and (entry.token and large.length(s, entry, payload) or #payload) or bytes_of(s, member)
   local cost = (s.weighed or bytes > PAGE) and cost_of(s, entry.weight, bytes) or 1
   local round = round_of(s, intake, tier, tenant, cost)
-  intake.waiting[tenant] = (intake.waiting[tenant] or 0) + 1
   if tenant ~= intake.tenant then
     note_tenant(s, intake, tenant)
   end
@@ -184,10 +180,35 @@ local function take_in(s, intake, entry, payload)
   end
 end
 
-local function write_down(s, intake)
+local write_down
+
+do
+
+-- How many entries of each tenant this step has let in.
+local function let_in(intake)
+  local counts = intake.waiting
+  for _, into in pairs(intake.tiers) do
+    for i = into.tallied + 1, #into.line do
+      local tenant = tenant_of(key_of(into.tier_queue[2 * i]))
+      counts[tenant] = (counts[tenant] or 0) + 1
+    end
+    into.tallied = #into.line
+  end
+  return counts
+end
+
+-- How many entries of a tenant wait in the tier queues, with those that this step has let in.
+function held_by(s, intake, tenant)
+  if s.q.counted == 0 then
+    count_tenants(s)
+  end
+  return math.max(tonumber(redis.call('HGET', s.prefix .. 'tw', tenant) or 0), 0) + (let_in(intake)[tenant] or 0)
+end
+
+function write_down(s, intake)
   local p, q = s.prefix, s.q
   if q.counted > 0 then
-    for tenant, count in pairs(intake.waiting) do
+    for tenant, count in pairs(let_in(intake)) do
       redis.call('HINCRBY', p .. 'tw', tenant, count)
     end
     if s.counts_anew then
@@ -220,6 +241,8 @@ local function write_down(s, intake)
       end
     end
   end
+end
+
 end
 
 -- The caller of an entry, if it rides apart.

@@ -172,7 +172,7 @@ end
 
 local function follow(s, entry, record, flight)
   record.follows = flight
-  redis.call('ZADD', s.prefix .. 'v:' .. flight, entry.seq, entry.key)
+  redis.call('ZADD', s.prefix .. 'v:' .. flight, seq_of(entry.number), entry.key)
   redis.call('ZADD', s.prefix .. 'vd', entry.due, entry.key)
   lasting(s, 'v:' .. flight, 'vd')
 end

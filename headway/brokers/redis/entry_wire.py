@@ -178,28 +178,77 @@ def entry_of(found: TracedWireEntry, apart: Apart | None = None) -> Entry:
     )
 
 
-def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int) -> bytes:
+def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
+    """Pack heads and payloads, one after the other, of entries that are not stored apart.
+
+    Returns them, the entries above the threshold by their positions, of which head and payload are empty, and whether any entry
+    has dedup keys, a digest, or others that come with it.
+
+    Arguments:
+        entries: entries of one call.
+        threshold: most bytes of input and parameters of an entry that is not stored apart.
+    """
+    packed: list[bytes] = []
+    large: dict[int, Entry] = {}
+    rare, small, known, kind = False, min(SMALL, threshold), None, b""
+    name, size = ENTRY_NAME.pack, ENTRY_KIND.size
+    for entry in entries:
+        text, parameters, tier, gateway = entry.input, entry.parameters, entry.tier, entry.gateway
+        queue_timeout, timeout, weight, nonce = entry.queue_timeout, entry.timeout, entry.weight, entry.nonce
+        length, common = len(text) + len(parameters), type(text) is str and not entry.trace
+        if entry.dedup_keys or entry.digest or entry.count > 1 or entry.payer:
+            rare, common = True, False
+        if length > small or not common:
+            if length > threshold:
+                large[len(packed)] = entry
+                packed += b"", b""
+            else:
+                packed += pack_head(entry), pack_entry(entry)
+            continue
+        asked = tier, queue_timeout, timeout, weight, gateway
+        if asked != known:
+            known, whose = asked, gateway.encode()
+            kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1) + whose
+        tenant, id = entry.tenant, entry.id
+        if "\0" in id:
+            key_of(tenant, id)  # It raises.
+        whose = tenant.encode()
+        packed.append(b"%b%b%b\0%b" % (kind, name(nonce, len(whose), 0), whose, id.encode()))
+        packed.append(encode((
+            SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, (), nonce, entry.caller, weight,
+            False, entry.version, entry.pinned, "", 0,
+        )))  # fmt: skip
+    return packed, large, rare
+
+
+def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
     """Pack the limits and dedup keys of these entries, and which pays for which, as the library takes them; empty for nothing of it.
 
     Arguments:
         entries: entries of one call.
         limits: limits that they count towards, each once.
         counts: number of counts that limits of whole tiers are spread over.
+        rare: whether any of them may have more than limits.
     """
-    payers = {entry.nonce: position for position, entry in enumerate(entries, 1) if entry.count > 1}
-    if not (limits or payers or any(entry.dedup_keys or entry.digest for entry in entries)):
+    if not (limits or rare):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
     lists = {of: number for number, of in enumerate({entry.limits: None for entry in entries})}
     charged = [lists[entry.limits] for entry in entries] if len(lists) > 1 else []
     charges = [[positions[limit] for limit in of] for of in lists]
-    rare = [(position, entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys or entry.digest]
-    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in rare if entry.dedup_keys}
-    digests = {position: entry.digest.hex() for position, entry in rare if entry.digest}
+    packed = [_pack_limit(limit, counts) for limit in limits]
+    if not rare:
+        return encode((packed, charges, charged, {}, {}, {}))
+    payers = {entry.nonce: position for position, entry in enumerate(entries, 1) if entry.count > 1}
+    having = [(position, entry) for position, entry in enumerate(entries, 1) if entry.dedup_keys or entry.digest]
+    if not (limits or payers or having):
+        return b""
+    dedup_keys = {position: _pack_dedup_keys(entry) for position, entry in having if entry.dedup_keys}
+    digests = {position: entry.digest.hex() for position, entry in having if entry.digest}
     paid = {}
     if payers:
         paid = {at: payers[one.payer] for at, one in enumerate(entries, 1) if one.count == 1 and one.payer in payers}
-    return encode(([_pack_limit(limit, counts) for limit in limits], charges, charged, dedup_keys, digests, paid))
+    return encode((packed, charges, charged, dedup_keys, digests, paid))
 
 
 def payer_of(entries: Sequence[Entry], position: int) -> Entry:

@@ -170,17 +170,13 @@ class Queue:
         """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
         receipt = self.receipts.take(entries[0].gateway)
         read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
-        arguments: list[object] = [*read, entry_wire.pack_extras(entries, limits, self.counts)]
-        large = []
-        for entry in entries:
-            if len(entry.input) + len(entry.parameters) <= self._values.threshold:
-                arguments += entry_wire.pack_head(entry), entry_wire.pack_entry(entry)
-            else:
-                large.append(entry)
-                arguments += self._packed_apart(entry, digested)
+        packed, large, rare = entry_wire.pack_small(entries, self._values.threshold)
+        for position, entry in large.items():
+            packed[position : position + 2] = self._packed_apart(entry, digested)
+        extras = entry_wire.pack_extras(entries, limits, self.counts, rare)
         began = asyncio.get_running_loop().time()
         try:
-            answer = await self._enqueue(() if digested else large, arguments)
+            answer = await self._enqueue(() if digested else [*large.values()], [*read, extras, *packed])
         except BrokerUnavailable:
             self.receipts.keep(receipt)
             raise

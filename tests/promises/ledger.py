@@ -18,6 +18,8 @@ from tests.promises.ways_in import text_of_numbers
 
 WRITTEN_SECONDS = 3.0
 """Seconds of calm in which a gateway writes the rows of what it has answered."""
+GIVEN_UP = "the last records do not get into the ledger"
+"""Log line of a process that ends without having written all of its rows."""
 ENDED = ("ok", "REJECTED_BY_MODEL", "BACKEND_ERROR", "DEADLINE_EXCEEDED")
 """Outcomes of requests that were taken in, each of which has a row of its own."""
 _SHARED = frozenset(SHOWN.get(code, code) for code in REFUSALS)
@@ -44,6 +46,7 @@ class _Judge:
         for one in history.operations:
             if one.kind is Kind.POLL and one.outcome:
                 self._polled[one.tenant, one.id] = "ok" if one.output is not None else one.code
+        self._given_up = {line.process: line.at for line in history.evidence.lines if line.event == GIVEN_UP}
         self._stood = [fault for fault in history.faults if fault.what.startswith("ledger")]
 
     def judge(self) -> Iterator[Violation]:
@@ -93,7 +96,8 @@ class _Judge:
 
     def _calm(self, since: float, end: Fault) -> float:
         """Seconds in which a gateway could write to the ledger until it was ended, since the last trouble."""
-        until = end.began if end.what.endswith("killed") else (end.ended or end.began)
+        gone = end.ended or end.began  # That may be when another process was in its place.
+        until = end.began if end.what.endswith("killed") else self._given_up.get(end.whom, gone)
         stood = [
             min(fault.ended or until, until)
             for fault in self._history.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.promises.checker import check
+from tests.promises.evidence import Line
 from tests.promises.histories import ACCEPTED, LATE, LEFT, LIMITED, REJECTED, Scribe
 
 ANOTHER = "the ledger tells another outcome than its client got"
@@ -99,6 +100,17 @@ def test_a_row_is_lost_with_its_gateway_only_if_there_was_no_time_to_write_it(
     if ledger is not None:
         it.fault("ledger killed", at=ledger, whom="ledger")
     assert promises(it) == (set() if excused else {MISSING})
+
+
+def test_a_row_is_lost_with_an_ended_gateway_that_says_so_and_had_no_time_before(it: Scribe) -> None:
+    it.ask((0.0, 30.0), "b", "two", **LATE)
+    it.fault("gateway ended", at=(31.0, 45.0), whom="gateway")
+    it.fault("ledger killed", at=(29.0, 38.0), whom="ledger")
+    assert promises(it) == {MISSING}
+    it.history.evidence.lines = [Line("gateway", 37.0, "warning", "the last records do not get into the ledger")]
+    assert not promises(it)
+    it.history.evidence.lines = [Line("gateway", 42.0, "warning", "the last records do not get into the ledger")]
+    assert promises(it) == {MISSING}
 
 
 def test_a_task_has_a_row_with_what_its_poll_tells(it: Scribe) -> None:

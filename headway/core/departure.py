@@ -110,6 +110,8 @@ class Rule:
         tolerance: most seconds that a full batch may leave ahead of schedule; infinite when full batches are not spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
         quiet: seconds without an arrival after which the batch waits for no more.
+        company: least size with which the batch heeds that silence, which is since the last end of a batch then, if that is
+            later; 0 for any, and for ends that do not count.
         team: slots that take part, where slots differ; 0 where they are alike.
         speed: batches that these run together in the time of one on a slot of factor 1.
         slowest: factor above which a slot only helps out.
@@ -127,6 +129,7 @@ class Rule:
     tolerance: float = math.inf
     gather: float = 0.0
     quiet: float = 0.0
+    company: float = 0.0
     team: float = 0.0
     speed: float = 0.0
     slowest: float = math.inf
@@ -164,7 +167,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue that decides a departure: entries, their oldest, the earliest deadline, the last departure.
 
     `depth` is the size of all entries together, which is their number unless they are weighed. `newest` is the instant of
-    the latest arrival. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
+    the latest arrival, or, for a rule with `company`, of the latest end of a batch if that is later. `schedule` is the instant at which the next batch would leave if all so far had kept the rule's
     pace. `running` is the size of the largest batch on a GPU, 0 when all are idle. `factor` is that of the slot that asks, see
     `core.slot_factors`, and `unseen` the number of departures since a batch of its own came back. `busy` of
     `slots` GPUs run a batch.
@@ -258,5 +261,7 @@ def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
     if helps:
         return view.last_departure + rule.batch * view.factor
     part = rule.part(view.factor)
-    gathered = min(view.oldest + rule.gather * part, view.newest + rule.quiet)
+    gathered = view.oldest + rule.gather * part
+    if view.depth >= rule.company:
+        gathered = min(gathered, view.newest + rule.quiet)
     return max(view.last_departure + rule.gap(view.running) * part, gathered)

@@ -7,7 +7,8 @@ until the next look. Latencies are kept in histograms, of which older ones count
 bursts, and one look holds few.
 
 Arrivals of clients that wait depend on the answers, so they are not run through it. There the model has as many clients,
-each of which comes back with its answer, and the most answers win.
+each of which comes back with its answer, and the most answers win. Some rules keep a good rhythm but do not find it, so
+clients begin together at one look, and one after the other, over a batch's time, at the next.
 
 A look is made in steps, one for each rule that is asked for, so that none takes more than about a millisecond.
 """
@@ -53,7 +54,7 @@ DECAY = 0.9
 MARGIN = 1.03
 """Multiple by which another rule must be better to be chosen. It is kept for as long as it is better at all."""
 CLIENTS_MARGIN = 1.01
-"""Likewise for clients, whom the model foretells well."""
+"""Multiple by which another rule must be better for clients, whom the model foretells well, than the one that holds."""
 TURN = 149
 """Draws by which each look begins later than the one before."""
 FINENESS = 100
@@ -101,13 +102,15 @@ class LookAhead:
 
     Arguments:
         rules: rules by name; the first holds unless another one is better.
+        of_clients: rules of which one holds for clients that wait for their answers, in the order in which they are tried.
+            The first is that of `rules`, and holds unless another one is better. Without any they are those of `rules`.
 
     Attributes:
         chosen: name of the rule that holds.
     """
 
-    def __init__(self, rules: Mapping[str, Make]) -> None:
-        self._rules = rules
+    def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
+        self._rules, self._rules_of_clients = rules, of_clients or rules
         self._usual = self.chosen = next(iter(rules))
         self._looks = self._quiet = 0
         """Looks so far, and those of the last ones that kept the usual rule."""
@@ -119,6 +122,8 @@ class LookAhead:
         self._again = 0
         """Departures from which on clients are rehearsed again."""
         self._clients = False
+        self._apart = True
+        """Whether clients begin spread over a batch's time at the next look, or together: it takes turns, for some rhythms last."""
         self._answers: dict[str, float] = {}
         """Answers to clients under each rule over those under the usual one, of several looks."""
         self._look: Iterator[None] | None = None
@@ -132,7 +137,7 @@ class LookAhead:
             self._look = self._of_clients(load, past) if self._clients else self._of_arrivals(load, past)
         if self._look is not None and next(self._look, self) is self:
             self._look = None
-        return self._rules[self.chosen](load)
+        return (self._rules_of_clients if self._clients else self._rules)[self.chosen](load)
 
     def _begin_anew(self, past: Past) -> None:
         past.resume()
@@ -188,23 +193,31 @@ class LookAhead:
     def _by_answers(self, load: Load, clients: int) -> Iterator[None]:
         each = load.batch_seconds(max(min(clients // load.slots, load.max_batch), 1))
         seconds = load.batch_seconds(min(clients, load.max_batch))
-        answers = {}
-        for name, make in self._rules.items():
-            first = [number * RETURN_GAP for number in range(clients)]
+        gap = max(each / clients, RETURN_GAP) if self._apart else RETURN_GAP
+        self._apart, usual = not self._apart, 1
+        for name, make in self._rules_of_clients.items():
+            first = [number * gap for number in range(clients)]
             rehearsal = Rehearsal(load, _ByRate(load, make).learnt, first, load.deviation / each, clients=True)
             yield from rehearsal.steps(ROUNDS * seconds)
-            answers[name] = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
-        most = max(answers[self._usual], 1)
-        for name, found in answers.items():
-            before = self._answers.get(name, found / most)
-            self._answers[name] = before + (found / most - before) * NEWEST
-        self._choose(self._answers)
+            found = sum(size for at, size in rehearsal.answered if at >= SETTLED_ROUNDS * seconds)
+            if name == self._usual:
+                usual = max(found, 1)
+            before = self._answers.get(name, found / usual)
+            self._answers[name] = before + (found / usual - before) * NEWEST
+            self._choose_by_answers()
+            yield
 
     def _choose(self, worth: Mapping[str, float]) -> None:
         """Choose by what each rule is worth: the best, if it is better than the usual one by enough."""
         best = max(worth, key=worth.__getitem__)
-        margin = CLIENTS_MARGIN if self._clients else MARGIN if self.chosen == self._usual else 1.0
+        margin = MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
+
+    def _choose_by_answers(self) -> None:
+        """Choose by the answers to clients: the best rule, if it is better by enough than the one that holds."""
+        best = max(self._answers, key=self._answers.__getitem__)
+        if self._answers[best] > CLIENTS_MARGIN * self._answers[self.chosen]:
+            self.chosen = best
 
 
 def _apart(one: float, other: float) -> float:

@@ -28,6 +28,8 @@ REGULAR = 0.06
 """Variance of the entries that wait or run, over their mean, below which their number counts as constant."""
 SOON = 0.3
 """Share of the time between the ends of two batches in which what comes of answers has come."""
+STILL_SOON = 0.6
+"""Likewise for clients who were seen before: where batches of several slots end at nearly one instant, the next end is near, too."""
 
 
 class Past:
@@ -35,13 +37,13 @@ class Past:
 
     Attributes:
         clients: clients that wait for their answers; 0 where arrivals come by themselves.
+        last_end: instant at which a batch last came back.
         long: whether the record has enough arrivals to be taken.
         tells: whether there ever was a long record, or were clients: before that there is nothing to look at.
     """
 
     __slots__ = (
         "_arrived",
-        "_ended",
         "_ends",
         "_from",
         "_gaps",
@@ -50,6 +52,7 @@ class Past:
         "_sum",
         "_weight",
         "clients",
+        "last_end",
         "long",
         "tells",
     )
@@ -59,7 +62,7 @@ class Past:
         self._from = -math.inf
         """Instant from which on arrivals are noted."""
         self._ends = 0
-        self._ended = 0.0
+        self.last_end = 0.0
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
         self.clients = 0
         self.long = self.tells = False
@@ -83,19 +86,20 @@ class Past:
         """
         self._ends += 1
         if self._ends % EVERY:
-            self._ended = now
+            self.last_end = now
             return
         together = waiting + running.size
         self._weight = self._weight * DECAY + 1.0
         self._sum = self._sum * DECAY + together
         self._squares = self._squares * DECAY + together * together
-        if newest >= self._ended:  # Where answers take no time, it is the very instant.
-            self._gaps = self._gaps * DECAY + now - self._ended
-            self._soon = self._soon * DECAY + newest - self._ended
-        self._ended = now
+        if newest >= self.last_end:  # Where answers take no time, it is the very instant.
+            self._gaps = self._gaps * DECAY + now - self.last_end
+            self._soon = self._soon * DECAY + newest - self.last_end
+        self.last_end = now
         mean = self._sum / self._weight
         constant = self._squares / self._weight - mean * mean < REGULAR * mean
-        closed = self._ends >= ENOUGH and constant and self._soon < SOON * self._gaps
+        soon = self._soon < (STILL_SOON if self.clients else SOON) * self._gaps
+        closed = self._ends >= ENOUGH and constant and soon
         self.clients = round(mean) if closed else 0
         self.tells = self.tells or closed
 

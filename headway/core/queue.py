@@ -578,8 +578,11 @@ class ModelQueue:
         due, running = self._due.earliest(), self._running
         slot = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
         fleet = running.busy, self.slots
+        newest = self._newest
+        if self._rule.company and self._past is not None:
+            newest = max(newest, self._past.last_end)
         return QueueSnapshot(
-            depth, oldest, due, self.last_departure, self._schedule, self._newest, running.largest, *slot, *fleet
+            depth, oldest, due, self.last_departure, self._schedule, newest, running.largest, *slot, *fleet
         )
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:

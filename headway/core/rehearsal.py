@@ -87,7 +87,7 @@ class Rehearsal:
         """Ends of batches, their numbers, slots and sizes."""
         self._first = self._next = 0
         """Positions of the first arrival that waits, and of the next to come."""
-        self._last = self._schedule = self._newest = -math.inf
+        self._last = self._schedule = self._newest = self._ended = -math.inf
         self._look = math.inf
         self._departures = 0
         self.events = 0
@@ -135,6 +135,7 @@ class Rehearsal:
     def _end(self, now: float) -> int:
         _, _, slot, size = heapq.heappop(self._running)
         self._ran_at[slot] = self._departures
+        self._ended = now
         if self._clients:
             self.answered.append((now, size))
             begin = max(now, self._arrivals[-1])
@@ -175,7 +176,7 @@ class Rehearsal:
             math.inf,
             self._last,
             self._schedule,
-            self._newest,
+            max(self._newest, self._ended) if rule.company else self._newest,
             max([batch[3] for batch in running], default=0.0),
             self._factors[slot] if rule.team else 1.0,
             self._departures - self._ran_at[slot],

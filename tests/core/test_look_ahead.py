@@ -166,3 +166,15 @@ def test_clients_that_wait_are_looked_at_by_their_answers() -> None:
         past.ended(number % 7, NOTHING, 100.0 + number - 0.01, 100.0 + number)
     look.rule(load, past)
     assert look.chosen == "hold"
+
+
+def test_clients_have_rules_of_their_own() -> None:
+    load = Load(rate=100.0, alpha=0.1, beta=0.0, slots=2, max_batch=64, departures=100)
+    look, past = LookAhead({"hold": hold}, {"hold": hold, "leave": leave}), Past()
+    clients(past, 16, 0.0)
+    for number in range(400):
+        look.rule(replace(load, departures=100 + number), past)
+    assert look.chosen == "leave"
+    for number in range(60):
+        past.ended(number % 7, NOTHING, 100.0 + number - 0.01, 100.0 + number)
+    assert look.rule(load, past) == hold(load)

@@ -46,6 +46,17 @@ class TestClients:
         ends(past, 200, [rng.randint(8, 24) for _ in range(51)], newest=0.02)
         assert past.clients == 0
 
+    def test_clients_that_were_seen_are_clients_still_while_their_answers_lie_close(self) -> None:
+        """Where batches of several slots end at nearly one instant, the time until the next end says little."""
+        past = Past()
+        for number in range(200):
+            now = number / 10
+            past.ended(16, NOTHING, now - (0.1 if number < 40 else 0.05), now)
+            assert past.clients == (16 if number >= ENOUGH - 1 else 0)
+        for number in range(200, 400):
+            past.ended(16, NOTHING, number / 10 - 0.01, number / 10)
+        assert past.clients == 0
+
     def test_clients_that_stop_are_forgotten(self) -> None:
         past = Past()
         ends(past, 40, [16], newest=0.02)

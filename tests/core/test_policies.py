@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headway.core import policies
 from headway.core.batch import Departure
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
-from headway.core.policies.paced import LONGER, SMALLER, headway
+from headway.core.past import Past
+from headway.core.policies.paced import LONGER, SMALLER, Paced, headway
 from headway.core.policies.pid import KD, KI, KP, Pid
 from headway.core.policies.table import Table
 from headway.core.policies.window import Window
@@ -184,6 +185,28 @@ class TestPaced:
     def test_a_configured_wait_bounds_the_gap(self) -> None:
         rule = policies.build("paced", 0.02).rule(BUSY)
         assert decide(rule, QueueSnapshot(10, 1.0, 9.0, 1.0), 1.0) == Hold(1.02)
+
+
+class TestClients:
+    """The rule of `paced` for clients that wait for their answers."""
+
+    @pytest.mark.parametrize(("clients", "company"), [(4, 1.0), (16, 4.0), (5, 1.0), (1, 0.0), (400, 32.0)])
+    def test_half_an_even_part_of_them_is_enough(self, clients: int, company: float) -> None:
+        past = Past()
+        past.clients = clients
+        rule = Paced().together(Load(rate=200.0, alpha=0.1, beta=0.001, slots=2, max_batch=64, past=past))
+        assert rule.company == company
+        some = QueueSnapshot(company + 1, 1.0, 9.0, last_departure=0.9, newest=1.0, busy=1, running=clients, slots=2)
+        assert decide(rule, some, 1.0) == Hold(1.0 + rule.quiet)
+        assert isinstance(decide(rule, some, 1.0 + rule.quiet), Dispatch)
+
+    def test_fewer_wait_for_the_next_group_but_not_for_ever(self) -> None:
+        past = Past()
+        past.clients = 16
+        rule = Paced().together(Load(rate=200.0, alpha=0.1, beta=0.0, slots=2, max_batch=64, past=past))
+        few = QueueSnapshot(3, 1.0, 9.0, last_departure=0.9, newest=1.0, busy=1, running=13, slots=2)
+        assert decide(rule, few, 1.05) == Hold(1.15)
+        assert decide(rule, few, 1.15) == Dispatch("headway")
 
 
 class TestWindow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -111,6 +112,13 @@ class TestGather:
 
     def test_and_leaves_full_at_once(self) -> None:
         assert decide(self.RULE, QueueSnapshot(100, 2.0, 9.0, last_departure=1.0, newest=2.0), 2.0) == Dispatch("full")
+
+    def test_a_batch_with_too_little_company_waits_for_more_in_silence(self) -> None:
+        rule = replace(self.RULE, company=8)
+        alone = QueueSnapshot(7, 2.0, 9.0, last_departure=1.0, newest=2.01)
+        assert decide(rule, alone, 2.02) == Hold(2.04)
+        assert decide(rule, alone, 2.04) == Dispatch("headway")
+        assert decide(rule, QueueSnapshot(8, 2.0, 9.0, last_departure=1.0, newest=2.01), 2.02) == Dispatch("headway")
 
     @pytest.mark.parametrize(("rate", "gathers"), [(1000.0, True), (59.0, False), (19.0, False)])
     def test_only_where_others_were_due(self, rate: float, gathers: bool) -> None:

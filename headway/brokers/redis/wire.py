@@ -137,8 +137,8 @@ encode = msgspec.msgpack.Encoder().encode
 NONCE = struct.Struct(">d")
 LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name not in ("paces", "past"))
 """Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
-RULE = tuple(field.name for field in dataclasses.fields(Rule))
-"""Order of a rule's numbers, which follow the instant and the slots of the load that it was made of."""
+RULE = tuple(field.name for field in dataclasses.fields(Rule) if field.name != "company")
+"""Order of a rule's numbers, which follow the instant and the slots of the load that it was made of. A look-ahead alone sets `company`."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)

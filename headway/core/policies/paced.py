@@ -37,6 +37,10 @@ In bursts, the gap since the last departure says little: the first request of a 
 the rest wait. So one that comes late in a gap in which others were due is given a gap of its own to gather a batch, that of
 idle GPUs, α/k, unless again nobody follows. Poisson arrivals hardly notice.
 
+Clients ride on together best, each group on its slot: then nobody waits for a GPU, and no GPU for a client. So there is a
+rule for them that keeps no gap. When a batch has come back, its clients ask again within a moment, and leave as soon as that is
+over. Fewer than half an even part of all clients wait for the next group to come back, and join it.
+
 No formula is best everywhere. Where what has come of late is known, a look-ahead shows whether a window, or leaving at once, would
 have done better, and that rule holds then (`core.look_ahead`).
 
@@ -47,7 +51,7 @@ bus bunching", Transportation Research B 43, 2009); the formula for batch server
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core.departure import Load, Rule
 from headway.core.look_ahead import LookAhead
@@ -81,6 +85,17 @@ ALIKE = 0.2
 """Standard deviation of the slots' factors below which what waits is shared as if the slots were alike."""
 LEAST_SPARE = 0.1
 """Share of what slots can do that the inputs themselves, β, must leave, for these slots to be enough."""
+
+MOMENT = 0.05
+"""Part of α for which nobody has come when all have who had their answers together."""
+LONGEST_WAIT = 1.5
+"""Times of an even part's batch for which too few clients wait for those of another slot."""
+LEAST_COMPANY = 0.5
+"""Part of an even part of all clients below which they are too few to leave."""
+LEAST_GAP = 1e-6
+"""Seconds of a gap that holds nobody back; without one, whoever is first would leave alone."""
+EVENLY = 1e6
+"""Square of more batches than there are slots, into which a unit of size is cut: an even part leaves with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,8 @@ class Paced:
     def __init__(self, max_wait: float | None = None) -> None:
         self._window = math.inf if max_wait is None else max_wait
         window = Window(min(DEFAULT_WINDOW, self._window))
-        self._ahead = LookAhead({"paced": self.spaced, "window": window.rule, "eager": _at_once})
+        rules = {"paced": self.spaced, "window": window.rule, "eager": _at_once}
+        self._ahead = LookAhead(rules, {"paced": self.spaced, "together": self.together, **rules})
 
     def rule(self, load: Load) -> Rule:
         """Rule at this load: that of even gaps, unless a look at what has come of late shows that another does better."""
@@ -185,6 +201,23 @@ class Paced:
             speed=chosen.speed if chosen.spread else 0.0,
             slowest=chosen.slowest,
             batch=usual if chosen.spread else 0.0,
+        )
+
+    def together(self, load: Load) -> Rule:
+        """Rule by which clients ride together who had their answers together, about as many on each slot."""
+        spaced = self.spaced(load)
+        clients, slots = load.past.clients if load.past is not None else 0, int(spaced.team) or load.slots
+        even = min(clients // max(slots, 1), load.max_batch)
+        return replace(
+            spaced,
+            headway=LEAST_GAP,
+            gap_each=0.0,
+            split=EVENLY if load.beta > 0.0 else 0.0,
+            pace=0.0,
+            tolerance=math.inf,
+            gather=LONGEST_WAIT * load.batch_seconds(even),
+            quiet=MOMENT * load.alpha,
+            company=LEAST_COMPANY * even,
         )
 
 

@@ -19,7 +19,7 @@ from headway.brokers.redis.link import PIECE as ARGUMENT
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
-from tests.contracts.dedup_keys import admit, key, poll, refused, sharing, task
+from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
 
@@ -448,6 +448,59 @@ async def test_replies_that_come_again_after_a_loss_are_known_by_those_whose_out
         replies, cursor = await harness.broker.replies("g", cursor)
         told += [reply.id for reply in replies]
     assert told == ["next", "large"]
+
+
+@story
+async def test_outputs_that_nobody_waits_for_any_more_are_not_read_and_go_all_the_same(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a list whose answer grew too large, with most of its outputs on their way."""
+    moves, read = asyncio.Event(), list[str]()
+    fetch = RedisConnection.fetch_text
+
+    async def noted(self: RedisConnection, name: str, length: int) -> str | None:
+        read.append(name)
+        await moves.wait()
+        return await fetch(self, name, length)
+
+    monkeypatch.setattr(RedisConnection, "fetch_text", noted)
+    asked = [ask(id=f"{number}") for number in range(8)]
+    await admit(harness, *asked)
+    await harness.broker.complete(await harness.claim(), [ItemResult(LARGE)] * 8)
+    reading = asyncio.ensure_future(harness.broker.replies("g", 0))
+    await harness.settle()
+    assert len(read) == large_values.AT_ONCE
+    await harness.broker.withdraw([entry.submission for entry in asked if entry.id != "7"], "g")
+    moves.set()
+    await reading
+    found = await drained(harness)
+    assert len(read) == large_values.AT_ONCE + 1
+    assert found["7"].output == LARGE
+    assert len(found) == 8
+    await acknowledged(harness)
+    assert stored(harness) == []
+
+
+@story
+async def test_an_output_is_read_as_long_as_one_of_several_waits_for_it(
+    harness: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = held_up(monkeypatch, "fetch_text", "R")
+    busy = [ask(id=f"busy {number}") for number in range(large_values.AT_ONCE)]
+    followers = [sharing(f"{number}", same(keep=0.0)) for number in range(4)]
+    await admit(harness, *busy)
+    for entry in followers:
+        await admit(harness, entry)
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [ItemResult(LARGE)] * len(lease.entries))
+    reading = asyncio.ensure_future(harness.broker.replies("g", 0))
+    await harness.settle()
+    await harness.broker.withdraw([entry.submission for entry in followers[:3]], "g")
+    moves.set()
+    await reading
+    assert (await drained(harness))["3"].output == LARGE
+    await acknowledged(harness)
+    assert stored(harness) == []
 
 
 @story

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -96,9 +97,9 @@ async def test_followers_of_two_gateways_read_an_output_once_each_and_the_last_l
     reads: list[str] = []
     read = LargeValues.output_of
 
-    async def noted(values: LargeValues, queue: str, name: str, length: int, tenant: str) -> Value | None:
+    async def noted(values: LargeValues, queue: str, name: str, *more: Any) -> Value | None:
         reads.append(name)
-        return await read(values, queue, name, length, tenant)
+        return await read(values, queue, name, *more)
 
     monkeypatch.setattr(LargeValues, "output_of", noted)
     await admit(harness, sharing("first", same(keep=0.0)))

@@ -350,6 +350,8 @@ class RedisBroker:
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """See Broker."""
+        if (box := self._mailboxes.get(gateway)) is not None:
+            box.forget(submissions)
         groups: dict[Queue, list[bytes]] = {}
         for submission in submissions:
             for queue in self._router.where(submission[:2]):

@@ -17,7 +17,7 @@ import base64
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.entry_wire import Apart, WireEntry
@@ -104,14 +104,18 @@ class LargeValues:
             await self._connection.store(f"{queue}R:{name[1:]}", content, OUTPUT_SECONDS)
         return name
 
-    async def output_of(self, queue: str, name: str, length: int, tenant: str) -> Value | None:
-        """A tenant's output that is stored apart; None when it is not there."""
+    async def output_of(
+        self, queue: str, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
+    ) -> Value | None:
+        """A tenant's output that is stored apart; None when it is not there, or no longer `wanted` once it could be read."""
         key = f"{queue}R:{name[1:]}"
-        if name[0] == TEXT:
-            async with self._slots.of(tenant):
+        async with self._slots.of(tenant):
+            if not wanted():
+                return None
+            if name[0] == TEXT:
                 return await self._connection.fetch_text(key, length)
-        found = await self._fetch(key, length, tenant)
-        return None if found is None else _value(name[:1], found)
+            found = await self._connection.fetch(key, length)
+        return None if found is None or len(found) != length else _value(name[:1], found)
 
     async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
         """Bytes that a tenant has stored; None when they are not there, or not as many."""

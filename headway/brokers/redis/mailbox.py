@@ -18,7 +18,7 @@ from headway.brokers.redis.receipts import Receipt
 from headway.brokers.redis.shard_queue import Queue
 from headway.core import failures
 from headway.errors import BrokerUnavailable
-from headway.model import Reply, Value
+from headway.model import Reply, Submission, Value
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ FIRST = b"0-0"
 """Id before all others of a stream."""
 
 
-def _submission(reply: Reply) -> tuple[str, str, int]:
+def _submission(reply: Reply) -> Submission:
     return reply.tenant, reply.id, reply.nonce
 
 
@@ -37,16 +37,17 @@ class _Read:
     """Replies of one stream entry that are there together, their queue, and the stream's key.
 
     `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `token` is that of the
-    output that all of them have, if that is stored apart.
+    output that all of them have, if that is stored apart. `wanted`: how many of them are waited for, while that is being read.
     """
 
     queue: Queue
     key: str
     born: float
     id: bytes
-    whole: list[tuple[str, str, int]]
+    whole: list[Submission]
     replies: list[Reply]
     token: str = ""
+    wanted: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +74,8 @@ class Mailbox:
         self._reads: list[_Read] = []
         self._bringing: dict[asyncio.Task[None], _Read] = {}
         """Replies whose outputs are still being read."""
+        self._awaited: dict[Submission, _Read] = {}
+        """Replies whose outputs are still being read, by submission; not those that were withdrawn."""
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -106,6 +109,13 @@ class Mailbox:
         removed = [stream for stream in self._streams if stream.queue in queues]
         self._streams = [stream for stream in self._streams if stream.queue not in queues]
         await _ended([stream.task for stream in removed if stream.task is not None])
+
+    def forget(self, submissions: Iterable[Submission]) -> None:
+        """Read no outputs for these submissions alone, as nobody waits for their replies any more. The replies come without."""
+        for submission in submissions:
+            read = self._awaited.pop(submission, None)
+            if read is not None:
+                read.wanted -= 1
 
     async def close(self) -> None:
         """Stop reading."""
@@ -165,24 +175,27 @@ class Mailbox:
             for at, named in apart.items():
                 of.setdefault(named, []).append(replies[at])
             for (name, length), those in of.items():  # An output is read once for all that have it.
-                read = _Read(queue, key, queue.born, id, whole, those, name[1:])
+                read = _Read(queue, key, queue.born, id, whole, those, name[1:], len(those))
+                self._awaited.update((_submission(reply), read) for reply in those)
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
                 self._bringing[task] = read
                 task.add_done_callback(self._bringing.pop)
 
     async def _bring(self, read: _Read, name: str, length: int) -> None:
         """Bring the output that is stored apart of replies that have it in common."""
-        output = await self._output(read.queue, name, length, read.replies[0].tenant)
+        output = await self._output(read, name, length)
+        for reply in read.replies:
+            self._awaited.pop(_submission(reply), None)
         failure = failures.lost_output() if output is None else None
         read.replies = [replace(reply, output=output, failure=failure) for reply in read.replies]
         self._reads.append(read)
         self._arrival.set()
 
-    async def _output(self, queue: Queue, name: str, length: int, tenant: str) -> Value | None:
-        """Read an output that is stored apart, as often as that takes; None when it is lost."""
+    async def _output(self, read: _Read, name: str, length: int) -> Value | None:
+        """Read an output that is stored apart, as often as that takes; None when it is lost, or nobody waits for it any more."""
         while True:
             try:
-                return await queue.output_of(name, length, tenant)
+                return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)
             except BrokerUnavailable as exc:
                 self._broken = exc
                 self._arrival.set()

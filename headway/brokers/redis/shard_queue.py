@@ -450,9 +450,11 @@ class Queue:
         await asyncio.gather(*(bring(position, output) for position, output in outputs if output is not None))
         return found
 
-    async def output_of(self, name: str, length: int, tenant: str) -> Value | None:
-        """A tenant's output that is stored apart; None when it is not there."""
-        return await self._values.output_of(self._key, name, length, tenant)
+    async def output_of(
+        self, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
+    ) -> Value | None:
+        """A tenant's output that is stored apart; None when it is not there, or no longer `wanted`."""
+        return await self._values.output_of(self._key, name, length, tenant, wanted)
 
     async def _drop_outputs(self, names: Iterable[str]) -> None:
         """Drop outputs that nobody will read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 
 from headway.core.tenant_turns import TenantTurns
 from headway.errors import BrokerUnavailable
@@ -18,6 +19,8 @@ MOST_BYTES = 8 << 20
 """Bytes of inputs and parameters from which no further entry joins a call: an entry is admitted when all of its call are stored."""
 MOST_COPIED = 1 << 19
 """Bytes of inputs and parameters of small entries from which no further one joins a call, as the broker copies them."""
+
+_INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
 class LargeEntries:
@@ -43,6 +46,10 @@ class LargeEntries:
 
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
         """Take the entries whose inputs and parameters are longer than `most`. Of the others returns those of the next call, and the rest."""
+        if sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries))) <= min(
+            most, MOST_COPIED
+        ):  # Mostly.
+            return entries, []
         if large := [entry for entry in entries if len(entry.input) + len(entry.parameters) > most]:
             for entry in large:
                 self.waiting.add(entry.tenant, entry)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import structlog
 import uuid_utils
@@ -65,6 +66,7 @@ from headway.model import (
     in_zone,
     model_and_version,
     name_and_zone,
+    queue_name,
 )
 from headway.runtime.counters import Counters
 
@@ -78,6 +80,7 @@ MOST_PAUSE = 0.4
 """Most seconds between two looks at other shards. The pause doubles while a slot rests."""
 APART_FROM = 64 << 10
 """Bytes above which a value is stored apart, by default."""
+_MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
 RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
@@ -212,11 +215,12 @@ class RedisBroker:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
-        if not all(map(self._queues.has, {entry.queue for entry in entries})):
+        asked = set(map(_MODEL_AND_VERSION, entries))
+        if not all(self._queues.has(queue_name(*one) if one[1] else one[0]) for one in asked):
             return await self._enqueue_known(entries)
         offer = self._offers.begin(entries)
         try:
-            if any(entry.claims for entry in entries):
+            if any(map(_CLAIMS, entries)):
                 return await self._task_ids.offer(entries, self._offer)
             return await self._offer(entries)
         finally:
@@ -234,7 +238,8 @@ class RedisBroker:
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
         if self._debts is not None:
-            return self._debts.seconds(limit.id, asyncio.get_running_loop().time())
+            until, now = self._debts.until.get(limit.id, 0.0), asyncio.get_running_loop().time()
+            return until - now if until > now else 0.0
         owed = 0.0
         for queues in self._queues.values():
             of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 
 import structlog
@@ -18,6 +19,8 @@ from headway.core import failures
 from headway.core.retention import weight
 from headway.core.values import octets
 from headway.model import Entry, ItemResult, Lease, Octets, Value
+
+_OUTPUT = attrgetter("output")
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +38,7 @@ def fitting(
 
     Tenants share the bytes, and each one's smallest outputs come first. Outputs at the positions `apart` take none of them.
     """
-    if 4 * sum(len(item.output or "") for item in items) <= most:  # Mostly; no character takes more than 4 bytes.
+    if 4 * length_of_all(items) <= most:  # Mostly; no character takes more than 4 bytes.
         return items
     sizes = [0 if position in apart else _bytes(item.output) for position, item in enumerate(items)]
     if sum(sizes) <= most:
@@ -97,7 +100,7 @@ def pack(
         positions: positions of the entries.
         names: kind and token of each output of the lease that is stored apart, by position.
     """
-    apart = {position: names[position] for position in positions if position in names}
+    apart = {position: names[position] for position in positions if position in names} if names else {}
     runs: dict[str, list[wire.WireReply]] = {}
     worths: dict[int, tuple[int, int]] = {}
     bad: list[tuple[int, bytes]] = []
@@ -144,7 +147,7 @@ def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = 
         most: bytes of a step.
     """
     positions = range(len(items))
-    if not large and 4 * sum(len(item.output or "") for item in items) <= most:
+    if not large and 4 * length_of_all(items) <= most:
         return [positions]
     found: list[list[int]] = []
     for chosen in ([one for one in positions if one not in large], sorted(large)):
@@ -157,6 +160,11 @@ def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = 
             found[-1].append(position)
             room = max(room - size, 0)
     return found or [positions]
+
+
+def length_of_all(items: Sequence[ItemResult]) -> int:
+    """Length of all outputs together: characters of texts, bytes of others."""
+    return sum(map(len, filter(None, map(_OUTPUT, items))))
 
 
 def _bytes(output: Value | None) -> int:

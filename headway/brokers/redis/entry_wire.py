@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -80,6 +81,7 @@ Apart = tuple[Value, bytes]
 """Input and parameters that were stored apart."""
 
 _entry = msgspec.msgpack.Decoder(TracedWireEntry)
+_LIMITS, _SCHEMA = attrgetter("limits"), attrgetter("schema")
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
@@ -144,6 +146,14 @@ def read_payload(payload: bytes) -> TracedWireEntry:
     """Read a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
     found = _entry.decode(payload)
     check_schema(found.schema)
+    return found
+
+
+def read_payloads(payloads: Iterable[bytes]) -> list[TracedWireEntry]:
+    """Read several payloads; see `read_payload`."""
+    found = list(map(_entry.decode, payloads))
+    for schema in set(map(_SCHEMA, found)):
+        check_schema(schema)
     return found
 
 
@@ -233,7 +243,7 @@ def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, 
     if not (limits or rare):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
-    lists = {of: number for number, of in enumerate({entry.limits: None for entry in entries})}
+    lists = {of: number for number, of in enumerate(dict.fromkeys(map(_LIMITS, entries)))}
     charged = [lists[entry.limits] for entry in entries] if len(lists) > 1 else []
     charges = [[positions[limit] for limit in of] for of in lists]
     packed = [_pack_limit(limit, counts) for limit in limits]
@@ -261,7 +271,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
     """The limits that entries count towards, each once."""
-    return list(dict.fromkeys(itertools.chain.from_iterable({entry.limits: None for entry in entries})))
+    return list(dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(map(_LIMITS, entries)))))
 
 
 def _pack_limit(limit: Limit, counts: int) -> tuple[str, float, float]:

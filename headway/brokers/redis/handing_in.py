@@ -50,7 +50,7 @@ async def _bring(
 
     An output that the server has no room for goes in its reply, if that has, and is no longer `storable`.
     """
-    wanted = [position for position in positions if position in storable]
+    wanted = [position for position in positions if position in storable] if storable else []
     apart = await queue.bring_outputs(lease, items, wanted)
     if len(apart) < len(wanted):
         storable.difference_update(position for position in wanted if position not in apart)

@@ -7,8 +7,9 @@ apart is there as soon as that was read; no other waits for those bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import structlog
 from msgspec.structs import replace
@@ -28,8 +29,7 @@ FIRST = b"0-0"
 """Id before all others of a stream."""
 
 
-def _submission(reply: Reply) -> Submission:
-    return reply.tenant, reply.id, reply.nonce
+_submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
 @dataclass(slots=True)
@@ -162,12 +162,12 @@ class Mailbox:
                 # To wait for a release that can read it would keep back all that follow; these end by their deadlines.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            whole = [(reply.tenant, reply.id, reply.nonce) for reply in replies]
+            whole = list(map(_submission, replies))
             if same := [read for read in known if (read.key, read.id, read.whole) == (key, id, whole)]:
                 for read in same:
                     read.born = queue.born
                 continue
-            here = [reply for at, reply in enumerate(replies) if at not in apart]
+            here = [reply for at, reply in enumerate(replies) if at not in apart] if apart else replies
             if here or not replies:
                 self._reads.append(_Read(queue, key, queue.born, id, whole, here))
                 self._arrival.set()

@@ -14,22 +14,22 @@ class RateLimitCache:
     """Lower bounds on rate-limit debts, on the event loop's clock. Debts only grow, so a bound is never too high."""
 
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+        self.until: dict[str, float] = {}
         self._most = LEAST
 
     def learn(self, limits: Sequence[Limit], owed: Sequence[float], asked: float) -> None:
         """Note the seconds owed to each of these limits, from a call that was made at instant `asked`."""
-        until = self._until
+        until = self.until
         for limit, seconds in zip(limits, owed, strict=True):
             until[limit.id] = max(asked + seconds, until.get(limit.id, 0.0))
         if len(until) > self._most:
-            self._until = {id: end for id, end in until.items() if end > asked}
-            self._most = max(LEAST, 2 * len(self._until))
+            self.until = {id: end for id, end in until.items() if end > asked}
+            self._most = max(LEAST, 2 * len(self.until))
 
     def forget(self) -> None:
         """Forget all: the server may have lost its counts."""
-        self._until = {}
+        self.until = {}
 
     def seconds(self, id: str, now: float) -> float:
         """Seconds owed to a limit at instant `now`."""
-        return max(0.0, self._until.get(id, 0.0) - now)
+        return max(0.0, self.until.get(id, 0.0) - now)

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import structlog
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
-from headway.brokers.redis.completion import Outcomes
+from headway.brokers.redis.completion import Outcomes, length_of_all
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of, length_of
@@ -65,6 +66,8 @@ TRIES = 4
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
+
+_APART = attrgetter("apart")
 
 log = structlog.get_logger(__name__)
 
@@ -431,6 +434,8 @@ class Queue:
 
     def large_outputs(self, items: Sequence[ItemResult]) -> Collection[int]:
         """Positions of the large outputs."""
+        if length_of_all(items) <= self._values.threshold:  # Mostly.
+            return ()
         return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
 
     async def bring_outputs(
@@ -469,9 +474,9 @@ class Queue:
         unreadable = ""
         waited = [left_at - arrived for arrived in wire.read_numbers(arrivals)]
         try:
-            found = [entry_wire.read_payload(payload) for payload in payloads]
+            found = entry_wire.read_payloads(payloads)
             inputs: Sequence[entry_wire.Apart | None] = [None] * len(found)
-            if any(one.apart for one in found):
+            if any(map(_APART, found)):
                 inputs = await self._inputs(int(fence), found)
                 lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
                 if lost:  # Or their clients have left meanwhile.

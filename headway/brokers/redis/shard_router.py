@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import attrgetter
 
 from headway.brokers.redis.queue_answers import QueueGlance
 from headway.brokers.redis.queue_table import QueueTable
@@ -27,6 +28,7 @@ REMEMBERED = 100_000
 """Most entries whose queue is remembered."""
 
 _Key = tuple[str, str]
+_MODEL_AND_VERSION = attrgetter("model", "version")
 
 
 class ShardRouter:
@@ -143,6 +145,8 @@ class ShardRouter:
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
         """
         if self.alone and not self._placed:
+            if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # Mostly.
+                return [self._queues[entries[0].queue][0]] * len(entries)
             return [self._queues[entry.queue][0] for entry in entries]
         if self.alone:
             return [self._queue_before(entry) or self._queues[entry.queue][0] for entry in entries]

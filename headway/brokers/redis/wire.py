@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -142,7 +143,12 @@ RULE = tuple(field.name for field in dataclasses.fields(Rule) if field.name != "
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
-_WHOLE = tuple(field.type == "int" for field in dataclasses.fields(Load) if field.name in LOAD)
+_WHOLE = tuple(
+    LOAD.index(field.name) for field in dataclasses.fields(Load) if field.name in LOAD and field.type == "int"
+)
+"""Positions of the figures that are whole numbers."""
+_APART = attrgetter("apart")
+_RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 
 
 def key_of(tenant: str, id: str) -> bytes:
@@ -240,8 +246,9 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
     """Read the instant, the queue's birth, and the load at that instant."""
     now, born, *rest = _LOAD.unpack(packed)
     figures, counts = rest[: len(LOAD)], rest[len(LOAD) :]
-    known: list[Any] = [int(one) if whole else one for one, whole in zip(figures, _WHOLE, strict=True)]
-    load = Load(*known)
+    for position in _WHOLE:
+        figures[position] = int(figures[position])
+    load = Load(*figures)
     return now, born, dataclasses.replace(load, paces=paces(counts, load.slots)) if any(counts) else load
 
 
@@ -249,8 +256,9 @@ def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
     """Pack a rule, the instant and the slots of the load that it was made of; no spacing is a headway below 0."""
     if rule is None:
         return pack_numbers((made_at, slots))
-    headway = -1.0 if rule.headway is None else max(rule.headway, 0.0)
-    return pack_numbers((made_at, slots, *((headway if name == "headway" else getattr(rule, name)) for name in RULE)))
+    numbers = list(_RULE_OF(rule))
+    numbers[_HEADWAY_AT] = -1.0 if rule.headway is None else max(rule.headway, 0.0)
+    return pack_numbers((made_at, slots, *numbers))
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
@@ -317,8 +325,9 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
         ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.replies[0].version if run.replies else "")
         attempts = int(fields[b"a"])
         gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
-        wanted = [one for one in run.replies if one.position not in gone]
-        apart.update((at, (one.apart, one.length)) for at, one in enumerate(wanted) if one.apart)
+        wanted = [one for one in run.replies if one.position not in gone] if gone else run.replies
+        if any(map(_APART, wanted)):
+            apart.update((at, (one.apart, one.length)) for at, one in enumerate(wanted) if one.apart)
         return [
             Reply(
                 one.id,

@@ -90,5 +90,12 @@ class EqualInputs:
 
 
 def _shared_key(entry: Entry) -> str:
-    """Key by which an entry would join an identical one that runs; empty where it would not."""
-    return next((one.key for one in entry.dedup_keys if one.kind is DedupKind.SAME and one.joins), "")
+    """Key by which an entry would join an identical one that runs; empty where it would not.
+
+    Under an idempotency key each part has its own outcome, which the broker keeps: whoever asks again may ask for answers of
+    their own, or may have done so the first time.
+    """
+    keys = entry.dedup_keys
+    if keys and keys[0].kind is not DedupKind.SAME:
+        return ""
+    return next((one.key for one in keys if one.joins), "")

@@ -206,3 +206,16 @@ def test_inputs_that_wait_for_a_verdict_run_once_too() -> None:
         assert sorted(ran(stand)) == ["fine", "good"]
 
     policed(act, JUDGED, collapse=True)
+
+
+@pytest.mark.parametrize(("first", "again"), [(True, False), (False, True), (False, False)])
+def test_under_an_idempotency_key_each_part_keeps_the_outcome_that_it_had(first: bool, again: bool) -> None:
+    async def act(stand: Stand) -> None:
+        _, ended = begun(stand, ["a", "b", "a"], key="k", fresh=first)
+        await ended
+        before = ran(stand)
+        _, ended = begun(stand, ["a", "b", "a"], key="k", fresh=again)
+        assert [(reply.shared, reply.kept) for reply in await ended] == [(DedupKind.KEY, True)] * 3
+        assert ran(stand) == before
+
+    served(act)

@@ -448,6 +448,15 @@ class Identity(Protocol):
         ...
 
 
+@runtime_checkable
+class WatchedIdentity(Protocol):
+    """Identity that need not look at a credential again which it has found good, for as long as whoever sent it is there."""
+
+    def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
+        """Function that answers for this credential as `Identity.identify` would at the time; None where there is none."""
+        ...
+
+
 class KeyMark(msgspec.Struct, frozen=True):
     """One change in the history of a store of keys.
 

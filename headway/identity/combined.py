@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headway.model import Principal
-from headway.ports import Identity
+from headway.ports import Identity, WatchedIdentity
 
 _OWN = b"hw_live_"
 
@@ -18,11 +20,18 @@ class CombinedIdentity:
 
     def __init__(self, keys: Identity, tokens: Identity) -> None:
         self._keys = keys.identify
+        self._watch = keys.watch if isinstance(keys, WatchedIdentity) else None
         self._tokens = tokens.identify
 
     def identify(self, authorization: bytes) -> Principal | None:
         """Principal as the identity says that was asked; raises what that raises."""
-        credential = authorization[7:].strip()
-        if credential.count(b".") == 2 and not credential.startswith(_OWN):
-            return self._tokens(authorization)
-        return self._keys(authorization)
+        return self._tokens(authorization) if _is_token(authorization) else self._keys(authorization)
+
+    def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
+        """See WatchedIdentity."""
+        return None if self._watch is None or _is_token(authorization) else self._watch(authorization)
+
+
+def _is_token(authorization: bytes) -> bool:
+    credential = authorization[7:].strip()
+    return credential.count(b".") == 2 and not credential.startswith(_OWN)

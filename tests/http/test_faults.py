@@ -41,7 +41,10 @@ def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
 
 
 def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(stand.door._context, "identify", raises)
+    context: Any = stand.door._context
+    identity = context.identify.__self__
+    for name in list(vars(identity)):
+        patch.delattr(identity, name)
 
 
 def break_submission(patch: pytest.MonkeyPatch, stand: Stand) -> None:

@@ -15,7 +15,7 @@ from headway.config import Settings
 from headway.errors import StoreUnavailable
 from headway.identity.api_keys import cache
 from headway.identity.api_keys.cache import AFRESH_EVERY, ANSWER_WITHIN, ApiKeyCache
-from headway.model import ApiKey, Limit
+from headway.model import ApiKey, Limit, Principal
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.identity.store import StoreInMemory
@@ -43,9 +43,17 @@ class Scene:
         self.counters = Counters()
         began = clock()
         self.ring = ApiKeyCache(self.store, Settings(**settings), self.counters, clock, lambda: EPOCH + clock() - began)
+        self._still: dict[str, Callable[[], Principal | None]] = {}
 
     def knows(self, name: str) -> bool:
-        return self.ring.identify(bearer(name)) is not None
+        """Whether a key is known. A connection on which it came before is told the same."""
+        still = self._still.get(name)
+        told = [still() for still in (still,) if still is not None]
+        known = self.ring.identify(bearer(name))
+        assert all(one == known for one in told)
+        if still is None and (watched := self.ring.watch(bearer(name))) is not None:
+            self._still[name] = watched
+        return known is not None
 
 
 def played(scene: Callable[[Scene], Coroutine[Any, Any, None]], *keys: ApiKey, **settings: Any) -> list[Any]:
@@ -141,6 +149,26 @@ def test_new_and_revoked_keys_are_known_with_the_next_beat() -> None:
         assert stage.knows("a") and not stage.knows("b")
         await asyncio.sleep(1.01)
         assert stage.knows("b") and not stage.knows("a")
+
+    played(scene, key("a"))
+
+
+def test_a_connection_is_told_of_what_becomes_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Scene) -> None:
+        assert stage.ring.watch(bearer("a")) is None, "it has not come yet"
+        assert stage.knows("a")
+        monkeypatch.setattr(cache, "blake2b", None)
+        still = stage._still["a"]
+        assert still() is not None, "its digest is made once"
+        monkeypatch.undo()
+        await stage.store.add(key("b"))
+        await asyncio.sleep(1.01)
+        assert stage.knows("a")
+        stage.ring._seen.clear()
+        assert stage.knows("a")
+        await stage.store.expire(id_of("a"), EPOCH)
+        await asyncio.sleep(1.01)
+        assert not stage.knows("a") and still() is None
 
     played(scene, key("a"))
 

@@ -23,7 +23,7 @@ from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
 from headway.runtime.counters import Counters
 from tests.identity.store import StoreInMemory
-from tests.identity.test_api_keys_cache import EPOCH, Scene, key, played
+from tests.identity.test_api_keys_cache import EPOCH, Scene, bearer, key, played
 from tests.identity.writing import id_of
 from tests.virtual_time import run
 
@@ -201,10 +201,13 @@ def test_damage_that_only_the_reading_of_all_meets_lets_nobody_in_until_all_is_r
 
     async def scene(stage: Scene) -> None:
         nonlocal damaged
+        assert stage.knows("a")
         stage.store.__class__ = Store
         await asyncio.sleep(AFRESH_EVERY + BEAT)
         with pytest.raises(RequestError):
-            stage.knows("a")
+            stage._still["a"]()
+        with pytest.raises(RequestError):
+            stage.ring.identify(bearer("a"))
         await asyncio.sleep(10)
         assert stage.counters.keys_age == pytest.approx(11, abs=2)
         damaged = False

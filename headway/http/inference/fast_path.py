@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
@@ -50,6 +50,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
 
+def _nobody() -> Principal | None:
+    return None
+
+
 class FastPathConnection(Connection):
     """Connection of the public port.
 
@@ -61,7 +65,7 @@ class FastPathConnection(Connection):
 
     __slots__ = (
         "after", "before", "begin", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "latest", "memo",
-        "origin", "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "skipped", "unfetched",
+        "origin", "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "skipped", "still", "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
@@ -80,6 +84,8 @@ class FastPathConnection(Connection):
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo: InferenceHead | None = None
+        self.still: Callable[[], Principal | None] = _nobody
+        """Principal of the credential in the remembered head, as it is now."""
         self.lane, self.plain = CLOSED, False
         self.before = self.after = b""
         self.begin = self.latest = self.skipped = 0
@@ -122,6 +128,7 @@ class FastPathConnection(Connection):
             self._end_fan_out()
         finally:
             self.request = self.memo = None
+            self.still = _nobody
             self.before = b""
             self.pieces.clear()
             self.inference.quotas.leave(self)
@@ -409,6 +416,7 @@ class FastPathConnection(Connection):
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
             self.memo = request
+            self.still = self.inference.watch(request.authorization)
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
             self.begin, self.skipped = len(self.before), len(self.after)
@@ -422,7 +430,7 @@ class FastPathConnection(Connection):
         self.encode_error = codec.encode_error
         try:
             principal = self.known
-            if (found := inference.identify(request.authorization)) is not principal:
+            if (found := self.still()) is not principal:
                 principal = self._belong(found, request.authorization)
         except RequestError as exc:
             self._deny(request, exc)

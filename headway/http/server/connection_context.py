@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from time import monotonic
 from typing import Literal, Protocol
 
@@ -38,7 +39,7 @@ from headway.http.server.large_bodies import LARGE, LargeBodies
 from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
-from headway.ports import Identity, QueueCondition
+from headway.ports import Identity, QueueCondition, WatchedIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.listening import SPARE
@@ -326,6 +327,7 @@ class InferenceContext(ConnectionContext):
         self.intake = intake
         self.submit = intake.submit
         self.identify = identity.identify
+        self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
         self.anonymous = isinstance(identity, AnonymousIdentity)
         self.routes = Routes(settings)
         self.codec_context = CodecContext(settings, intake.kinds, counters)
@@ -336,6 +338,11 @@ class InferenceContext(ConnectionContext):
         self.kinds = intake.kinds
         self.version = settings.model_version
         self.tiers = settings.tier_names
+
+    def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
+        """Function that tells whose a credential is at the time; see Identity."""
+        found = None if self._watch is None else self._watch(authorization)
+        return partial(self.identify, authorization) if found is None else found
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
         """Refusal of request `id` when its principal is over a limit. The gateway counts it."""

@@ -207,14 +207,15 @@ local function fitting(s, popped, room, any_large)
   return #popped, false
 end
 
-local function leave_for_batch(s, tier, popped, into, gone)
-  local q, members, before, count = s.q, {}, #into, #popped / 2
-  for i = 1, count do
-    local member = popped[2 * i - 1]
-    members[i], into[before + i], gone[member] = member, member, true
+-- Members that have been popped leave, the last of which was in this round.
+local function leave_for_batch(s, tier, members, round, into, gone)
+  local q, before = s.q, #into
+  for i = 1, #members do
+    local member = members[i]
+    into[before + i], gone[member] = member, true
   end
-  if count > 0 then  -- The last one is of the highest round.
-    q.next[tier] = math.max(q.next[tier], tonumber(popped[2 * count]) + 1)
+  if #members > 0 then
+    q.next[tier] = math.max(q.next[tier], round + 1)
   end
   no_longer_odd(s, members)
   q.depth[tier] = q.depth[tier] - #members
@@ -231,23 +232,32 @@ end
 -- Take as many as fit, `count` at most. True when the next one is too large or too heavy.
 local function pop(s, tier, count, into, gone, room)
   local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
-  local bounded = s.weighed or any_large
+  if not (s.weighed or any_large) then
+    if count > 0 then  -- In three commands, as the rounds of all but the last would only be read to be thrown away.
+      local members = redis.call('ZRANGE', tier_queue, '0', count - 1)
+      local round = #members > 0 and tonumber(redis.call('ZSCORE', tier_queue, members[#members]))
+      redis.call('ZREMRANGEBYRANK', tier_queue, '0', count - 1)
+      leave_for_batch(s, tier, members, round, into, gone)
+      room.count = room.count - #members
+    end
+    return false
+  end
   while count > 0 do
     local popped = redis.call('ZPOPMIN', tier_queue, s.weighed and math.min(count, WINDOW) or count)
-    local whole, too_much = #popped, false
-    if bounded then
-      local fit
-      fit, too_much = fitting(s, popped, room, any_large)
-      for i = whole, fit + 1, -2 do
-        redis.call('ZADD', tier_queue, popped[i], popped[i - 1])
-        popped[i], popped[i - 1] = nil, nil
-      end
-      if fit < whole then
-        lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
-      end
+    local whole, members = #popped, {}
+    local fit, too_much = fitting(s, popped, room, any_large)
+    for i = whole, fit + 1, -2 do
+      redis.call('ZADD', tier_queue, popped[i], popped[i - 1])
+      popped[i], popped[i - 1] = nil, nil
     end
-    leave_for_batch(s, tier, popped, into, gone)
-    count, room.count = count - #popped / 2, room.count - #popped / 2
+    if fit < whole then
+      lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
+    end
+    for i = 1, #popped, 2 do
+      members[#members + 1] = popped[i]
+    end
+    leave_for_batch(s, tier, members, tonumber(popped[#popped]), into, gone)
+    count, room.count = count - #members, room.count - #members
     if #popped < whole or whole == 0 then
       return too_much
     end

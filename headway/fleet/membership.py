@@ -86,6 +86,7 @@ class Membership:
             return  # The name may be another's.
         with contextlib.suppress(BrokerUnavailable):  # Then we are forgotten, as who says nothing is.
             await self._fleet.leave(self._describe().id)
+        self._entered = False
 
     async def _heartbeat(self) -> None:
         await self._fleet.heartbeat(self._describe())

@@ -209,13 +209,14 @@ class Batcher:
         self._interrupt()
 
     async def stop(self) -> None:
-        """Stop the backend."""
+        """Stop the backend. The fleet is told once that the slot is gone, or as soon as it can be told while the loops run."""
         for backend in (self._backend, self._fresh):
             if backend is not None:
                 await backend.stop()
         self._backend = self._fresh = None
         self._keeper.end()
-        await self._become(WorkerStatus.OFFLINE)
+        if self._status is not WorkerStatus.OFFLINE:
+            await self._become(WorkerStatus.OFFLINE)
 
     async def _serve(self) -> None:
         while not self._draining:

@@ -458,6 +458,31 @@ def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
     played(scene)
 
 
+def test_who_stops_while_nothing_answers_waits_once_for_its_slots_and_once_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(fleets: Fleets) -> None:
+        service = fleets.worker("host", FakeBackend())
+        await service.start()
+        await asyncio.sleep(0.1)
+        told: list[str] = []
+
+        async def silent(*said: object) -> None:
+            told.append(str(said[0].status) if isinstance(said[0], WorkerInfo) else str(said[0]))
+            await asyncio.sleep(1.0)
+            raise BrokerUnavailable("no answer")
+
+        monkeypatch.setattr(fleets.broker, "heartbeat", silent)
+        monkeypatch.setattr(fleets.fleet, "leave", silent)
+        begun = fleets.clock()
+        await service.drain()
+        await service.stop()
+        assert told.count("host") == 1
+        assert fleets.clock() - begun == pytest.approx(2.0), "one call for the slot, and one for the process"
+
+    played(scene)
+
+
 def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_whoever_comes_later() -> None:
     async def scene(fleets: Fleets) -> None:
         async def told(id: str, **shared: str) -> list[tuple[str, str, str, str]]:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from headway import errors
 from headway.brokers.redis import entry_wire, function_library, wire
-from headway.model import Capacity, Entry, Failure, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model import (
+    Capacity,
+    DedupKey,
+    DedupKind,
+    Entry,
+    Failure,
+    Lease,
+    NoWork,
+    Octets,
+    ProcessInfo,
+    Role,
+    WorkerInfo,
+    WorkerStatus,
+)
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, SharedServers
@@ -34,6 +48,32 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
         return msgspec.msgpack.encode([schema + later, *members[:-1], entry.trace, "new", {"newer": 1}])
 
     return pack
+
+
+def packing(
+    pack: Callable[[Entry], bytes],
+) -> Callable[[Sequence[Entry], float], tuple[list[bytes], dict[int, Entry], bool]]:
+    """Packer of the entries of a call, each of which `pack` packs."""
+
+    def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
+        return [part for one in entries for part in (entry_wire.pack_head(one), pack(one))], {}, True
+
+    return pack_small
+
+
+def test_entries_of_a_call_are_packed_as_each_by_itself() -> None:
+    usual = ask("text", id="a")
+    others: list[dict[str, Any]] = [
+        {"tenant": "größer", "id": "b"}, {"tier": 2, "timeout": 7.0}, {"parameters": b'{"a":1}'}, {"gateway": "other", "nonce": 7},
+        {"version": "3", "pinned": True}, {"caller": "c", "weight": 9}, {"input": Octets(b"x")}, {"trace": b"trace"},
+        {"dedup_keys": (DedupKey(DedupKind.KEY, "k"),)}, {"input": b"[1]"}, {"count": 3}, {"payer": 5}, {"input": "y" * 5000},
+    ]  # fmt: skip
+    entries = [usual, *(msgspec.structs.replace(usual, **changed) for changed in others), usual]
+    packed, large, rare = entry_wire.pack_small(entries, 10_000)
+    assert packed == packing(pack_entry)(entries, 0)[0]
+    assert not large and rare
+    assert not entry_wire.pack_small([usual], 10_000)[2]
+    assert entry_wire.pack_small([usual, entries[-2]], 4000)[1] == {2: entries[-2]}
 
 
 def test_no_name_stands_for_two_values_in_the_functions() -> None:
@@ -63,7 +103,7 @@ async def settled(harness: Stand, *entries: Entry) -> None:
 
 @story
 async def test_an_entry_of_the_next_release_is_served(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_wire, "pack_entry", of_release(1))
+    monkeypatch.setattr(entry_wire, "pack_small", packing(of_release(1)))
     entry = ask("text", id="a")
     await harness.broker.enqueue([entry])
     lease = await harness.claim()
@@ -83,9 +123,9 @@ async def test_an_entry_that_cannot_be_read_costs_nobody_else_the_answer(
 ) -> None:
     good = [ask(id=f"good {number}") for number in range(5)]
     await harness.broker.enqueue(good[:2])
-    monkeypatch.setattr(entry_wire, "pack_entry", alien)
+    monkeypatch.setattr(entry_wire, "pack_small", packing(alien))
     await harness.broker.enqueue([ask(id="alien")])
-    monkeypatch.setattr(entry_wire, "pack_entry", pack_entry)
+    monkeypatch.setattr(entry_wire, "pack_small", packing(pack_entry))
     await harness.broker.enqueue(good[2:])
     assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
     await settled(harness)
@@ -104,6 +144,7 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id, pack in (("old", pack_entry), ("alien", of_release(2)), ("new", pack_entry)):
+        monkeypatch.setattr(entry_wire, "pack_small", packing(pack))
         monkeypatch.setattr(entry_wire, "pack_entry", pack)
         await harness.broker.enqueue([ask(id=id)])
         while any(one.depth for one in await harness.broker.depths()):

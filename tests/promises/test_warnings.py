@@ -54,3 +54,14 @@ def test_poisonous_inputs_explain_the_batches_that_they_make_fail_and_no_other()
 def test_an_event_that_is_not_known_is_found_out_whatever_befell() -> None:
     line = Line("gateway-1", 11.0, "error", "an observer of requests has failed", "requests=1")
     assert found("gateway paused", "gateway-1", line, line) == UNEXPLAINED * 2
+
+
+def test_a_connection_to_the_ledger_that_was_given_up_explains_its_own_error_and_no_other() -> None:
+    event = "Future exception was never retrieved\\nfuture: <Future finished exception={}>"
+    line = Line(
+        "gateway-1", 11.0, "error", event.format("ConnectionError('PostgreSQL server at \"…\": server sent an error')")
+    )
+    assert not found("ledger paused", "ledger", line)
+    assert found("redis paused", "redis", line) == UNEXPLAINED
+    other = Line("gateway-1", 11.0, "error", event.format("KeyError('PostgreSQL')"))
+    assert found("ledger paused", "ledger", other) == UNEXPLAINED

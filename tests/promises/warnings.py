@@ -60,6 +60,12 @@ RULES = (
     Rule("the last records do not get into the ledger", "", ("ledger",)),
     Rule("the ledger does not answer", "", ("ledger",)),
     Rule("the store", "", ("ledger",)),
+    # asyncpg leaves it behind when a connection that it is opening is given up.
+    Rule(
+        r"Future exception was never retrieved\nfuture: <Future finished exception=ConnectionError('PostgreSQL",
+        "",
+        ("ledger",),
+    ),
     Rule("cannot be read again", "does not answer within"),  # A busy machine keeps the thread that reads from its turn.
 )
 """Lines that something explains; the first that fits a line counts."""

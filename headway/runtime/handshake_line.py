@@ -7,10 +7,11 @@ here, and between two turns everything else is read. Addresses take turns, so th
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
+
+from headway.core.tenant_turns import TenantTurns
 
 TURN = 0.001
 """Seconds after which no further step begins in a turn of the event loop."""
@@ -34,31 +35,24 @@ class HandshakeLine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = monotonic) -> None:
         self._loop, self._clock = loop, clock
-        self._lines: dict[str, deque[Handshake]] = {}
+        self._waiting: TenantTurns[Handshake] = TenantTurns()
+        """Handshakes by address."""
         self._begun = False
         """Whether steps are under way, after which the next turn is asked for."""
 
     def wait(self, address: str, handshake: Handshake) -> None:
         """Give a connection a turn later."""
-        if not self._lines and not self._begun:
+        if not self._waiting and not self._begun:
             self._loop.call_soon(self._give)
-        self._lines.setdefault(address, deque()).append(handshake)
+        self._waiting.add(address, handshake)
 
     def _give(self) -> None:
-        end, left, self._begun = self._clock() + TURN, sum(map(len, self._lines.values())), True
+        end, left, self._begun = self._clock() + TURN, len(self._waiting), True
         try:
             while left and self._clock() < end:
                 left -= 1
-                self._next().take_turn()
+                self._waiting.take().take_turn()
         finally:
             self._begun = False
-            if self._lines:
+            if self._waiting:
                 self._loop.call_soon(self._give)
-
-    def _next(self) -> Handshake:
-        address, line = next(iter(self._lines.items()))
-        handshake = line.popleft()
-        del self._lines[address]
-        if line:
-            self._lines[address] = line  # behind the other addresses
-        return handshake

@@ -248,7 +248,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
     should be kept. While all GPUs are idle, such an entry may be the first of a burst.
     """
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
-    if not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
+    if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
     return 0.0 < view.running <= 1.0 and view.factor <= LONE_FACTOR
 

@@ -130,7 +130,7 @@ class LookAhead:
 
     def rule(self, load: Load, past: Past) -> Rule:
         """Rule that holds at this load; takes a step of a look, if one is due."""
-        if (past.clients > load.slots) is not self._clients:
+        if (past.clients > 1) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
         if self._look is None and (self._clients or past.long):

@@ -32,6 +32,10 @@ PRIOR = 5
 """Batches that the assumption that all slots are alike weighs as much as."""
 LEAST_DEVIATION = 1e-3
 """Least relative standard deviation of run times that is believed."""
+UNSURE = 1.5
+"""Roots of a batch's weight, times the deviation, by which a factor must be apart from 1 to count at a start: it may be chance."""
+UNSURE_FOR = 20
+"""Batches of each slot from a queue's first on for which that is so. Later the line is known, and a slot that comes back is soon judged."""
 STRAY = 2.0
 """Multiple of a slot's factor as which a batch counts at most, and at least the inverse: one alone may be an accident."""
 
@@ -127,10 +131,13 @@ class SlotFactors:
         if known is None or ratio <= 0.0:
             return
         ratio = min(max(ratio, known.raw / STRAY), known.raw * STRAY)
-        known.raw += (ratio - known.raw) * weight_of(deviation, known.batches)
+        weight = weight_of(deviation, known.batches)
+        known.raw += (ratio - known.raw) * weight
         known.batches += 1
         known.ran_at = departures
-        position = position_of(known.raw)
+        begins = departures < UNSURE_FOR * self._slots
+        unsure = begins and abs(known.raw - 1.0) < UNSURE * deviation * math.sqrt(weight)
+        position = USUAL if unsure else position_of(known.raw)
         if position != known.position:
             self._count(known.position, -1)
             self._count(position, 1)

@@ -44,7 +44,7 @@ async def test_the_load_tells_how_many_slots_are_how_fast(harness: Harness) -> N
 async def test_what_is_known_of_a_slot_goes_with_it(harness: Harness) -> None:
     await one_slow(harness)
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.DEGRADED))
-    for _ in range(30):
+    for _ in range(40):
         for worker in ("gpu-1", "gpu-2"):
             await harness.healthy("gpu-1", "gpu-2")
             await run(harness, worker, 0.1)

@@ -143,6 +143,11 @@ def test_an_entry_is_not_held_back_where_each_has_a_gpu_of_its_own(
     assert decide(Rule(64, headway=0.5, rate=20.0), waiting, 1.0) == Hold(1.4)
 
 
+def test_clients_that_ride_together_wait_for_each_other_though_each_could_have_a_gpu() -> None:
+    waiting = in_the_gap(1, 3, 1.0, 4)
+    assert decide(Rule(64, headway=0.5, rate=2.0, company=0.5), waiting, 1.0) == Hold(1.4)
+
+
 def test_a_batch_leaves_early_enough_for_its_most_urgent_member() -> None:
     rule = Rule(8, headway=9.0, service=0.1)
     last_moment = 2.0 - 0.1 - LEEWAY

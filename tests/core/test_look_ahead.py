@@ -15,9 +15,9 @@ from headway.core.policies.paced import Paced
 from headway.core.running import RunningBatches
 from headway.core.slot_factors import FACTORS, USUAL
 
-ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32)
+ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32, departures=100)
 PACES = tuple({USUAL: 1, USUAL + 2: 1}.get(position, 0) for position in range(len(FACTORS)))
-UNLIKE = Load(rate=330.0, alpha=0.05, beta=0.0, slots=2, max_batch=32, paces=PACES)
+UNLIKE = Load(rate=330.0, alpha=0.05, beta=0.0, slots=2, max_batch=32, paces=PACES, departures=100)
 
 
 NOTHING = RunningBatches()
@@ -28,7 +28,7 @@ class Stream:
 
     def __init__(self, policy: Paced, load: Load) -> None:
         self.policy, self.load, self.past = policy, load, Past()
-        self.rng, self.now, self.departures = random.Random(3), 0.0, 0
+        self.rng, self.now, self.departures = random.Random(3), 0.0, load.departures
         self.rules: list[Rule] = []
 
     def pass_by(self, batches: int, size: int = 10) -> list[Rule]:
@@ -178,3 +178,12 @@ def test_clients_have_rules_of_their_own() -> None:
     for number in range(60):
         past.ended(number % 7, NOTHING, 100.0 + number - 0.01, 100.0 + number)
     assert look.rule(load, past) == hold(load)
+
+
+def test_clients_no_more_than_slots_are_looked_at_too() -> None:
+    load = Load(rate=40.0, alpha=0.1, beta=0.0, slots=4, max_batch=64, departures=100)
+    look, past = LookAhead({"hold": hold}, {"hold": hold, "leave": leave}), Past()
+    clients(past, 4, 0.0)
+    for number in range(400):
+        look.rule(replace(load, departures=100 + number), past)
+    assert look.chosen == "leave"

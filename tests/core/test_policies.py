@@ -24,7 +24,7 @@ from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive
 
-BUSY = Load(rate=1000.0, alpha=0.1, beta=0.0, slots=2, max_batch=100)
+BUSY = Load(rate=1000.0, alpha=0.1, beta=0.0, slots=2, max_batch=100, departures=100)
 
 each_policy = pytest.mark.parametrize("name", policies.NAMES)
 
@@ -166,6 +166,19 @@ class TestPaced:
         uneven = policies.build("paced", None).rule(replace(calm, deviation=0.2 * usual))
         assert uneven.gap(0.0) == pytest.approx(even.gap(0.0) * (1.0 + LONGER * 0.2))
         assert uneven.gap_each == pytest.approx(even.gap_each / (1.0 + SMALLER * 0.2))
+
+    def test_the_first_batch_of_each_gpu_keeps_the_gap_that_lasts_and_is_not_cut(self) -> None:
+        """Cut to an even part of the little that runs, a start's arrivals would wait for one gap after another."""
+        load = Load(rate=1050.0, alpha=0.2, beta=0.004, slots=8, max_batch=100)
+        first, later = (Paced().spaced(replace(load, departures=left)) for left in (7, 8))
+        assert first.gap(0.0) == first.gap(50.0) == pytest.approx(headway(load))
+        assert later.gap(0.0) < first.gap(0.0) < later.gap(100.0)
+        assert first.split == 0.0 < later.split
+
+    def test_at_a_start_times_are_presumed_to_vary(self) -> None:
+        at_last = Paced().spaced(BUSY)
+        gaps = [Paced().spaced(replace(BUSY, departures=left)).gap(0.0) for left in (2, 3, 4)]
+        assert gaps[0] > gaps[1] > gaps[2] == at_last.gap(0.0)
 
     def test_one_gpu_keeps_no_gap_and_waits_for_company_alone(self) -> None:
         alone = replace(BUSY, slots=1, beta=0.001)

@@ -74,6 +74,24 @@ def test_slots_that_are_alike_count_as_alike_whatever_chance_does() -> None:
     assert alike > 0.6 * rounds
 
 
+def test_in_the_first_batches_chance_sets_slots_apart_less_often() -> None:
+    apart = rounds = 0
+    for seed in range(40):
+        learnt = Learnt(8, 0.3, seed)
+        for _ in range(10):
+            for worker in learnt.workers:
+                learnt.run(worker, 1.0)
+            apart += learnt.factors.counts.count(0) != len(FACTORS)
+            rounds += 1
+    assert apart < 0.7 * rounds  # With each factor as measured it is 0.86.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slot_that_is_much_slower_is_found_in_a_few_batches_that_vary(seed: int) -> None:
+    learnt = run_all({"gpu-0": 3.0}, 8, 5, jitter=0.3, seed=seed)
+    assert learnt.ratio("gpu-0", "gpu-1") > 1.3
+
+
 def test_larger_batches_on_the_slow_slot_are_not_taken_for_the_cost_of_an_input() -> None:
     learnt = Learnt(2, 0.0, 0)
     rng, pooled = random.Random(1), ServiceModel()

@@ -24,7 +24,7 @@ def fleet(fast: int, slow: int, steps: int, load: float, max_batch: int = 64) ->
     paces = [0] * len(FACTORS)
     paces[USUAL], paces[USUAL + steps] = fast, slow
     slots = fast + slow
-    return Load(load * slots * max_batch / 0.1, 0.1, 0.0, slots, max_batch, deviation=0.0, paces=tuple(paces))
+    return Load(load * slots * max_batch / 0.1, 0.1, 0.0, slots, max_batch, departures=100, paces=tuple(paces))
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_slow_worker_takes_longer() -> None:
 
 class TestFailures:
     def test_a_dead_workers_batch_runs_again_elsewhere(self) -> None:
-        record = simulate(replace(CALM, kills=(Kill(1.0, 1),), restart=1.0))
+        record = simulate(replace(CALM, kills=(Kill(1.02, 1),), restart=1.0))
         assert (record.deaths, record.retried > 0, sum(record.lost.values())) == (1, True, 0)
         assert record.down == pytest.approx(1.0)
 

@@ -124,6 +124,8 @@ _NUMBERS: dict[str, float] = {
     "FACTOR_ERROR": slot_factors.ERROR,
     "FACTOR_MOST_WEIGHT": slot_factors.MOST_WEIGHT,
     "FACTOR_PRIOR": slot_factors.PRIOR,
+    "FACTOR_UNSURE": slot_factors.UNSURE,
+    "FACTOR_UNSURE_FOR": slot_factors.UNSURE_FOR,
     "FACTOR_STRAY": slot_factors.STRAY,
     "LEAST_DEVIATION": slot_factors.LEAST_DEVIATION,
     "USUAL_PACE": slot_factors.USUAL + 1,

@@ -17,6 +17,8 @@ The formula leaves no slack: where a batch takes longer the more it holds, one t
 the next leaves larger still, and gaps bunch again. And it is of a load that lasts: from idle GPUs on, the first gaps would
 be as long as if full ones came back. So the gap is ℓ(n)/k for the largest batch n on a GPU. That is the pace at which GPUs
 come back at that moment. It leads to s* by itself, for λ·ℓ(n)/k arrive in it, and n = λs* is where that stays.
+At a start it would lead there too late: few and small batches run as yet. So the first batch of each GPU leaves a gap of s* after
+the one before, and is not cut.
 
 Batch times that vary make GPUs come back at uneven moments, and the largest batch a matter of chance. So with them the part of
 the gap that α makes is somewhat longer, and the part that the size makes is shorter. One GPU has none to be spaced from: it
@@ -74,6 +76,8 @@ SILENCE = 3.0
 
 LONGER = 0.3
 """Share by which the gap of α is longer for each relative standard deviation of the batch time: room for late GPUs."""
+PRESUMED, PRESUMED_FOR = 0.3, 2.0
+"""Relative standard deviation that is presumed at a start, and batches of each GPU until nothing is presumed any more."""
 SMALLER = 2.0
 """Likewise, how much less the size of the largest batch counts in a gap: it is large by chance, too."""
 
@@ -180,16 +184,21 @@ class Paced:
         saturated = load.slots > 1 and load.size_rate * service > SATURATED * chosen.speed * load.max_batch
         usual = load.alpha + load.beta * min(load.size_rate * gap, load.max_batch)
         deviation = math.hypot(load.deviation, chosen.spread * usual)
-        varied = load.deviation / usual if gap > 0.0 else 0.0
+        begins = load.departures < load.slots
+        presumed = PRESUMED * max(1.0 - load.departures / (PRESUMED_FOR * max(load.slots, 1)), 0.0)
+        varied = max(load.deviation / usual, presumed) if gap > 0.0 else 0.0
         least = load.alpha / chosen.speed * (1.0 + LONGER * varied) if gap > 0.0 else 0.0
         each = load.beta / chosen.speed / (1.0 + SMALLER * varied) if gap > 0.0 else 0.0
+        cuts = gap > 0.0 and chosen.spread < ALIKE and not begins
         if load.slots == 1:
             least, each = min(least, silence), 0.0
+        elif begins:
+            least, each = max(least, gap), 0.0
         return Rule(
             size=load.max_batch,
             headway=least,
             gap_each=each,
-            split=load.beta * (2 * chosen.slots - 1) / load.alpha if gap > 0.0 and chosen.spread < ALIKE else 0.0,
+            split=load.beta * (2 * chosen.slots - 1) / load.alpha if cuts else 0.0,
             window=self._window,
             rate=load.rate,
             service=service,

@@ -105,8 +105,12 @@ function observe_run(s, slot, size, seconds)
   local factor, foretold = FACTORS[before] * scale_of(q), batch_seconds(q, size)
   if raw and foretold > 0 and seconds > 0 then
     local ratio = math.min(math.max(seconds / foretold, raw / FACTOR_STRAY), raw * FACTOR_STRAY)
-    raw = raw + (ratio - raw) * weight_of(q.deviation / foretold, batches)
-    local position = position_of(raw)
+    local deviation = q.deviation / foretold
+    local weight = weight_of(deviation, batches)
+    raw = raw + (ratio - raw) * weight
+    local begins = q.departures < FACTOR_UNSURE_FOR * q.slots
+    local unsure = begins and math.abs(raw - 1) < FACTOR_UNSURE * deviation * math.sqrt(weight)
+    local position = unsure and USUAL_PACE or position_of(raw)
     if position ~= before then
       count(s, before, -1)
       count(s, position, 1)

@@ -7,7 +7,7 @@ another process: each of their methods may raise `BrokerUnavailable`, and may th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -92,16 +92,35 @@ class NearQueue(Protocol):
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
         ...
 
-    def enter(self, entry: Entry) -> Failure | None:
-        """Admit or refuse, as `take` does, an entry by itself that has no version and no dedup keys, under an id that no other has."""
+    def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
+        """Admit or refuse, as `take` does, an entry by itself that has no version and no dedup keys, under an id that no other has.
+
+        Arguments:
+            entry: the entry.
+            key: its tenant and id.
+            held: what its gateway holds of it, which comes back with its output; None: its reply is delivered like any other.
+            now: the present instant on the queue's clock.
+        """
         ...
 
     def knows(self, tenant: str, id: str) -> bool:
         """Whether a task is known here, or its outcome."""
         ...
 
-    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
-        """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then."""
+    def attach(
+        self,
+        gateway: str,
+        deliver: Callable[[Sequence[Reply]], None],
+        settle: Callable[[Sequence[Any], Sequence[Reply]], None],
+    ) -> None:
+        """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then.
+
+        Arguments:
+            gateway: id of the gateway.
+            deliver: takes replies.
+            settle: takes the replies to a batch of which each entry was entered with what is held of it, and got an output and
+                nothing beside it; before them, what is held.
+        """
         ...
 
 

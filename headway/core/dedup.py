@@ -164,9 +164,9 @@ def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Rep
         reply.ran,
         reply.queued,
         reply.attempts,
+        entry.nonce,
         kind,
         kept,
-        entry.nonce,
         tokens=reply.tokens,
     )
 

@@ -21,12 +21,19 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import msgspec
 
 from headway.model import Entry
 
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
+_COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
+_ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
+_HAS_LEFT = attrgetter("state")
+"""Whether an entry waits for its first departure no more: QUEUED alone is false."""
+_EVEN = frozenset((1,))
+"""Costs of entries of which each takes one round."""
 
 PAGE = 64 << 10
 """Characters of input and parameters that cost one round."""
@@ -60,6 +67,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         reservation: its bytes of the room, for as long as it has no outcome.
         round: round of its tier queue in which it is served.
         hung: whether its last run was ended at the GPU deadline.
+        held: what its gateway holds of it and gets back with its output; None where that is looked up. `key`: its tenant and id, then.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
             or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
@@ -76,6 +84,8 @@ class QueuedEntry(msgspec.Struct, eq=False):
     round: float = 0
     state: int = QUEUED
     hung: bool = False
+    held: object = None
+    key: tuple[str, str] = ("", "")
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
@@ -92,7 +102,7 @@ def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = No
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
     """The entries of a batch, in order."""
-    return tuple([member.entry for member in members])
+    return tuple(map(_ENTRY, members))
 
 
 class TierQueue:
@@ -159,27 +169,33 @@ class TierQueue:
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
         """Give entries their places, in the order in which they came."""
-        latest_of, rounds, next_round = self._latest, self._rounds, self._next
-        weight = 0
-        for queued in entries:
-            tenant, cost = queued.entry.tenant, queued.cost
-            latest = latest_of.get(tenant, 0)
-            number = latest // 1 + 1
-            if number < next_round:
-                number = next_round
-                latest = number - 1
-            queued.round = number
-            latest_of[tenant] = latest = latest + cost
-            if number in rounds:
-                rounds[number].append(queued)
-            else:
-                rounds[number] = [queued]
-            if cost != 1:
-                self._rough = max(self._rough, math.ceil(latest))
-            weight += queued.weight
+        if self._rough < self._next and _EVEN.issuperset(map(_COST, entries)):
+            latest_of, rounds, next_round = self._latest, self._rounds, self._next
+            for tenant, queued in zip(map(_TENANT, entries), entries, strict=True):
+                number = latest_of.get(tenant, 0) + 1
+                if number < next_round:
+                    number = next_round
+                queued.round = latest_of[tenant] = number
+                if number in rounds:
+                    rounds[number].append(queued)
+                else:
+                    rounds[number] = [queued]
+        else:
+            for queued in entries:
+                self._push_rough(queued)
         self._arrivals += entries
         self.depth += len(entries)
-        self.weight += weight
+        self.weight += sum(map(_WEIGHT, entries))
+
+    def _push_rough(self, queued: QueuedEntry) -> None:
+        """Give an entry its place that may cost more or less than a round, or come after some that do."""
+        tenant, cost = queued.entry.tenant, queued.cost
+        latest = max(self._latest.get(tenant, 0), self._next - 1)
+        queued.round = latest // 1 + 1
+        self._latest[tenant] = latest = latest + cost
+        self._rounds.setdefault(queued.round, []).append(queued)
+        if cost != 1:
+            self._rough = max(self._rough, math.ceil(latest))
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
@@ -221,6 +237,7 @@ class TierQueue:
                         places.append(queued)
                         return None
                     queued.state = RUNNING
+                    queued.attempts = 1
                     self.depth -= 1
                     self._begun -= 1
                     self.weight -= queued.weight
@@ -237,35 +254,36 @@ class TierQueue:
 
         `small`: only those before the first of more than one page.
         """
-        taken: list[QueuedEntry] = []
-        places, rounds, number = self._round, self._rounds, self._next
+        begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
-        while left:
-            while not places:  # All entries of a round may have been dropped.
-                while number not in rounds:
-                    number += 1
-                places = rounds.pop(number)
-                if len(places) > 1:
-                    places.reverse()
-                number += 1
-            queued = places.pop()
-            if queued.state == QUEUED:
-                if small and queued.pages > 1:
-                    places.append(queued)
-                    break
-                queued.state = RUNNING
+        if self._dropped or self._rough >= number - 1:
+            taken = []
+            while left and (queued := self.pop(1 if small else None)) is not None:
                 taken.append(queued)
                 left -= 1
-        self._round, self._next = places, number
-        self._begun = sum([queued.state == QUEUED for queued in places]) if places else 0
-        if self._gaps:
-            self._gaps = {begins: gap for begins, gap in self._gaps.items() if begins >= number}
+            return taken
+        taken = begun[: -left - 1 : -1]
+        del begun[len(begun) - len(taken) :]
+        if len(taken) < left:
+            # No number is left out: a tenant's entries are in consecutive rounds, the first of them in the next.
+            coming = itertools.chain.from_iterable(map(rounds.__getitem__, itertools.count(int(number))))
+            taken += itertools.islice(coming, left - len(taken))
+            last = taken[-1]
+            for whole in range(int(number), int(last.round)):
+                del rounds[whole]
+            places = rounds.pop(last.round)
+            self._round = places[: places.index(last) : -1]
+            number = last.round + 1
+        for queued in taken:
+            queued.state = RUNNING
+            queued.attempts = 1
+        self._begun, self._next = len(self._round), number
         self.depth -= len(taken)
         if self.depth == 0:
             self.weight = 0
             self._start_afresh()
         else:
-            self.weight -= sum([queued.weight for queued in taken])
+            self.weight -= sum(map(_WEIGHT, taken))
             self._forget_past()
         return taken
 
@@ -292,8 +310,7 @@ class TierQueue:
     def oldest(self) -> QueuedEntry | None:
         """Entry that has waited longest, whichever entry's turn it is."""
         arrivals = self._arrivals
-        while arrivals and arrivals[0].state != QUEUED:
-            arrivals.popleft()
+        _skip(arrivals)
         return arrivals[0] if arrivals else None
 
     def _sweep(self) -> None:
@@ -337,6 +354,16 @@ class TierQueue:
         self._arrivals.clear()
 
 
+def _skip(line: deque[QueuedEntry]) -> None:
+    """Let go of the entries at the head of a line that have left it."""
+    left = len(list(itertools.takewhile(_HAS_LEFT, line)))
+    if left == len(line):
+        line.clear()
+    else:
+        for _ in range(left):
+            line.popleft()
+
+
 class DeadlineQueue:
     """Queued entries by the instant at which they are due.
 
@@ -358,11 +385,14 @@ class DeadlineQueue:
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
-        """Add entries."""
+        """Add entries, at least one."""
         line = self._line
         last = line[-1].queue_due if line else -math.inf
-        for queued in entries:
-            due = queued.queue_due
+        dues = list(map(_DUE, entries))
+        if dues[0] >= last and dues == sorted(dues):
+            line += entries
+            return
+        for queued, due in zip(entries, dues, strict=True):
             if due >= last:
                 line.append(queued)
                 last = due
@@ -381,8 +411,7 @@ class DeadlineQueue:
     def earliest(self) -> float:
         """Instant at which the first entry is due; infinite when none waits."""
         line, heap = self._line, self._heap
-        while line and line[0].state != QUEUED:
-            line.popleft()
+        _skip(line)
         while heap and heap[0][2].state != QUEUED:
             heapq.heappop(heap)
         first = line[0].queue_due if line else math.inf

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import compress
+from operator import attrgetter, ne
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
@@ -61,6 +63,8 @@ MOST_KINDS = 64
 """Most kinds of entries, by tier and times, for which it is known at a time how many are sure to be let in."""
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
+_TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
+_ARRIVED, _STATE = attrgetter("arrived"), attrgetter("state")
 _NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
@@ -178,19 +182,22 @@ class ModelQueue:
             self._waiting[entry.tenant] += 1
         return queued
 
-    def offer_small(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
-        """Admit an entry of one page that counts as one, or refuse it, as `offer` does.
+    def offer_small(
+        self, entry: Entry, now: float, held: object = None, key: tuple[str, str] = ("", "")
+    ) -> QueuedEntry | None:
+        """Admit an entry of one page that counts as one and is sure to be let in; None for one that `offer` has to judge.
 
-        While one like it is sure to be let in, it is only noted, and all that were get their places together at the next look.
+        It is only noted, and all that were get their places together at the next look. `held` and `key`: see QueuedEntry.
         """
-        timeout, queue_timeout = entry.timeout, entry.queue_timeout
+        timeout = entry.timeout
+        queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
         if most is None or now > self._sure_until:
             most = self._find_sure(entry, now) if self._coming or self._fresh else 0.0
         if len(self._coming) >= most:
-            return self.offer(entry, now)
+            return None
         queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, entry.weight)
+        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held=held, key=key)
         self._coming.append(queued)
         return queued
 
@@ -216,26 +223,19 @@ class ModelQueue:
             return
         self._coming = []
         self._sure.clear()
-        of_tiers: dict[int, list[QueuedEntry]] = {}
-        last = self._last_tenant
-        for queued in coming:
-            entry = queued.entry
-            if entry.tenant != last:
-                if last is not None:
-                    self._mixed_at = queued.arrived
-                last = entry.tenant
-            if entry.tier in of_tiers:
-                of_tiers[entry.tier].append(queued)
-            else:
-                of_tiers[entry.tier] = [queued]
-        self._last_tenant, self._newest = last, coming[-1].arrived
-        for tier, entries in of_tiers.items():
-            self._rates[tier].observe_each([queued.arrived for queued in entries])
+        tenants, tiers = list(map(_TENANT, coming)), list(map(_TIER, coming))
+        before = [tenants[0] if self._last_tenant is None else self._last_tenant, *tenants]
+        if mixed := list(compress(coming, map(ne, tenants, before))):
+            self._mixed_at = mixed[-1].arrived
+        self._last_tenant, self._newest = tenants[-1], coming[-1].arrived
+        for tier in sorted(set(tiers)):
+            entries = coming if tiers.count(tier) == len(tiers) else list(compress(coming, map(tier.__eq__, tiers)))
+            self._rates[tier].observe_each(list(map(_ARRIVED, entries)))
             self._tier_queues[tier].push_all(entries)
         self._due.push_all(coming)
         self._fresh += len(coming)
         if self._waiting is not None:
-            self._waiting.update([queued.entry.tenant for queued in coming])
+            self._waiting.update(tenants)
 
     def _judge_anew(self) -> None:
         """Make the admission limits anew for the next entry."""
@@ -384,7 +384,7 @@ class ModelQueue:
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
         self._pack(departure, int(min(limit, verdict.most)), now)
-        arrived = [member.arrived for member in departure.members]
+        arrived = list(map(_ARRIVED, departure.members))
         self._wait += (now - min(arrived) - self._wait) * WAIT_WEIGHT
         if (past := self._past) is not None:
             past.left(arrived, now)
@@ -407,6 +407,8 @@ class ModelQueue:
         if group.caller is not None:
             limit = min(limit, self._group_size(group.caller))
         members = self._suspects.take(group, limit, weight)
+        for member in members:
+            member.state, member.attempts = RUNNING, group.attempts + 1
         if group.kind != FIRST:
             full = self.service.seconds(self.limits.max_batch)
             self._suspects.pay(group, self.service.seconds(self._size(members)), full, price)
@@ -553,7 +555,9 @@ class ModelQueue:
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
         """End a run: members that are still wanted get `state` and are returned."""
         self._running.back(departure.size, self.slots, now)
-        wanted = [member for member in departure.members if member.state == RUNNING]
+        wanted = departure.members
+        if list(map(_STATE, wanted)).count(RUNNING) < len(wanted):
+            wanted = [member for member in wanted if member.state == RUNNING]
         for member in wanted:
             member.state = state
         return wanted
@@ -563,10 +567,6 @@ class ModelQueue:
         self._judge_anew()
         departure.size = self._size(departure.members)
         self._running.left(departure.size, self.slots, now)
-        attempts = departure.attempts
-        for member in departure.members:
-            member.state = RUNNING
-            member.attempts = attempts
         return departure
 
     def _view(self, worker: str) -> QueueSnapshot:

@@ -139,15 +139,15 @@ class ArrivalRate:
             for now in instants:
                 self.observe(1, now)
             return
-        total, base, tau = self._sum, self._base, self._tau
-        for now in instants:
-            total += exp((now - base) / tau)
-        self._sum = total
+        base, tau = self._base, self._tau
+        self._sum += sum(map(exp, [(now - base) / tau for now in instants]))
 
     def at(self, now: float) -> float:
         """The rate at instant `now`, in entries per second."""
         if self._began is None or now >= self._next_base:
             self._move_base(now)
+        if self._sum == 0.0:
+            return 0.0
         began = now if self._began is None else self._began
         seen = 1.0 - exp(min(began - now, 0.0) / self._tau)
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)

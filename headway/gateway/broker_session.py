@@ -30,7 +30,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.large_entries import LargeEntries
 from headway.gateway.outbox import Outbox
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
-from headway.gateway.pending import PendingTable
+from headway.gateway.pending import PendingRequest, PendingTable
 from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.gateway.subscriptions import SubscriptionTable
@@ -88,6 +88,13 @@ class Replied(msgspec.Struct, frozen=True):
     replies: Sequence[Reply]
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """Event: the outputs of a whole batch came, and nothing beside them. `held`: the request that each reply is for."""
+
+    held: Sequence[PendingRequest]
+    replies: Sequence[Reply]
+
+
 class Down(msgspec.Struct, frozen=True):
     """Event: the broker has been out of reach for longer than `down_after`."""
 
@@ -96,7 +103,7 @@ class Up(msgspec.Struct, frozen=True):
     """Event after `Down`: the broker answers again."""
 
 
-SessionEvent = Admitted | EntryRefused | SubscriptionRefused | Replied | Down | Up
+SessionEvent = Admitted | EntryRefused | SubscriptionRefused | Replied | Settled | Down | Up
 
 
 class BrokerSession:
@@ -175,7 +182,7 @@ class BrokerSession:
         supervisor.start(f"{name} large intake", self._large.run)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         if self.near is not None:
-            self.near.attach(self._gateway, self._delivered)
+            self.near.attach(self._gateway, self._delivered, self._settled)
         else:
             supervisor.start(f"{name} returns", self._returns)
             supervisor.start(f"{name} watch", self._watch)
@@ -486,6 +493,15 @@ class BrokerSession:
         """Take replies that a near broker hands over."""
         self.rate(self._clock())
         self._deliver_turns(in_turns(replies))
+
+    def _settled(self, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
+        """Take the replies to a whole batch, each with the request that was held for it."""
+        turns = in_turns(replies)
+        if len(turns) > 1:
+            self._delivered(replies)
+            return
+        self.rate(self._clock())
+        self._on_event(self, Settled(held, replies))
 
     def _deliver_turns(self, turns: Sequence[Sequence[Reply]]) -> None:
         first, *later = turns

@@ -12,10 +12,8 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from headway.gateway.pending import PendingTable
+from headway.gateway.pending import Key, PendingTable
 from headway.runtime.timing_wheel import DEADLINE_GRAIN, TimingWheel
-
-Key = tuple[str, str]
 
 
 class Deadlines:
@@ -26,6 +24,10 @@ class Deadlines:
         pending: table of the requests. A request joins it as it is watched, and leaves it when it ends.
         usual: seconds that most requests have in all.
         passed: takes the keys of requests whose deadlines have passed, at most DEADLINE_GRAIN seconds later. They leave the table.
+
+    Attributes:
+        usual: seconds that most requests have in all.
+        runs: whether the timer of these runs, so that one more needs no `watch`.
     """
 
     def __init__(
@@ -35,27 +37,28 @@ class Deadlines:
         usual: float,
         passed: Callable[[Sequence[Key]], None],
     ) -> None:
-        self._clock, self._pending, self._usual, self._passed = clock, pending, usual, passed
+        self._clock, self._pending, self.usual, self._passed = clock, pending, usual, passed
         self._others = TimingWheel(clock, passed)
-        self._timer: asyncio.TimerHandle | None = None
+        self.runs = False
 
     def watch(self, key: Key, deadline: float, timeout: float) -> None:
         """Have `passed` called with `key` after instant `deadline`, unless its request has left by then; `timeout`: seconds until then."""
-        if timeout != self._usual:
+        if timeout != self.usual:
             self._others.watch(key, deadline)
-        elif self._timer is None:
+        elif not self.runs:
             self._set_timer(deadline)
 
     def _set_timer(self, deadline: float) -> None:
         told = (math.floor(deadline / DEADLINE_GRAIN) + 1) * DEADLINE_GRAIN
-        self._timer = asyncio.get_running_loop().call_later(max(told - self._clock(), 0.001), self._fire)
+        self.runs = True
+        asyncio.get_running_loop().call_later(max(told - self._clock(), 0.001), self._fire)
 
     def _fire(self) -> None:
         """Tell of those whose deadlines have passed, and wait for the first of those that are left."""
-        self._timer, now = None, self._clock()
+        self.runs, now = False, self._clock()
         due: list[Key] = []
         for key, one in self._pending.items():
-            if one.entry.timeout == self._usual:
+            if one.entry.timeout == self.usual:
                 if one.deadline > now:
                     self._set_timer(one.deadline)
                     break

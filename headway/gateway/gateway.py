@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -31,6 +32,7 @@ from headway.gateway.broker_session import (
     EntryRefused,
     Replied,
     SessionEvent,
+    Settled,
     SubscriptionRefused,
     Up,
 )
@@ -46,7 +48,16 @@ from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.model_rules import RuleTable
 from headway.gateway.outcome_counts import OutcomeCounts
-from headway.gateway.pending import NOBODY, Ending, FutureSink, Observer, PendingRequest, PendingTable, ReplySink
+from headway.gateway.pending import (
+    NOBODY,
+    UNANSWERED,
+    Ending,
+    FutureSink,
+    Observer,
+    PendingRequest,
+    PendingTable,
+    ReplySink,
+)
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
@@ -72,6 +83,11 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 log = structlog.get_logger(__name__)
+
+_REPLY, _SESSION, _DEADLINE = attrgetter("reply"), attrgetter("session"), attrgetter("deadline")
+
+MOST_LANES = 10_000
+"""Most open lanes that are known, so that requests of several connections have one in common."""
 
 
 class Gateway:
@@ -146,6 +162,8 @@ class Gateway:
         """Session that new requests go over."""
         self.broker = broker
         self.facts: object = None
+        self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
+        """Open lanes, by the identity of who asks, options and model asked."""
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -242,9 +260,13 @@ class Gateway:
         )
         if self.facts != facts:
             self.facts = facts
+            self._lanes.clear()
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests of a principal with these options that name model `asked`."""
+        known = self._lanes.get((id(principal), options, asked))
+        if known is not None and known.facts is self.facts:
+            return known
         lane = Lane(self.facts, principal, options, asked)
         model = asked or self.kinds.default_of(principal.models)
         principal = principal.asking(model)
@@ -254,44 +276,53 @@ class Gateway:
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.kinds.failed)
             and model in self._unchecked and rules.is_plain
         )  # fmt: skip
-        lane.principal, lane.model, lane.limits = principal, model, principal.limits
+        lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
         lane.tier = max(principal.tier, options.tier)
         lane.caller = principal.user if options.origin is None else options.origin
         lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
+        lane.usual = lane.timeout == self._deadlines.usual
         lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
+        if lane.open:
+            if len(self._lanes) >= MOST_LANES:
+                self._lanes.clear()
+            self._lanes[id(lane.asker), options, asked] = lane  # It holds its asker, so no other has that identity.
         return lane
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         """Take a request in on an open lane, under a fresh id; see `submit`."""
-        session, limits = self._session, lane.limits
-        near = None if session.waits or (limits and self.limiter.debts) else session.near
-        if near is None and (
-            session.full(1) or (limits and self.limiter.excess(limits, session.broker))
-        ):  # It is told why.
-            self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
-            return
-        principal, timeout, throttle, now = lane.principal, lane.timeout, lane.throttle, self._clock()
-        tenant, nonce = principal.tenant, next(self._submissions)
+        session = self._session
+        limits = lane.limits
+        now = self._clock()
+        near = session.near
+        if near is None or session.waits or (limits and self.limiter.debts):
+            near = None
+            if session.full(1) or (limits and self.limiter.excess(limits, session.broker)):  # It is told why.
+                self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
+                return
+        tenant = lane.tenant
+        timeout = lane.timeout
+        key = tenant, id
         entry = Entry(
-            id, lane.model, input, lane.tier, tenant, self.name, lane.queue_timeout, timeout, parameters, limits, (), nonce, b"",
-            lane.caller,
+            id, lane.model, input, lane.tier, tenant, self.name, lane.queue_timeout, timeout, parameters, limits, (),
+            next(self._submissions), b"", lane.caller,
         )  # fmt: skip
         if lane.throttled:
             if (over := self.limiter.check(entry, alone=False)) is not None:
-                self._refuse(sink, principal, entry, over, None)
+                self._refuse(sink, lane.principal, entry, over, None)
                 return
-        elif timeout >= throttle.least_seconds:
-            throttle.higher += 1
-        if near is not None:
-            session.taken += 1
-            if (failure := near.enter(entry)) is not None:
-                self._enter_refused(sink, principal, entry, failure)
-                return
-        key, deadline = (tenant, id), now + timeout
-        self._pending[key] = PendingRequest(sink, principal, entry, now, deadline, session)
-        self._deadlines.watch(key, deadline, timeout)
+        elif timeout >= lane.throttle.least_seconds:
+            lane.throttle.higher += 1
+        pending = PendingRequest(sink, lane.principal, entry, now, now + timeout, session, lane=lane, key=key)
         if near is None:
             session.offer(entry)
+        else:
+            session.taken += 1
+            if (failure := near.enter(entry, key, pending, now)) is not None:
+                self._enter_refused(sink, lane.principal, entry, failure)
+                return
+        self._pending[key] = pending
+        if not (lane.usual and self._deadlines.runs):
+            self._deadlines.watch(key, pending.deadline, timeout)
 
     def _enter_refused(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
         """Answer a request that a near broker has refused."""
@@ -520,6 +551,8 @@ class Gateway:
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
         """Handle an event of a session."""
         match event:
+            case Settled(held, replies):
+                self._settle(session, held, replies)
             case Replied(replies):
                 self._take(session, replies)
             case Admitted(entry):
@@ -556,6 +589,20 @@ class Gateway:
         self.learn()
         log.warning("direct mode until the broker is back", held=len(self._pending))
         self._direct_mode.take_over(session, self._pending)
+
+    def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
+        """End the requests of a whole batch; where one of them is not as it was held, they are matched one by one."""
+        overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
+        wanted = list(map(_REPLY, held)).count(UNANSWERED) == len(held) and set(map(_SESSION, held)) == {session}
+        if not wanted or min(map(_DEADLINE, held)) < overdue:
+            self._take(session, replies)
+            return
+        for pending, reply in zip(held, replies, strict=True):
+            pending.reply = reply
+            del table[pending.key]
+        self._finish(held, Ending.ANSWERED)
+        if session is self._direct:
+            self.counters.direct[held[0].entry.model] += len(held)
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
         """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""

@@ -20,6 +20,7 @@ class Lane:
         options: options that it is for.
         asked: model that the requests name; None or empty for the default.
         principal: principal of the requests, with the limits that it has for the model.
+        tenant: its tenant.
         model: name of the model.
         tier: index of the tier.
         caller: name for which culprits are counted.
@@ -27,17 +28,18 @@ class Lane:
         queue_timeout, timeout: seconds in the queue, and in all.
         throttle: throttle of the model's lowest tier.
         throttled: whether they are of that tier.
+        usual: whether their time in all is the usual one.
     """
 
     __slots__ = (
-        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "throttle",
-        "throttled", "tier", "timeout",
+        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "tenant", "throttle",
+        "throttled", "tier", "timeout", "usual",
     )  # fmt: skip
 
     def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
         self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
-        self.open = self.throttled = False
-        self.principal, self.model, self.tier, self.caller = asker, "", 0, ""
+        self.open = self.throttled = self.usual = False
+        self.principal, self.tenant, self.model, self.tier, self.caller = asker, asker.tenant, "", 0, ""
         self.limits: tuple[Limit, ...] = ()
         self.queue_timeout = self.timeout = 0.0
         self.throttle = _NONE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from headway import errors
 from headway.gateway.pending import Ending, PendingRequest
 from headway.model import BatchRun, Entry, Failure
 from headway.runtime.counters import Counters
+
+_SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 
 MOST_WORKERS = 10_000
 """Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
@@ -51,6 +54,9 @@ class OutcomeCounts:
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests that have ended; answers that came together are counted together."""
+        if ending is Ending.ANSWERED:
+            self._count_batch(requests, now)
+            return
         if ending is not Ending.REPLIED:
             for request in requests:
                 self._count_other(request, ending, now)
@@ -81,6 +87,18 @@ class OutcomeCounts:
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)
+
+    def _count_batch(self, requests: Sequence[PendingRequest], now: float) -> None:
+        """Count requests that were answered by one batch."""
+        first = requests[0]
+        model, ran, tiers = first.entry.model, first.reply.ran, set(map(_TIER, requests))
+        for tier in tiers:
+            own = requests if len(tiers) == 1 else [request for request in requests if request.entry.tier == tier]
+            answers = _Answers([now - since for since in map(_SINCE, own)], list(map(_QUEUED, own)))
+            self._count_answers(model, self._tiers[tier], answers)
+        if ran is not None:
+            self._count_run(model, ran, now)
+            self._counters.overhead_seconds.observe(max(0.0, now - first.since - first.reply.queued - ran.seconds))
 
     def _count_tokens(self, entry: Entry, used: int, how: str) -> None:
         """Count tokens of a tenant. The tenants that use some first have counts of their own."""

@@ -11,11 +11,16 @@ import msgspec
 
 from headway import errors
 from headway.core.dedup import is_task
+from headway.gateway.lane import Lane
 from headway.gateway.several_inputs import SeveralInputs, WholeOutcome
 from headway.model import Entry, Principal, Reply
 
 if TYPE_CHECKING:
     from headway.gateway.broker_session import BrokerSession
+
+
+Key = tuple[str, str]
+"""Tenant and id of a request."""
 
 
 class ReplySink(Protocol):
@@ -66,6 +71,8 @@ class Ending(enum.Enum):
 
     REPLIED = "replied"
     """The broker brought the outcome."""
+    ANSWERED = "answered"
+    """The broker brought outputs and nothing beside them, all of one batch, to requests that came by lanes."""
     TIMED_OUT = "timed out"
     """The gateway answered: the deadline passed, or the process ends."""
     REFUSED = "refused"
@@ -76,7 +83,8 @@ class Ending(enum.Enum):
     """The client left, or deleted the request."""
 
 
-_UNANSWERED = Reply("", "")
+UNANSWERED = Reply("", "")
+"""Outcome of a request that has none yet."""
 
 
 class PendingRequest(msgspec.Struct, eq=False):
@@ -92,6 +100,8 @@ class PendingRequest(msgspec.Struct, eq=False):
         unadmitted: whether its sink waits to hear that the broker has it, which is not known yet.
         reply: its outcome, once it has ended.
         several: request with several inputs of which this is one; None for a request by itself.
+        lane: lane by which it came; None for the longer way.
+        key: key under which a request that came by a lane is in the table.
     """
 
     sink: ReplySink
@@ -101,8 +111,10 @@ class PendingRequest(msgspec.Struct, eq=False):
     deadline: float
     session: BrokerSession | None
     unadmitted: bool = False
-    reply: Reply = _UNANSWERED
+    reply: Reply = UNANSWERED
     several: SeveralInputs | None = None
+    lane: Lane | None = None
+    key: Key = ("", "")
 
     @property
     def whole(self) -> WholeOutcome | None:
@@ -113,7 +125,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     @property
     def ended(self) -> bool:
         """Whether it has its outcome."""
-        return self.reply is not _UNANSWERED
+        return self.reply is not UNANSWERED
 
     @property
     def left(self) -> bool:
@@ -132,7 +144,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
 
 
-class PendingTable(dict[tuple[str, str], PendingRequest]):
+class PendingTable(dict[Key, PendingRequest]):
     """All requests that a gateway holds, by tenant and id. The gateway changes it; its sessions read it."""
 
     def of(self, entry: Entry) -> PendingRequest | None:

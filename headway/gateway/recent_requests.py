@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -20,8 +22,6 @@ _Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, Whole
 
 Of the first of several inputs also the outcome of the request, which has its id and may come later.
 """
-_NOBODY = Principal("", "", 0)
-_NOTHING: _Shared = (_NOBODY, "", 0, "", None, None, None)
 
 
 class _Alike(msgspec.Struct, frozen=True):
@@ -32,12 +32,13 @@ class _Alike(msgspec.Struct, frozen=True):
 
     ids: str
     """Ids of the requests, each in a line."""
-    seconds: array[float]
-    """Seconds that each took."""
+    since: array[float]
+    """Instant at which each came."""
     at: float
     shared: _Shared
 
 
+_LANE, _ID, _SINCE = attrgetter("lane"), attrgetter("entry.id"), attrgetter("since")
 _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
@@ -57,39 +58,32 @@ class RecentRequests:
         """Remember requests that were answered."""
         if ending in _FORGOTTEN:  # All but the first of several inputs that is let go of as another failed.
             requests = [one for one in requests if one.whole is not None and one.whole.ended]
-        ids, seconds, shared = list[str](), list[float](), _NOTHING
-        for request in requests:
-            entry, reply = request.entry, request.reply
-            whole = None if request.several is None else request.whole
-            own = request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole
-            if own != shared:
-                if ids:
-                    self._remember(ids, seconds, now, shared)
-                ids, seconds, shared = [], [], own
-            ids.append(entry.id)
-            seconds.append(now - request.since)
-        if ids:
-            self._remember(ids, seconds, now, shared)
+        if ending is Ending.ANSWERED and len(set(map(_LANE, requests))) == 1:
+            self._remember(requests, now)
+            return
+        for _, alike in groupby(requests, _shared):
+            self._remember(list(alike), now)
 
-    def _remember(self, ids: list[str], seconds: list[float], now: float, shared: _Shared) -> None:
-        """Remember requests that took these seconds, and forget the oldest."""
-        self._last.append(_Alike("\n".join(ids), array("d", seconds), now, shared))
-        self._count += len(ids)
+    def _remember(self, requests: Sequence[PendingRequest], now: float) -> None:
+        """Remember requests that are alike, and forget the oldest."""
+        ids, since = "\n".join(map(_ID, requests)), array("d", map(_SINCE, requests))
+        self._last.append(_Alike(ids, since, now, _shared(requests[0])))
+        self._count += len(requests)
         while self._count > REMEMBERED:
-            self._count -= len(self._last.popleft().seconds)
+            self._count -= len(self._last.popleft().since)
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
         """Status of the last request of this id, of this tenant if one is named."""
         for one in reversed(self._last):
             if id in one.ids and tenant in (None, one.shared[0].tenant):
-                for known, seconds in zip(reversed(one.ids.split("\n")), reversed(one.seconds), strict=True):
+                for known, since in zip(reversed(one.ids.split("\n")), reversed(one.since), strict=True):
                     if known == id:
-                        return self._status(one, seconds)
+                        return self._status(one, since)
         return None
 
-    def _status(self, one: _Alike, seconds: float) -> RequestStatus:
+    def _status(self, one: _Alike, begun: float) -> RequestStatus:
         principal, model, tier, version, failure, ran, whole = one.shared
-        begun, part, whose = one.at - seconds, "", (principal.tenant, principal.user, model, tier)
+        seconds, part, whose = one.at - begun, "", (principal.tenant, principal.user, model, tier)
         if whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part
             if not whole.ended:
@@ -98,6 +92,12 @@ class RecentRequests:
         state = EntryState.COMPLETED if failure is None else EntryState.FAILED
         since = self._clock() - begun - seconds
         return RequestStatus(state, seconds, failure, *whose, since, ran, version, part)
+
+
+def _shared(request: PendingRequest) -> _Shared:
+    entry, reply = request.entry, request.reply
+    whole = None if request.several is None else request.whole
+    return request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:

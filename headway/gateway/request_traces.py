@@ -174,12 +174,12 @@ class RequestTraces:
     def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         """Give the histograms that count this request its trace id."""
         entry, reply = pending.entry, pending.reply
-        if ending not in (Ending.REPLIED, Ending.TIMED_OUT):
+        if ending not in (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT):
             return
         key = entry.model, self._tiers[entry.tier]
         trace_id, at = trace_id_of(entry.trace), zero / 1e9 + now
         self._counters.request_seconds[key].exemplify(now - pending.since, trace_id, at)
-        if ending is Ending.REPLIED:
+        if ending is not Ending.TIMED_OUT:
             self._counters.queue_seconds[key].exemplify(0.0 if reply.kept else reply.queued, trace_id, at)
 
     def _tell_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:

@@ -45,6 +45,10 @@ _Terms = tuple[Limit, bytes, float, float]
 """One limit; its item in both lines, up to the figures; its tolerance and its interval in seconds."""
 
 
+_Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
+"""Limits, which so are alive and have their identity; terms of the first; those of the others."""
+
+
 class RateLimitHeaders:
     """Writer of both fields.
 
@@ -55,8 +59,8 @@ class RateLimitHeaders:
     def __init__(self, gateway: Charging) -> None:
         self._gateway = gateway
         self._limiter = gateway.limiter
-        self._known: dict[int, tuple[tuple[Limit, ...], tuple[_Terms, tuple[_Terms, ...]]]] = {}
-        """Texts by identity of the limits, as principals keep theirs.
+        self._known: dict[int, _Known] = {}
+        """Terms by identity of the limits, as principals keep theirs.
 
         Comparing limits would take longer than all the rest.
         """
@@ -64,11 +68,9 @@ class RateLimitHeaders:
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
         """Lines of both header fields, each with its end, for a principal with these limits; at least one limit."""
         limits = self._gateway.counted(limits)
-        known = self._known.get(id(limits))
-        terms = known[1] if known is not None and known[0] is limits else self._learn(limits)
         broker = self._gateway.broker
         owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.rate_limit_debt
-        (limit, text, tolerance, interval), others = terms
+        _, (limit, text, tolerance, interval), others = self._known.get(id(limits)) or self._learn(limits)
         wait = owed_of(limit)
         least = (tolerance - wait) / interval
         for limit, other, tolerance, interval in others:
@@ -96,7 +98,7 @@ class RateLimitHeaders:
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
-    def _learn(self, limits: tuple[Limit, ...]) -> tuple[_Terms, tuple[_Terms, ...]]:
+    def _learn(self, limits: tuple[Limit, ...]) -> _Known:
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         policies = ", ".join(_policy(limit) for limit in limits)
@@ -109,9 +111,8 @@ class RateLimitHeaders:
             )
             for limit in limits
         )
-        terms = first, tuple(others)
-        self._known[id(limits)] = limits, terms
-        return terms
+        known = self._known[id(limits)] = limits, first, tuple(others)
+        return known
 
 
 def _policy(limit: Limit) -> str:

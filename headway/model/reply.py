@@ -47,9 +47,9 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     ran: BatchRun | None = None
     queued: float = 0.0
     attempts: int = 0
+    nonce: int = 0
     shared: DedupKind | None = None
     kept: bool = False
-    nonce: int = 0
     unkept: bool = False
     tokens: TokenCount | None = None
 

@@ -6,7 +6,7 @@ the Counters. Tiers appear as names, as configured.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -49,9 +49,12 @@ class Histogram:
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Count several values."""
-        bounds, counts = self.bounds, self.counts
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
+        bounds, ordered, begun = self.bounds, sorted(values), 0
+        while begun < len(ordered):
+            place = bisect_left(bounds, ordered[begun])
+            end = bisect_right(ordered, bounds[place]) if place < len(bounds) else len(ordered)
+            self.counts[place] += end - begun
+            begun = end
         self.sum += sum(values)
 
     @property

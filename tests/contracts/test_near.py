@@ -8,9 +8,13 @@ import pytest
 
 from headway import errors
 from headway.core.memory_room import SMALL
-from headway.model import EntryState, Limit, Reply
+from headway.model import BatchFailure, Cause, EntryState, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import MemoryHarness, ask, ids, output, story
+
+
+def never(held: Sequence[object], replies: Sequence[Reply]) -> None:
+    pytest.fail("nothing was held")
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def harness() -> Iterator[MemoryHarness]:
 @story
 async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(harness: MemoryHarness) -> None:
     told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append)
+    harness.broker.attach("g", told.append, never)
     first, second = ask(id="a"), ask(id="b")
     assert [harness.broker.take(entry) for entry in (first, second, first)] == [None, None, None]
     lease = await harness.claim()
@@ -40,7 +44,7 @@ async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(ha
 @story
 async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: MemoryHarness) -> None:
     told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append)
+    harness.broker.attach("g", told.append, never)
     for gateway in ("g", "h"):
         assert harness.broker.take(ask(id=gateway, gateway=gateway)) is None
     await harness.answer(await harness.claim())
@@ -53,7 +57,7 @@ async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: M
 @story
 async def test_what_is_cancelled_is_told_at_once_and_forgotten(harness: MemoryHarness) -> None:
     told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append)
+    harness.broker.attach("g", told.append, never)
     task = ask(id="a", dedup_keys=(common.task("a"),))
     assert harness.broker.take(task) is None
     await harness.broker.cancel_task("t", "a")
@@ -80,7 +84,7 @@ async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_
     harness: MemoryHarness,
 ) -> None:
     told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append)
+    harness.broker.attach("g", told.append, never)
     large, free = "x" * (2 * SMALL), harness.room
     first = common.sharing("first", common.key(), input=large)
     assert harness.broker.take(first) is None
@@ -104,7 +108,7 @@ async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_
 @story
 async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes(harness: MemoryHarness) -> None:
     told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append)
+    harness.broker.attach("g", told.append, never)
     for name, keys in (("alone", ()), ("shares", (common.same(),))):
         await harness.broker.reap_and_rest()
         assert harness.broker.take(ask(id=name, dedup_keys=keys, queue_timeout=0.1, timeout=60.0)) is None
@@ -112,3 +116,83 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
         [[reply]] = told
         assert (reply.id, reply.output) == (name, None)
         told.clear()
+
+
+Settled = list[tuple[Sequence[object], Sequence[Reply]]]
+
+
+def attached(harness: MemoryHarness) -> tuple[Settled, list[Sequence[Reply]]]:
+    """Batches that are settled, and replies that are delivered."""
+    settled: Settled = []
+    told: list[Sequence[Reply]] = []
+    harness.broker.attach("g", told.append, lambda held, replies: settled.append((held, replies)))
+    return settled, told
+
+
+@story
+async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    for name in "abc":
+        assert harness.broker.enter(ask(id=name, nonce=ord(name)), ("t", name), name.upper(), harness.now()) is None
+    await harness.answer(await harness.claim())
+    assert settled == [], "it may be the turn in which the batch ends"
+    await harness.settle()
+    [(held, replies)] = settled
+    assert (held, ids(replies), [reply.nonce for reply in replies]) == (["A", "B", "C"], ["a", "b", "c"], [97, 98, 99])
+    assert {(reply.attempts, reply.ran) for reply in replies} == {(1, replies[0].ran)}
+    assert told == []
+    assert not harness.broker._entries
+
+
+@story
+async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    assert harness.broker.enter(ask(id="a"), ("t", "a"), "A", harness.now()) is None
+    assert harness.broker.take(ask(id="b")) is None
+    await harness.answer(await harness.claim())
+    await harness.settle()
+    assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
+
+
+@pytest.mark.parametrize(
+    "item", [ItemResult(None, "bad"), ItemResult("A", tokens=TokenCount(3, 3))], ids=["rejected", "tokens"]
+)
+@story
+async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, item: ItemResult) -> None:
+    settled, told = attached(harness)
+    for name in "ab":
+        assert harness.broker.enter(ask(id=name), ("t", name), name, harness.now()) is None
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [ItemResult("fine"), item])
+    await harness.settle()
+    assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
+
+
+@story
+async def test_who_has_left_is_no_part_of_what_is_delivered(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    for name in "ab":
+        assert harness.broker.enter(ask(id=name), ("t", name), name, harness.now()) is None
+    lease = await harness.claim()
+    await harness.broker.withdraw([("t", "a", 0)], "g")
+    await harness.answer(lease)
+    await harness.settle()
+    assert (settled, [ids(replies) for replies in told]) == ([], [["b"]])
+
+
+@story
+async def test_a_batch_that_ran_again_is_settled_with_all_its_attempts_and_frees_its_room(
+    harness: MemoryHarness,
+) -> None:
+    settled, _ = attached(harness)
+    free = harness.room
+    for name, input in (("a", "x"), ("b", "x" * (2 * SMALL))):
+        assert harness.broker.enter(ask(id=name, input=input), ("t", name), name, harness.now()) is None
+    failed = BatchFailure(Cause.CRASHED, "gone", "gpu-0")
+    assert await harness.broker.release(await harness.claim(), failed)
+    await harness.reaping(5.0)
+    await harness.answer(await harness.claim("gpu-1"))
+    await harness.settle()
+    [(held, replies)] = settled
+    assert (sorted(map(str, held)), {reply.attempts for reply in replies}) == (["a", "b"], {2})
+    assert harness.room == free

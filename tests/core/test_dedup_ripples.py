@@ -39,14 +39,14 @@ class TestAnOutcome:
         original = begin(sharing, make("original", same()))
         follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
         ripple = sharing.end(original, self.OWN, NOW)
-        told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, DedupKind.SAME, nonce=7)
+        told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME)
         assert ripple == Ripple(replies=[(follower, told)])
 
     def test_that_is_kept_tells_it_too(self) -> None:
         sharing = Dedup(PLENTY)
         sharing.end(begin(sharing, make("original", same())), self.OWN, NOW)
         later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
-        told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, DedupKind.SAME, kept=True, nonce=7)
+        told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME, kept=True)
         assert sharing.join(later, NOW) == Ripple(replies=[(later, told)])
 
     def test_leaves_nothing_of_its_leader_behind(self) -> None:

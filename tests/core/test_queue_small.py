@@ -77,9 +77,18 @@ def played(
     return seen
 
 
+def offered_small(queue: ModelQueue) -> Callable[[Entry, float], QueuedEntry | Refused]:
+    """Offer that notes what is sure to be let in."""
+
+    def offer(one: Entry, now: float) -> QueuedEntry | Refused:
+        return queue.offer_small(one, now) or queue.offer(one, now)
+
+    return offer
+
+
 @given(STEPS)
 def test_what_is_noted_is_served_and_refused_like_what_has_its_place_at_once(steps: list[Step]) -> None:
-    noted = played(steps, 1, lambda queue: queue.offer_small)
+    noted = played(steps, 1, offered_small)
     assert noted == played(steps, 1, lambda queue: queue.offer)
 
 
@@ -88,7 +97,7 @@ def test_no_look_at_the_queue_misses_what_is_noted(steps: list[Step]) -> None:
     queue, now, offered = slow(QueueLimits(3, 4, max_queue=30)), 0.0, 0
     for number, (_, tier, tenant, pause) in enumerate(steps):
         now += pause / 100
-        found = queue.offer_small(
+        found = offered_small(queue)(
             entry(str(number), tier=tier, tenant=f"t{tenant}", timeout=60.0, queue_timeout=50.0), now
         )
         offered += isinstance(found, QueuedEntry)
@@ -105,7 +114,7 @@ def one_noted(timeout: float = 3.0) -> tuple[ModelQueue, QueuedEntry]:
     """A queue in which one entry has its place, and one is noted behind it."""
     queue = slow(QueueLimits(2, 8))
     for number, seconds in enumerate((5.0, timeout)):
-        queue.offer_small(entry(str(number), timeout=2 * seconds, queue_timeout=seconds), 0.0)
+        offered_small(queue)(entry(str(number), timeout=2 * seconds, queue_timeout=seconds), 0.0)
     (noted,) = queue._coming
     return queue, noted
 
@@ -127,9 +136,9 @@ def test_what_is_noted_is_let_go_of() -> None:
 def test_what_is_noted_wakes_a_worker_that_waits_for_company() -> None:
     company = Fixed(Rule(size=2, headway=math.inf))
     queue = slow(QueueLimits(2, 8))
-    queue.offer_small(entry("0"), 0.0)
+    offered_small(queue)(entry("0"), 0.0)
     assert isinstance(queue.depart("gpu-0", 8, company, 0.0), Hold)
-    queue.offer_small(entry("1"), 0.0)
+    offered_small(queue)(entry("1"), 0.0)
     assert len(queue._coming) == 1
     assert queue.wake(["gpu-0"], 0.0) == "gpu-0"
     queue, _ = one_noted()
@@ -143,16 +152,16 @@ def test_what_is_noted_counts_as_load() -> None:
 
 def test_no_more_are_noted_than_are_sure_to_be_let_in() -> None:
     queue = slow(QueueLimits(2, 8, max_queue=1000))
-    found = [queue.offer_small(entry(str(number), timeout=10.0, queue_timeout=10.0), 0.0) for number in range(200)]
+    found = [offered_small(queue)(entry(str(number), timeout=10.0, queue_timeout=10.0), 0.0) for number in range(200)]
     refused = [one for one in found if isinstance(one, Refused)]
     assert refused
     assert len(found) - len(refused) < 100, "ten a second for less than ten seconds"
-    assert isinstance(queue.offer_small(entry("late", timeout=10.0, queue_timeout=10.0), GATE_AGE * 2), Refused)
+    assert isinstance(offered_small(queue)(entry("late", timeout=10.0, queue_timeout=10.0), GATE_AGE * 2), Refused)
 
 
 def test_kinds_without_end_are_not_all_remembered() -> None:
     queue = slow(QueueLimits(2, 8, max_queue=1000))
     for number in range(500):
-        queue.offer_small(entry(str(number), timeout=600.0 + number, queue_timeout=600.0), 0.0)
+        offered_small(queue)(entry(str(number), timeout=600.0 + number, queue_timeout=600.0), 0.0)
     assert len(queue._sure) <= MOST_KINDS
     assert queue.depth == 500

@@ -362,13 +362,14 @@ async def _work(stand: Stand) -> None:
             await stand.broker.wait_for_work(slot, claimed.until)
             continue
         inputs = [entry.input for entry in claimed.entries]
-        stand.runs += map(shown, inputs)
+        texts = [value if isinstance(value, str) else shown(value) for value in inputs]
+        stand.runs += texts
         await stand.go.wait()
         items = [
             ItemResult(None, "bad input")
-            if shown(value).startswith("bad")
+            if text.startswith("bad")
             else ItemResult(echo(value), tokens=stand.gateway.tokens)
-            for value in inputs
+            for value, text in zip(inputs, texts, strict=True)
         ]
         await stand.broker.complete(claimed, items)
 
@@ -430,11 +431,10 @@ async def _serve(
     settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **ample, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker(
-        {settings.model: limits}, DeadLetterBox(), counters, lambda: INSTANT, lambda: 0.5, KEPT_LIMITS
-    )
     recorded, traces = recording(settings, counters)
-    real = Gateway(settings, [settings.model], broker, counters, monotonic, observers=traces)
+    clock = monotonic if traces else lambda: INSTANT
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, clock, lambda: 0.5, KEPT_LIMITS)
+    real = Gateway(settings, [settings.model], broker, counters, clock, observers=traces)
     for one in traces:
         real.rules.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))

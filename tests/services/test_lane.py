@@ -133,3 +133,43 @@ async def test_a_client_that_leaves_frees_its_place_and_who_comes_then_is_served
     assert (await entered(stand)).output == "A"
     assert stand.gateway.pending == 0
     assert not stand.broker._entries
+
+
+@scene()
+async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_one(stand: Stand) -> None:
+    lane, ids, sinks = (
+        stand.gateway.lane(ANYBODY, PLAIN, None),
+        [new_id() for _ in range(3)],
+        [FutureSink(), FutureSink(), FutureSink()],
+    )
+    for sink, id in zip(sinks, ids, strict=True):
+        stand.gateway.enter(sink, lane, id, id, b"")
+    held = [stand.gateway.held[ANYBODY.tenant, id] for id in ids]
+    replies = [Reply(id, ANYBODY.tenant, "out", nonce=one.entry.nonce) for id, one in zip(ids, held, strict=True)]
+    stand.gateway.abandon(sinks[0], ANYBODY.tenant, ids[0])
+    held[1].deadline = stand._clock() - 1.0
+    stand.gateway._shared._settled(held, replies)
+    late, answered = await sinks[1].reply, await sinks[2].reply
+    assert late.failure is not None
+    assert (late.failure.code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")
+    assert not sinks[0].reply.done()
+    assert stand.gateway.pending == 0
+    assert stand.counters.requests["m", "paid", "ok"] == 1
+    assert stand.counters.requests["m", "paid", "cancelled"] == 1
+
+
+@scene()
+async def test_requests_of_several_tiers_and_tenants_in_one_batch_are_each_counted_and_known(stand: Stand) -> None:
+    asked = [(Principal("u", f"t{number % 3}", 1), RequestOptions(4.0, 1 + number % 2)) for number in range(6)]
+    sinks = []
+    for principal, options in asked:
+        lane, sink = stand.gateway.lane(principal, options, None), FutureSink()
+        assert lane is stand.gateway.lane(principal, options, None), "requests that ask alike have one in common"
+        stand.gateway.enter(sink, lane, new_id(), "a", b"")
+        sinks.append(sink)
+    replies = [await sink.reply for sink in sinks]
+    assert [stand.counters.requests["m", tier, "ok"] for tier in ("paid", "free")] == [3, 3]
+    found = [await stand.gateway.status(reply.id) for reply in replies]
+    assert [(one.tenant, one.tier) for one in found if one is not None] == [
+        (principal.tenant, options.tier) for principal, options in asked
+    ]

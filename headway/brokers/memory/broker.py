@@ -11,6 +11,8 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -21,6 +23,7 @@ from headway.brokers.memory.wakeups import TIMER_GRAIN
 from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures
 from headway.core.admission import Refused
+from headway.core.batch import Departure
 from headway.core.dedup import Dedup, Ripple, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
@@ -33,6 +36,7 @@ from headway.core.ratelimit import Book, Over, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
     BatchFailure,
+    BatchRun,
     Cause,
     Completion,
     Entry,
@@ -54,6 +58,9 @@ from headway.model import (
 from headway.ports import DeadLetters
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
+
+_OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
+_DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -162,32 +169,43 @@ class MemoryBroker:
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
         if not (entry.dedup_keys or entry.digest or entry.version or entry.count > 1):
-            return self.enter(entry)
+            return self.enter(entry, (entry.tenant, entry.id), None, self._clock())
         return self._take_rarely(entry, self._clock())
 
-    def enter(self, entry: Entry) -> Failure | None:
+    def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
         """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
-        now, name, limits = self._clock(), entry.model, entry.limits
-        queue = self._queues.get(name)
-        if queue is None or queue.culprits.active or len(entry.input) + len(entry.parameters) > SMALL:
-            return self._take_rarely(entry, now)
-        charged = charge(limits, self._book.tats, now) if limits else ()
-        if isinstance(charged, Over):
-            return failures.over(charged)
-        offered = queue.offer_small(entry, now)
-        if isinstance(offered, Refused):
-            return failures.refusal(offered)
-        self._entries[entry.tenant, entry.id] = offered
+        queue = self._queues.get(entry.model)
+        size = len(entry.input)
+        if queue is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
+            return self._enter_rarely(entry, key, held, now)
+        limits = entry.limits
+        if limits:
+            judged = charge(limits, self._book.tats, now)
+            if isinstance(judged, Over):
+                return failures.over(judged)
+            charged = judged
+        offered = queue.offer_small(entry, now, held, key)
+        if offered is None:
+            return self._enter_rarely(entry, key, held, now)
+        self._entries[key] = offered
         if offered.queue_due < self._reaping.at:
             self._reaping.move_up(offered.queue_due, now)
         if limits:
             tats = self._book.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - see below
                 tats[limit.id] = tat
-        wakeups = self._wakeups[name]
+        wakeups = self._wakeups[entry.model]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
-            self._look_soon(name)
+            self._look_soon(entry.model)
         return None
+
+    def _enter_rarely(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
+        """Admit or refuse an entry, as `enter` does, that has to be judged."""
+        failure = self._take_rarely(entry, now)
+        if failure is None:
+            queued = self._entries[key]
+            queued.held, queued.key = held, key
+        return failure
 
     def _take_rarely(self, entry: Entry, now: float) -> Failure | None:
         """Admit or refuse an entry that asks for something rare."""
@@ -208,10 +226,12 @@ class MemoryBroker:
         """See NearQueue."""
         return self._dedup.outcome(tenant, id, self._clock()) is not None
 
-    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply]], None]) -> None:
+    def attach(
+        self, gateway: str, deliver: Callable[[Sequence[Reply]], None], settle: Callable[[Sequence[Any], Sequence[Reply]], None]
+    ) -> None:  # fmt: skip
         """See NearQueue."""
         box = self._mailboxes[gateway]
-        box.hand_over = lambda: deliver(box.take())
+        box.hand_over, box.settle = lambda: deliver(box.take()), settle
 
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
@@ -221,7 +241,10 @@ class MemoryBroker:
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
         tat = self._book.tats.get(limit.id)
-        return 0.0 if tat is None else max(0.0, tat - self._clock())
+        if tat is None:
+            return 0.0
+        owed = tat - self._clock()
+        return owed if owed > 0.0 else 0.0
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """See Broker."""
@@ -236,7 +259,7 @@ class MemoryBroker:
             self._wake_idle(name, now)
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
-        time_left = min([member.due for member in departure.members]) - now
+        time_left = min(map(_DUE, departure.members)) - now
         granted = departure.reason, now, now + LEASE_SECONDS, time_left, departure.attempts
         lease = Lease(next(self._fences), slot, entries_of(departure.members), *granted)
         self._running[lease.fence] = Running(lease, departure, lease.expires_at)
@@ -274,7 +297,9 @@ class MemoryBroker:
         ran = run_of(lease, departure, lease.slot.worker, now)
         outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.queue].finish(departure, now)
-        letters, replies, left_at = [], [], departure.left_at
+        if self._settle(departure, wanted, items, ran):
+            return Completion(len(wanted), 0)
+        letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
         if len(wanted) != len(departure.members):
             chosen = set(map(id, wanted))
             outputs = ((member, item) for member, item in outputs if id(member) in chosen)
@@ -286,7 +311,7 @@ class MemoryBroker:
                     letters.append(letter_of(member, item.error or "", "item", ran))
             waited = left_at - member.arrived
             replies.append(Reply(
-                entry.id, entry.tenant, item.output, failure, ran, waited, member.attempts, nonce=entry.nonce, tokens=item.tokens
+                entry.id, entry.tenant, item.output, failure, ran, waited, attempts, entry.nonce, tokens=item.tokens
             ))  # fmt: skip
         self._deliver(wanted, replies, now)
         if departure.rest is not None:
@@ -294,6 +319,31 @@ class MemoryBroker:
         for letter in letters:
             await self._dead.add(letter)
         return Completion(len(wanted), len(departure.members) - len(wanted))
+
+    def _settle(
+        self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
+    ) -> bool:
+        """Settle a batch whose gateway holds all of it, and of which each entry has an output and nothing beside it. False: it is none."""
+        outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
+        beside = departure.rest is not None or any(map(_TOKENS, items))
+        gateways = set(map(_GATEWAY, wanted))
+        if beside or len(wanted) != len(items) or None in held or None in outputs or len(gateways) != 1:
+            return False
+        settle = self._mailboxes[gateways.pop()].settle
+        if settle is None:
+            return False
+        left_at, entries, attempts = departure.left_at, self._entries, departure.attempts
+        replies = [
+            Reply((entry := member.entry).id, entry.tenant, output, None, ran, left_at - member.arrived, attempts, entry.nonce)
+            for member, output in zip(wanted, outputs, strict=True)
+        ]  # fmt: skip
+        for key in map(_KEY, wanted):
+            del entries[key]
+        if self._room.in_use:
+            for member in wanted:
+                member.reservation = None
+        asyncio.get_running_loop().call_soon(settle, held, replies)
+        return True
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from headway.model import Reply
 
@@ -13,10 +14,12 @@ class Mailbox:
 
     Attributes:
         hand_over: takes the replies out; None for a gateway that asks.
+        settle: takes the replies to a whole batch; see NearQueue. None for a gateway that asks.
     """
 
     def __init__(self) -> None:
         self.hand_over: Callable[[], None] | None = None
+        self.settle: Callable[[Sequence[Any], Sequence[Reply]], None] | None = None
         self.replies: list[Reply] = []
         self.acknowledged = 0
         self.arrival = asyncio.Event()

@@ -32,9 +32,7 @@ def reply_to(
     """Reply to an entry that waited until instant `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
-    return Reply(
-        entry.id, entry.tenant, output, failure, ran, waited, member.attempts, nonce=entry.nonce, tokens=tokens
-    )
+    return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, entry.nonce, tokens=tokens)
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:

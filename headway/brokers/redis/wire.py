@@ -310,9 +310,9 @@ def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Rep
         found.ran,
         found.queued,
         found.attempts,
+        nonce,
         shared,
         kept,
-        nonce,
         tokens=found.tokens,
     )
 
@@ -337,8 +337,6 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
                 ran,
                 one.queued,
                 attempts,
-                None,
-                False,
                 one.nonce,
                 tokens=one.tokens,
             )

@@ -57,7 +57,7 @@ class AnswerSender:
 
     def _make(self) -> None:
         connection, answer = self._connection, self._answer
-        if connection.sender is not self or connection.codec is None:
+        if connection.sender is not self:
             return
         try:
             if not answer.make():

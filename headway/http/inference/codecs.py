@@ -128,6 +128,10 @@ def exchange_codec(
     )
 
 
+NO_ROUTE = Codec(_never, _never, _never)
+"""Codec of a connection that no inference route was asked for on."""
+
+
 class _Inference(msgspec.Struct, gc=False):
     input: str
     model: str | None = None

@@ -12,6 +12,7 @@ from typing import Any, cast
 from headway.errors import FORBIDDEN, RequestError
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.inference.inference_head import SHOWN, InferenceHead
+from headway.http.server.connection import IDLE
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 
@@ -129,7 +130,8 @@ class CrossOriginConnection(FastPathConnection):
         super()._remember(request, raw)
         self.remembered = self.marking.lines if self.marking is not None else b""
 
-    def _repeat(self, request: InferenceHead, body: bytes) -> None:
-        if self.marking is not None:
+    def data_received(self, data: bytes) -> None:
+        """Take the bytes that came. The answer to another head than the remembered one gets its own lines as that is read."""
+        if self.marking is not None and self.phase == IDLE:
             self.marking.lines = self.remembered
-        super()._repeat(request, body)
+        super().data_received(data)

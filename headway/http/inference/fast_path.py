@@ -30,7 +30,7 @@ from headway.http.inference.async_handoff import AsyncHandoff, give_id
 from headway.http.inference.bodies import OtherInput
 from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
-from headway.http.inference.codecs import Codec, no_text
+from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import JSON, MARKS, Exchange, RequestTarget, TokensOfEach, whole
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
@@ -40,12 +40,13 @@ from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
 from headway.http.server.large_bodies import LARGE
-from headway.model import Failure, Principal, Reply, Value
+from headway.model import Failure, Principal, Reply, RequestOptions, Value
 
 MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
+_UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
@@ -64,15 +65,38 @@ class FastPathConnection(Connection):
     far = FAR
 
     __slots__ = (
-        "after", "before", "begin", "begun", "codec", "exchange", "fan_out", "handoff", "inference", "known", "lane", "latest", "memo",
-        "origin", "owner", "pieces", "plain", "principal", "request", "reserved", "sender", "skipped", "still", "unfetched",
+        "after",
+        "before",
+        "begin",
+        "begun",
+        "codec",
+        "exchange",
+        "fan_out",
+        "handoff",
+        "inference",
+        "known",
+        "lane",
+        "latest",
+        "memo",
+        "open_by",
+        "origin",
+        "owner",
+        "pieces",
+        "plain",
+        "principal",
+        "request",
+        "reserved",
+        "sender",
+        "skipped",
+        "still",
+        "unfetched",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
         super().__init__(inference)
         self.inference = inference
         self.request: InferenceHead | None = None
-        self.codec: Codec | None = None
+        self.codec = _UNKNOWN.codec
         self.exchange: Exchange | None = None
         self.principal = self.known = _NOBODY
         self.origin: str | None = None
@@ -83,11 +107,16 @@ class FastPathConnection(Connection):
         self.sender: AnswerSender | None = None
         self.begun = 0.0
         self.pieces = BodyPieces()
-        self.memo: InferenceHead | None = None
+        self.memo = _UNKNOWN
         self.still: Callable[[], Principal | None] = _nobody
         """Principal of the credential in the remembered head, as it is now."""
         self.lane, self.plain = CLOSED, False
-        self.before = self.after = b""
+        """Lane of requests with the remembered head."""
+        self.open_by: object = None
+        """Facts for which that lane takes them with nothing more to be asked; None where it does not, or the last was no such request."""
+        self.before: bytes | tuple[()] = ()
+        """Beginning of a request with the remembered head. Nothing begins with `()`."""
+        self.after = b""
         self.begin = self.latest = self.skipped = 0
 
     @property
@@ -105,19 +134,44 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes that came. A whole request under a known head goes straight on."""
-        request, begin = self.memo, self.begin
-        if request is not None and self.phase == IDLE and data.startswith(self.before):
-            end = data.find(self.after, begin, self.latest)
-            if end > 0 and (digits := data[begin:end]).isdigit():
-                begun = end + self.skipped
-                if int(digits) == len(data) - begun <= self.inference.most_at_once:
-                    try:
-                        self._repeat(request, data[begun:])
-                    except Exception as exc:
-                        self.fault(exc)
-                    return
-        super().data_received(data)
+        """Take the bytes that came. A whole request under a known head goes straight on: to the queue, where its lane is open."""
+        begin = self.begin
+        if self.phase != IDLE or not data.startswith(self.before):
+            super().data_received(data)
+            return
+        try:
+            end = data.index(self.after, begin, self.latest)
+        except ValueError:
+            super().data_received(data)
+            return
+        inference = self.inference
+        begun = end + self.skipped
+        length = len(data) - begun
+        if data[begin:end] != b"%d" % length or length > inference.most_at_once:
+            super().data_received(data)
+            return
+        body = data[begun:]
+        try:
+            intake = inference.intake
+            if self.open_by is not intake.facts or self.still() is not self.known:
+                self._repeat(body)
+                return
+            lane = self.lane
+            self.principal = lane.principal
+            self.begun = monotonic()
+            try:
+                model, text, parameters = self.codec.read(body)
+            except RequestError:  # It is told why, or there is another reader for it.
+                self._repeat(body)
+                return
+            if model != lane.asked:
+                self._repeat(body)
+                return
+            self.id = id = inference.new_id()
+            self.phase = ASKED
+            intake.enter(self, lane, id, text, parameters)
+        except Exception as exc:
+            self.fault(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon the request in hand."""
@@ -127,9 +181,8 @@ class FastPathConnection(Connection):
             self._end_handoff()
             self._end_fan_out()
         finally:
-            self.request = self.memo = None
-            self.still = _nobody
-            self.before = b""
+            self.request, self.memo = None, _UNKNOWN
+            self.still, self.before = _nobody, ()
             self.pieces.clear()
             self.inference.quotas.leave(self)
             super().connection_lost(exc)
@@ -165,32 +218,32 @@ class FastPathConnection(Connection):
             outputs: outputs of the request's inputs where there are several.
             tokens: tokens of these.
         """
-        request = self.request
-        if self.phase != ASKED or request is None or reply.id != self.id:
+        if self.phase != ASKED or reply.id != self.id:
             return
         try:
-            inference, output = self.inference, reply.output
-            if not self.plain or type(output) is not str or len(output) > LARGE or self.last or inference.closing:
-                self._answer_rarely(request, reply, outputs, tokens)
+            output = reply.output
+            if not self.plain or type(output) is not str or len(output) > LARGE:
+                self._answer_rarely(reply, outputs, tokens)
                 return
-            now, ran, id = monotonic(), reply.ran, self.id
-            version = (ran.version if ran is not None else "") or inference.version
+            now = monotonic()
+            inference = self.inference
+            ran = reply.ran
+            version = inference.version if ran is None else ran.version or inference.version
             try:
-                body = request.codec.write(
-                    SHOWN + id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
+                body = self.codec.write(
+                    SHOWN + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
                 )
             except UnicodeEncodeError:
                 self.fail(no_text(), b"")
                 self.rest_from(now)
                 return
-            limits, lines = self.principal.limits, b""
-            if limits:
-                lines = request.codec.limit_lines(inference.rate_limit_headers, limits)
-            head = HEAD % (inference.opening, id.encode(), lines, b"", len(body))
+            limits = self.principal.limits
+            lines = self.codec.limit_lines(inference.rate_limit_headers, limits) if limits else b""
+            head = HEAD % (inference.opening, self.id.encode(), lines, b"", len(body))
             self.transport.write(head + body)
-            self.request = None
             self.principal = _NOBODY
-            self.phase, self.since = IDLE, now
+            self.phase = IDLE
+            self.since = now
             if self.unread.since:
                 self.finish()
             if self.buffer:
@@ -198,9 +251,7 @@ class FastPathConnection(Connection):
         except Exception as exc:
             self.fault(exc)
 
-    def _answer_rarely(
-        self, request: InferenceHead, reply: Reply, outputs: Sequence[Value], tokens: TokensOfEach
-    ) -> None:
+    def _answer_rarely(self, reply: Reply, outputs: Sequence[Value], tokens: TokensOfEach) -> None:
         """Write an answer that is no text alone, that is large or marked, or that ends the connection."""
         inference = self.inference
         if self.handoff is not None:
@@ -223,13 +274,13 @@ class FastPathConnection(Connection):
                 version = (ran.version if ran is not None else "") or inference.version
                 exchange, fan_out = self.exchange, self.fan_out
                 if exchange is None and len(output) > PIECE:
-                    pieces = request.codec.write_large(shown, output, milliseconds, version, reply.tokens)
+                    pieces = self.codec.write_large(shown, output, milliseconds, version, reply.tokens)
                     self._send_bit_by_bit(pieces, None, JSON, shared)
                     return
                 if exchange is None:
                     text = output if type(output) is str else embedded(output)
                     opening = inference.opening
-                    body = request.codec.write(shown, text, milliseconds, version, reply.tokens)
+                    body = self.codec.write(shown, text, milliseconds, version, reply.tokens)
                 else:
                     opening = inference.bare_opening
                     used = tokens or (reply.tokens,)
@@ -247,7 +298,7 @@ class FastPathConnection(Connection):
             else:
                 ending = b"connection: close\r\n" if self.last or inference.closing else b""
                 if self.principal.limits:
-                    ending += request.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
+                    ending += self.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
                 head = HEAD % (opening, self.id.encode(), ending, shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
@@ -277,6 +328,11 @@ class FastPathConnection(Connection):
             self.refuse(exc, head)
         else:
             super().serve(head, raw)
+
+    def _take_head(self) -> bool:
+        """Start on the next request, if all of its head is here; the last one is forgotten."""
+        self.request = self.open_by = None
+        return super()._take_head()
 
     def reserve(self, amount: int) -> bool:
         """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
@@ -333,7 +389,7 @@ class FastPathConnection(Connection):
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with the principal's limits."""
-        if self.principal.limits and self.codec is not None:
+        if self.principal.limits:
             fields += self.codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
         self.principal = _NOBODY
         super().write_error(code, message, retry_after, reason, fields)
@@ -350,6 +406,11 @@ class FastPathConnection(Connection):
         self.request = None
         self.pieces.clear()
         super().reject(error, tier)
+
+    def retire(self) -> None:
+        """Let the answer in hand be the last, as the listener is closing."""
+        super().retire()
+        self.plain, self.open_by = False, None
 
     def crowd_out(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
@@ -415,19 +476,19 @@ class FastPathConnection(Connection):
     def _remember(self, request: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
-            self.memo = request
+            self.memo, self.lane, self.open_by = request, CLOSED, None
             self.still = self.inference.watch(request.authorization)
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
             self.begin, self.skipped = len(self.before), len(self.after)
             self.latest = self.begin + MOST_DIGITS + self.skipped
 
-    def _repeat(self, request: InferenceHead, body: bytes) -> None:
-        """Start on a request that came whole, under the remembered head. The same in all but its text goes straight to the queue."""
-        inference, lane = self.inference, self.lane
+    def _repeat(self, body: bytes) -> None:
+        """Start on a request that came whole, under the remembered head."""
+        request, inference = self.memo, self.inference
+        self.open_by = None
         self.id = request.id or inference.new_id()
-        codec = self.codec = request.codec
-        self.encode_error = codec.encode_error
+        self.codec, self.encode_error = request.codec, request.codec.encode_error
         try:
             principal = self.known
             if (found := self.still()) is not principal:
@@ -435,24 +496,8 @@ class FastPathConnection(Connection):
         except RequestError as exc:
             self._deny(request, exc)
             return
-        self.request = request
-        if lane.asker is not principal or lane.options is not request.options or not request.is_plain:
-            self.principal = principal
-            self._ask(request, body)
-            return
-        self.begun, self.principal = monotonic(), lane.principal
-        try:
-            model, text, parameters = codec.read(body)
-        except RequestError:  # It is told why, or there is another reader for it.
-            self.principal = principal
-            self._ask(request, body)
-            return
-        if lane.asked != model or lane.facts is not inference.intake.facts or not lane.open:
-            self.principal = principal
-            self._hand_in(request, None, model, text, parameters)
-            return
-        self.phase, self.exchange, self.plain = ASKED, None, True
-        inference.intake.enter(self, lane, self.id, text, parameters)
+        self.request, self.principal = request, principal
+        self._ask(request, body)
 
     def _belong(self, principal: Principal | None, authorization: bytes) -> Principal:
         """Count the connection for its principal's tenant from now on.
@@ -467,7 +512,7 @@ class FastPathConnection(Connection):
         except RequestError:
             self.last = True
             raise
-        self.known = principal
+        self.known, self.lane, self.open_by = principal, CLOSED, None
         return principal
 
     def _tell_owner(self, head: Head) -> None:
@@ -509,13 +554,16 @@ class FastPathConnection(Connection):
         if request.wish is not None or isinstance(text, list) or (exchange and exchange.options is not request.options):
             self._ask_rarely(request, exchange, model, text, parameters)
             return
-        intake, lane = self.inference.intake, self.lane
-        alike = lane.asked == model and lane.options is request.options and lane.asker is self.principal
-        if not alike or lane.facts is not intake.facts:
-            lane = self.lane = intake.lane(self.principal, request.options, model)
+        intake, is_known = self.inference.intake, request is self.memo
+        lane = self.lane if is_known else CLOSED
+        if lane.asked != model or lane.asker is not self.principal or lane.facts is not intake.facts:
+            lane = intake.lane(self.principal, request.options, model)
+            if is_known:
+                self.lane = lane
         self.principal = lane.principal
         if lane.open:
-            self.plain = exchange is None
+            self.plain = exchange is None and not (self.last or self.inference.closing)
+            self.open_by = lane.facts if self.plain and is_known and request.is_plain and not request.id else None
             intake.enter(self, lane, self.id, text, parameters)
         else:
             self.plain = False

@@ -1,0 +1,87 @@
+"""Requests that take turns on one connection: what came before changes no answer, however short the way of the next is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.http.stand import Answer, Keys, Stand, get, post, served, settled
+
+KEYS: Keys = {name: {"rate": 6e7, "burst": 1e6, "user": name, "tenant": name} for name in ("a", "b")}
+
+
+def asked(body: Any, path: str = "/v1/inference", *fields: str, key: str = "a") -> bytes:
+    text = body if isinstance(body, str) else json.dumps(body)
+    return post(text, path, f"Authorization: Bearer {key}", *fields)
+
+
+REQUESTS = {
+    "text": asked({"input": "hello"}),
+    "another": asked({"input": "something longer", "parameters": {"p": 1}}),
+    "named": asked({"input": "hello", "model": "default"}),
+    "unknown": asked({"input": "hello", "model": "other"}),
+    "list": asked({"inputs": ["a", "b"]}),
+    "value": asked({"input": {"a": 1}}),
+    "bad": asked({"input": "bad one"}),
+    "broken": asked('{"input": "hello"'),
+    "wrong": asked({"inptu": "hello"}),
+    "large": asked({"input": "x" * 5000}),
+    "other key": asked({"input": "hello"}, key="b"),
+    "no key": post('{"input": "hello"}', "/v1/inference", "Authorization: Bearer nobody"),
+    "chosen": asked({"input": "hello"}, "/v1/inference", "X-Request-ID: 0190a0c0-0000-7000-8000-000000000000"),
+    "tier": asked({"input": "hello"}, "/v1/inference", "X-Request-Tier: free"),
+    "plain": asked({"input": "hello"}, "/api/inference"),
+    "predict": asked({"model_id": "default", "input_data": "hello"}, "/v1/predict"),
+    "chat": asked(
+        {"model": "default", "messages": [{"role": "user", "content": "hello"}]}, "/v1/chat/completions"
+    ),
+    "alive": get("/livez"),
+    "nowhere": get("/nowhere"),
+}  # fmt: skip
+PASSING = {"request_id", "latency_ms", "id", "created", "metadata"}
+"""Members and fields that differ from answer to answer."""
+SHOWN = {"content-type", "ratelimit-policy", "connection"}
+
+
+def seen(answer: Answer) -> tuple[int, dict[str, str], Any]:
+    """What of an answer is the same each time."""
+    body = answer.json if answer.body[:1] == b"{" else answer.body
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name not in PASSING}
+    return answer.status, {name: value for name, value in answer.header.items() if name in SHOWN}, body
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(sorted(REQUESTS)), min_size=2, max_size=24))
+def test_what_came_before_on_a_connection_changes_no_answer(names: list[str]) -> None:
+    async def main(stand: Stand) -> None:
+        stand.go.set()
+        alone = {name: seen(await stand.ask(REQUESTS[name])) for name in sorted(set(names))}
+        client = await stand.connect()
+        for name in names:
+            await client.send(REQUESTS[name])
+            assert (name, seen(await client.answer())) == (name, alone[name])
+            if alone[name][1].get("connection") == "close":
+                client = await stand.connect()
+
+    served(main, KEYS, whole=True, user_rate=0.0)
+
+
+def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way() -> None:
+    async def main(stand: Stand) -> None:
+        stand.go.set()
+        client = await stand.connect()
+        for _ in range(3):
+            await client.send(REQUESTS["text"])
+            assert "connection" not in (await client.answer()).header
+        stand.go.clear()
+        await client.send(REQUESTS["text"])
+        await settled(lambda: stand.real.pending == 1)
+        stand.door.retire()
+        stand.go.set()
+        assert (await client.answer()).header["connection"] == "close"
+
+    served(main, KEYS, whole=True, user_rate=0.0)

@@ -83,6 +83,27 @@ def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_r
     served(main, keys={"ada": {}}, whole=True, cors_origins=APP)
 
 
+def test_what_comes_after_a_page_on_its_connection_gets_none_of_its_lines() -> None:
+    ada = "Authorization: Bearer ada"
+    asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
+    head = post('{"input": "a"}', "/v1/inference", ada)
+
+    async def main(stand: Stand) -> None:
+        for other in (get("/livez"), head, get("/nowhere"), b"GET / HTTP/9\r\n\r\n"):
+            client = await stand.connect()
+            for request in (asked, asked, other):
+                await client.send(request)
+                assert (await client.answer()).header.get(ALLOWED) == (APP if request is asked else None)
+        client = await stand.connect()
+        await client.send(asked + asked + head + asked)
+        assert [(await client.answer()).header.get(ALLOWED) for _ in range(4)] == [APP, APP, None, APP]
+        await client.send(asked[:20])
+        await client.send(asked[20:])
+        assert (await client.answer()).header.get(ALLOWED) == APP
+
+    served(main, keys={"ada": {}}, whole=True, cors_origins=APP)
+
+
 def test_a_star_stands_for_all_pages() -> None:
     async def main(stand: Stand) -> None:
         answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Origin: null"))

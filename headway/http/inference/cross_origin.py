@@ -126,12 +126,18 @@ class CrossOriginConnection(FastPathConnection):
         else:
             self.finish()
 
+    def _take_head(self) -> bool:
+        """Start on the next request, if all of its head is here; its answer gets lines of its own."""
+        if self.marking is not None:
+            self.marking.lines = b""
+        return super()._take_head()
+
     def _remember(self, request: InferenceHead, raw: bytes) -> None:
         super()._remember(request, raw)
         self.remembered = self.marking.lines if self.marking is not None else b""
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes that came. The answer to another head than the remembered one gets its own lines as that is read."""
+        """Take the bytes that came. Their answer gets the lines of the remembered head, unless they are taken for another."""
         if self.marking is not None and self.phase == IDLE:
             self.marking.lines = self.remembered
         super().data_received(data)

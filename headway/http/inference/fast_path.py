@@ -47,6 +47,8 @@ MOST_DIGITS = 9
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0))
+_UNASKED = object()
+"""Model of a request that the short way is not for. No lane is for it."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
@@ -153,23 +155,23 @@ class FastPathConnection(Connection):
         body = data[begun:]
         try:
             intake = inference.intake
-            if self.open_by is not intake.facts or self.still() is not self.known:
-                self._repeat(body)
-                return
             lane = self.lane
-            self.principal = lane.principal
-            self.begun = monotonic()
+            model: str | object | None
             try:
-                model, text, parameters = self.codec.read(body)
+                if self.open_by is not intake.facts or self.still() is not self.known:
+                    model = _UNASKED
+                else:
+                    self.id = inference.new_id()
+                    self.principal = lane.principal
+                    self.begun = monotonic()
+                    model, text, parameters = self.codec.read(body)
             except RequestError:  # It is told why, or there is another reader for it.
-                self._repeat(body)
-                return
+                model = _UNASKED
             if model != lane.asked:
                 self._repeat(body)
                 return
-            self.id = id = inference.new_id()
             self.phase = ASKED
-            intake.enter(self, lane, id, text, parameters)
+            intake.enter(self, lane, self.id, text, parameters)
         except Exception as exc:
             self.fault(exc)
 

@@ -106,7 +106,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 pages -= queued.pages
                 most = max(pages, 1.0)
             if contended and queued.due < terms.hopeless:
-                queued.state = GONE
+                queued.state, queued.attempts = GONE, 0
                 packed.late.append(queued)
             else:
                 members.append(queued)
@@ -130,7 +130,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
         return Packed(taken, [])
     late = [queued for queued in taken if queued.due < terms.hopeless]
     for queued in late:
-        queued.state = GONE
+        queued.state, queued.attempts = GONE, 0
     return Packed([queued for queued in taken if queued.state != GONE] if late else taken, late)
 
 

@@ -154,7 +154,18 @@ class TestLeaving:
         departure = leave(queue, now=0.1, limit=2)
         assert ids(departure) == ["a", "b"]
         assert departure.late == [hopeless]
+        assert isinstance(hopeless, QueuedEntry)
+        assert hopeless.attempts == 0, "it never ran, and is not told that it did"
         assert queue.depth == 1
+
+    def test_what_is_dropped_beside_other_tiers_never_ran(self) -> None:
+        queue = make(max_batch=2)
+        queue.service.observe(1, 0.1)
+        hopeless = queue.offer(entry("hopeless", timeout=0.15, tier=0), 0.0)
+        offer(queue, "a", "b", "c", tier=1)
+        assert leave(queue, now=0.1, limit=2).late == [hopeless]
+        assert isinstance(hopeless, QueuedEntry)
+        assert hopeless.attempts == 0
 
     def test_a_place_nobody_else_wants_is_not_left_empty(self) -> None:
         queue = make(max_batch=2)

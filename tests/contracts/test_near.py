@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -166,6 +167,29 @@ async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, 
     await harness.broker.complete(lease, [ItemResult("fine"), item])
     await harness.settle()
     assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
+
+
+class Held:
+    """What a gateway holds of a request."""
+
+
+@pytest.mark.parametrize("tokens", [None, TokenCount(3, 3)], ids=["settled", "delivered"])
+@story
+async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_remembers_the_entry(
+    harness: MemoryHarness, tokens: TokenCount | None
+) -> None:
+    settled, _ = attached(harness)
+    assert harness.broker.enter(ask(id="first", tier=2), ("t", "first"), Held(), harness.now()) is None
+    one = Held()
+    told = weakref.ref(one)
+    assert harness.broker.enter(ask(id="a", tier=0), ("t", "a"), one, harness.now()) is None
+    del one
+    lease = await harness.claim(limit=1)
+    assert [entry.id for entry in lease.entries] == ["a"]
+    await harness.broker.complete(lease, [ItemResult("out", tokens=tokens)])
+    await harness.settle()
+    settled.clear()
+    assert told() is None
 
 
 @story

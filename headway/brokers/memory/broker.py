@@ -304,7 +304,7 @@ class MemoryBroker:
             chosen = set(map(id, wanted))
             outputs = ((member, item) for member, item in outputs if id(member) in chosen)
         for member, item in outputs:
-            entry, failure = member.entry, None
+            entry, failure, member.held = member.entry, None, None
             if item.output is None:
                 failure = failures.item_failure(item)
                 if not item.elsewhere:
@@ -332,13 +332,13 @@ class MemoryBroker:
         settle = self._mailboxes[gateways.pop()].settle
         if settle is None:
             return False
-        left_at, entries, attempts = departure.left_at, self._entries, departure.attempts
+        left_at, attempts = departure.left_at, departure.attempts
         replies = [
             Reply((entry := member.entry).id, entry.tenant, output, None, ran, left_at - member.arrived, attempts, entry.nonce)
             for member, output in zip(wanted, outputs, strict=True)
         ]  # fmt: skip
-        for key in map(_KEY, wanted):
-            del entries[key]
+        for member in map(self._entries.pop, map(_KEY, wanted)):
+            member.held = None  # A queue may remember the entry for long, and would keep the output.
         if self._room.in_use:
             for member in wanted:
                 member.reservation = None

@@ -143,13 +143,13 @@ class TierQueue:
         self._latest: dict[str, float] = {}
         """Rounds up to which each tenant's entries cost; the next begins in the one that is not used up."""
         self._rough = 0
-        """Last round that an entry has cost whose cost is not one round.
+        """Last round that an entry has cost whose cost is not one round, or whose tenant has a round that is not used up.
 
-        Up to there a tenant's entries may be rounds apart, or share one.
+        Up to there a tenant's entries may be rounds apart, or share one. Beyond it all tenants have used up whole rounds.
         """
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0
-        """Most entries that may stay in the rounds after they were dropped."""
+        """Entries that are in the rounds still, though they were dropped."""
         self.depth = 0
         self.weight = 0
         self.mean = 0.0
@@ -194,7 +194,7 @@ class TierQueue:
         queued.round = latest // 1 + 1
         self._latest[tenant] = latest = latest + cost
         self._rounds.setdefault(queued.round, []).append(queued)
-        if cost != 1:
+        if cost != 1 or latest % 1:
             self._rough = max(self._rough, math.ceil(latest))
 
     def tidy(self) -> None:
@@ -244,6 +244,7 @@ class TierQueue:
                     if self.depth == 0:
                         self._start_afresh()
                     return queued
+                self._dropped -= 1
             if pages is not None and ((first := self._first()).pages > pages or first.weight > weight):
                 return None
             places = self._begin()
@@ -293,7 +294,9 @@ class TierQueue:
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)
         if latest > self._next - 1:
-            self._latest[tenant] = latest - queued.cost
+            self._latest[tenant] = latest = latest - queued.cost
+            if latest % 1:
+                self._rough = max(self._rough, math.ceil(latest))
         if queued.round >= self._next:
             self._gaps[queued.round] = self._gaps.get(queued.round, 0) + 1
         else:

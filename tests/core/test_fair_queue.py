@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,73 @@ def drain(tier_queue: TierQueue) -> list[str]:
     while (taken := tier_queue.pop()) is not None:
         order.append(taken.entry.id)
     return order
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("push"), st.lists(st.tuples(TENANTS, st.sampled_from([1, 1, 1, 0.25, 0.5, 2, 7])), min_size=1)),
+    st.tuples(st.sampled_from(["take", "small", "pop"]), st.integers(1, 12)),
+    st.tuples(st.just("drop"), st.lists(st.integers(0, 1000), max_size=12)),
+)
+
+
+def costly(tier_queue: TierQueue, id: str, tenant: str, cost: float = 1) -> QueuedEntry:
+    """Push an entry that costs so many rounds, and has as many pages where that is more than one."""
+    one = queued(id, tenant)
+    one.cost, one.pages = cost, max(1, int(cost))
+    tier_queue.push(one)
+    assert one.round % 1 == 0, "what is in no round that begins is never served"
+    return one
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_what_is_taken_is_what_is_popped_one_by_one(steps: list[tuple[str, Any]]) -> None:
+    one, other = TierQueue(), TierQueue()
+    waiting: list[tuple[QueuedEntry, QueuedEntry]] = []
+    number = 0
+    for what, asked in steps:
+        if what == "push":
+            for tenant, cost in asked:
+                number += 1
+                name = str(number)
+                waiting.append((costly(one, name, tenant, cost), costly(other, name, tenant, cost)))
+        elif what == "drop":
+            for place in asked:
+                waiting = [pair for pair in waiting if pair[0].state == QUEUED]
+                if waiting:
+                    left, right = waiting[place % len(waiting)]
+                    one.drop(left)
+                    other.drop(right)
+        else:
+            small = what == "small"
+            popped: list[QueuedEntry] = []
+            while len(popped) < asked and (found := other.pop(1 if small else None)) is not None:
+                popped.append(found)
+            taken = (
+                one.take(asked, small=small) if what != "pop" else list(filter(None, [one.pop() for _ in range(asked)]))
+            )
+            assert [found.entry.id for found in taken] == [found.entry.id for found in popped]
+        assert (one.depth, one.weight) == (other.depth, other.weight)
+        assert [one.ahead(tenant) for tenant in "abcde"] == [other.ahead(tenant) for tenant in "abcde"]
+
+
+def test_a_round_that_is_half_used_up_and_has_begun_is_not_gone_on_with() -> None:
+    tier_queue = TierQueue()
+    costly(tier_queue, "half", "a", 0.5)
+    costly(tier_queue, "one", "a")
+    assert [found.entry.id for found in tier_queue.take(1, small=False)] == ["half"]
+    costly(tier_queue, "next", "a")
+    assert drain(tier_queue) == ["one", "next"]
+
+
+def test_the_place_of_what_is_dropped_leaves_no_part_of_a_round() -> None:
+    tier_queue = TierQueue()
+    costly(tier_queue, "b", "b")
+    half = costly(tier_queue, "half", "a", 0.5)
+    tier_queue.take(1, small=False)
+    costly(tier_queue, "one", "a")
+    tier_queue.drop(half)
+    costly(tier_queue, "next", "a")
+    assert drain(tier_queue) == ["one", "next"]
 
 
 class TestQueued:

@@ -62,12 +62,12 @@ class QueuedEntry(msgspec.Struct, eq=False):
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
         weight: weight with which it counts, that of a full batch at most; see `QueueLimits.weight`.
+        held: what its gateway holds of it and gets back with its output; None where that is looked up. `key`: its tenant and id, then.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
         reservation: its bytes of the room, for as long as it has no outcome.
         round: round of its tier queue in which it is served.
         hung: whether its last run was ended at the GPU deadline.
-        held: what its gateway holds of it and gets back with its output; None where that is looked up. `key`: its tenant and id, then.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
             or FOLLOWS (waits for another's outcome). Queues drop what is no longer QUEUED when they meet it.
     """
@@ -78,14 +78,14 @@ class QueuedEntry(msgspec.Struct, eq=False):
     queue_due: float
     cost: float
     weight: int
+    held: object = None
+    key: tuple[str, str] = ("", "")
     pages: int = 1
     attempts: int = 0
     reservation: object = None
     round: float = 0
     state: int = QUEUED
     hung: bool = False
-    held: object = None
-    key: tuple[str, str] = ("", "")
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
@@ -97,7 +97,7 @@ def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = No
     if length <= PAGE:
         return QueuedEntry(entry, now, now + timeout, queue_due, cost, weight)
     pages = -(-length // PAGE)
-    return QueuedEntry(entry, now, now + timeout, queue_due, cost if cost > pages else pages, weight, pages)
+    return QueuedEntry(entry, now, now + timeout, queue_due, cost if cost > pages else pages, weight, pages=pages)
 
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:

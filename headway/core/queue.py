@@ -197,7 +197,7 @@ class ModelQueue:
         if len(self._coming) >= most:
             return None
         queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held=held, key=key)
+        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held, key)
         self._coming.append(queued)
         return queued
 

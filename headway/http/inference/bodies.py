@@ -128,7 +128,10 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
-    elements = [one for one in msgspec.structs.astuple(_decode_elements(text)) if one is not ABSENT]
+    if text.count(b",") < MOST_INPUTS:
+        elements = _decode_few(text)
+    else:
+        elements = [one for one in msgspec.structs.astuple(_decode_elements(text)) if one is not ABSENT]
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     if len(elements) > most:
@@ -142,6 +145,7 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     return found
 
 
+_decode_few: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_elements: Any = msgspec.json.Decoder(
     msgspec.defstruct(
         "Elements",

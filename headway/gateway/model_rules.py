@@ -130,7 +130,7 @@ class ModelRules:
             id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
             principal.user if origin is None else origin, self._weigh(input) if self._weighs else 1,
-            version, bool(version and options.version), trace, payer, count, options.task and options.chosen,
+            version, bool(options.version), trace, payer, count, options.task and options.chosen,
         )  # fmt: skip
 
 

@@ -49,6 +49,9 @@ class VersionChoice:
         if versions is not None:
             self.any, self._versions = False, versions
             return
+        if self._versions is None and _have_left(workers):
+            self.any, self._versions = False, Versions({}, (), self.weights)
+            return
         named = {one.runs.version for one in workers if one.status is WorkerStatus.HEALTHY and one.runs.version}
         if named:  # Of two at once an answer may come from either; so neither's outcomes are taken.
             self.any, self._versions = True, None
@@ -110,3 +113,11 @@ class VersionChoice:
         if (in_doubt or self._lost.get(version, 0.0) > self._clock()) and self.weights.get(version) != 0.0:
             return failures.version_unknown(model, version)
         return failures.no_version(model, version, there)
+
+
+def _have_left(workers: Sequence[WorkerInfo]) -> bool:
+    """Whether all workers are gone, and some claimed for a version. So may the next one, and for another.
+
+    What names a version must not wait in the queue that is any version's, then.
+    """
+    return any(one.version for one in workers) and all(one.status is WorkerStatus.OFFLINE for one in workers)

@@ -75,7 +75,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
         weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
         version: version of the model whose queue it waits in; empty: the queue for any.
-        pinned: whether no other version may answer.
+        pinned: whether the request names a version, so that no other may answer.
         trace: what it carries of its request's trace, see `headway.core.trace_context`; empty unless that is sampled.
         payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
             itself.

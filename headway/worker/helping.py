@@ -124,7 +124,8 @@ async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[
         return await backend.run(lease.entries, timeout)
     own = [entry for entry in lease.entries if not _is_elsewhere(entry)]
     items = iter(await backend.run(own, timeout) if own else ())
-    reason = f"no worker runs version {lease.slot.version!r} of the model any more"
+    named = f"version {version!r} of the model" if (version := lease.slot.version) else "the version that was asked for"
+    reason = f"no worker runs {named} any more"
     elsewhere = ItemResult(None, reason, elsewhere=True)
     return [elsewhere if _is_elsewhere(entry) else next(items) for entry in lease.entries]
 

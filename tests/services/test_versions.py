@@ -24,6 +24,7 @@ from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.version_choice import VersionChoice
 from headway.model import Entry, ModelReport, Principal, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -32,6 +33,7 @@ from headway.worker.batcher import Batcher
 from headway.worker.helping import COMES_BACK, StrayWatcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
+from tests.core.test_versions import worker
 from tests.services.fake_backend import FakeBackend
 from tests.virtual_time import run
 
@@ -167,6 +169,22 @@ def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(
             assert await refusal("3") == (errors.NOT_FOUND, None), "its worker has said that it leaves"
 
     run(main)
+
+
+def test_a_new_gateway_that_finds_only_workers_that_left_lets_nothing_in_that_names_a_version() -> None:
+    """It would wait where any version's worker takes it: the next one that comes may run another."""
+    for runs in ("3", "1"):  # What the settings name is what the workers have reported, or not.
+        choice = VersionChoice(runs, {}, lambda: 0.5)
+        for there in ([worker("3", WorkerStatus.OFFLINE)], [], [worker("4")]):
+            choice.learn(there)
+            failure = choice.refusal("m", "3", in_doubt=False)
+            assert failure is not None
+            assert failure.code == errors.NOT_FOUND
+        assert choice.version("t", "id", RequestOptions(1.0), None) == "4"
+    unversioned = VersionChoice("3", {}, lambda: 0.5)
+    unversioned.learn([worker("3", WorkerStatus.OFFLINE), worker("", WorkerStatus.STARTING)])
+    assert unversioned.any
+    assert unversioned.refusal("m", "3", in_doubt=False) is None
 
 
 def test_a_version_is_not_known_while_the_registry_has_not_been_read() -> None:
@@ -353,6 +371,24 @@ def test_a_gateway_that_knows_no_version_yet_asks_any() -> None:
             rollout.pools["3"].run(rollout._supervisor)
             await rollout.look()
             assert (await asked).failure is None
+
+    run(main)
+
+
+def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another() -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        async with Rollout(clock) as rollout:
+            asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
+            await asyncio.sleep(0.01)
+            rollout.backends["3"] = FakeBackend(0.1)
+            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+            await rollout.pools["3"].start()
+            rollout.pools["3"].run(rollout._supervisor)
+            await rollout.look()
+            failure = (await asked).failure
+            assert failure is not None
+            assert failure.code == errors.NO_WORKERS
+            assert not rollout.backends["3"].batches
 
     run(main)
 

@@ -1,48 +1,69 @@
-"""The contract of the public port as an OpenAPI 3.1 document, made from the settings that are in force."""
+"""The contract of the public port as an OpenAPI 3.1 document: `contract.json` with the settings that are in force put in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
+
+import msgspec
 
 from headway import __version__, errors
 from headway.config import Settings
-from headway.http.contract_kinds import TEXTS, Example, Kinds
-from headway.http.oip import contract as oip
-from headway.http.openai import contract as openai
-from headway.http.openapi_components import (
-    LIMITED,
-    MARKED,
-    components,
-    header,
-    hides_models,
-    parameter,
-    response,
-    schema,
-    security,
-)
+from headway.gateway.fan_out import MOST_INPUTS
+from headway.http.inference.inference_head import MOST_KEY
+from headway.http.openai.completions import MOST_CHOICES
+from headway.http.openai.members import MOST_TEXTS
+from headway.http.openai.responses import SETTLED
 from headway.http.problem import anchor
-from headway.http.tasks import LONGEST_WAIT, PATH
-from headway.model import ValueKind
+from headway.http.tasks import LONGEST_WAIT
+from headway.model import MOST_OUTPUT, ValueKind
+from headway.oip.tensors import BYTES, INPUT
 
-_EXPECTED = tuple(name for name, code in errors.CODES.items() if code.native)
-"""Error codes that a native route can answer with."""
+Kinds = tuple[ValueKind | None, ValueKind | None]
+"""Kinds of the values that a model takes and gives; None while they are not known."""
+TEXTS: Kinds = (ValueKind.TEXT, ValueKind.TEXT)
 
-_ASKED = ("RequestId", "Timeout", "Tier", "Prefer", "IdempotencyKey", "CacheControl")
-"""Parameters of a native route."""
+_FACT = re.compile(r"\$\{(\w+)\}")
+_SCHEMAS = "#/components/schemas/"
+_RESPONSES = "#/components/responses/"
+_VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets"])
+"""Schemas of values, of which the document has those that its models take or give."""
+_NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
+"""Error codes that an inference route can answer with."""
+_COMMON = (
+    errors.UNAUTHENTICATED, errors.REQUEST_TIMEOUT, errors.PAYLOAD_TOO_LARGE, errors.HEADERS_TOO_LARGE, errors.RATE_LIMITED,
+    errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
+)  # fmt: skip
+"""Error codes that any other route with a credential can answer with."""
+_UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
+"""Error codes of the Open Inference Protocol's routes of one model that run nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Request that a service answers with 200.
+
+    Attributes:
+        kinds: kinds of the model that it asks.
+        input: JSON value of its input; None where none is known that the model takes.
+        model: name of the model, where the service has no default; empty where none is to be named.
+    """
+
+    kinds: Kinds = TEXTS
+    input: Any = "hello"
+    model: str = ""
+
+
+def example_of(kinds: Kinds, own: Any, model: str) -> Example:
+    """Example for a model of these kinds. `own`: the JSON value of its target's own example; None for none."""
+    made = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
+    return Example(kinds, made.get(kinds[0]) if own is None else own, model)
+
 
 _HELLO = Example()
-_BINARY = {"type": "string", "format": "binary"}
-
-_ACCEPTED = {
-    "description": "The request has become a task, as the client prefers; its outcome is kept.",
-    "headers": header("X-Request-Id", "Location", "Preference-Applied", "Retry-After", *LIMITED),
-    "content": {"application/json": {"schema": schema("Task")}},
-    "links": {
-        name: {"operationId": name, "parameters": {"task_id": "$response.body#/task_id"}}
-        for name in ("result", "forget")
-    },
-}
 
 
 def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
@@ -54,189 +75,172 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
         example: request that works, in every form that it can have.
     """
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
-    asked = {} if example.input is None else {"input": example.input}
-    named = example.of(asked) if asked else {}
-    plain = {"example": asked} if asked and not example.model else {}
-    native = {
-        "/v1/inference": _native(settings, "Ask a model", "InferenceRequest", "InferenceAnswer", named, "inference"),
-        "/api/inference": _native(
-            settings, "Ask the default model", "PlainRequest", "PlainAnswer", plain, "plainInference"
-        ),
-        "/v1/predict": _predict(settings, models, example),
+    taken, given = _names((one for one, _ in models), "TextInput"), _names((one for _, one in models), "TextOutput")
+    octets = {one for one, _ in models} == {ValueKind.BYTES}
+    facts = {
+        **_settled(settings),
+        **_refusals(),
+        **_examples(settings, example),
+        "taken": _any_of(taken),
+        "given": _any_of(given),
+        "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}.",
     }
+    contract = msgspec.json.decode(resources.files("headway.http").joinpath("contract.json").read_bytes())
+    for name, part in contract["parts"].items():
+        facts[name] = _filled(part, facts)
+    facts["native_responses"] = _responses("{}", facts["problem"])
+    facts["openai_responses"] = _responses("OpenAI_{}", facts["openai_problem"])
+    found: dict[str, Any] = _filled(contract["document"], facts)
+    for name in _VALUES.difference(taken, given):
+        del found["components"]["schemas"][name]
+    return found
+
+
+def _filled(value: Any, facts: dict[str, Any]) -> Any:
+    """A value of the contract's file with facts for their names.
+
+    "${name}" stands for the fact itself, or for its text within a longer one. The member "..." of an object lists facts whose
+    members the object has, too.
+    """
+    if isinstance(value, str):
+        whole = _FACT.fullmatch(value)
+        return facts[whole[1]] if whole else _FACT.sub(lambda found: str(facts[found[1]]), value)
+    if isinstance(value, list):
+        return [_filled(one, facts) for one in value]
+    if not isinstance(value, dict):
+        return value
+    filled: dict[str, Any] = {}
+    for name, one in value.items():
+        if name != "...":
+            filled[name] = _filled(one, facts)
+            continue
+        for fact in one:
+            filled |= facts[fact]
+    return filled
+
+
+def _settled(settings: Settings) -> dict[str, Any]:
+    """Facts that are the same as long as the process runs."""
+    several = bool(settings.models)
+    left_out = "Expected where there are several models, which GET /v1/models lists."
+    if settings.default:
+        left_out = f"Left out: {'the default model' if _hides_models(settings) else settings.default}."
+    served = f"model {settings.model!r}, in batches of up to {settings.max_batch_size}"
     return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Headway",
-            "version": __version__,
-            "description": f"Answers single inference requests with {_models(settings)}.",
-            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/"}],
-        "paths": native
-        | _tasks(settings)
-        | _service()
-        | openai.paths(settings, example)
-        | oip.paths(settings, security(settings), example),
-        "components": _components(settings, models),
-        "x-headway-errors": [
-            {
-                "error": code.shown or name,
-                "status": code.status,
-                "title": code.title,
-                "anchor": anchor(name),
-                "when": code.when,
-                "retry": not code.hopeless,
-            }
-            for name, code in errors.CODES.items()
-        ],
+        "version": __version__,
+        "models": "several models, which GET /v1/models lists" if several else served,
+        "security": [{"key": []}] if settings.keys or settings.jwt else [],
+        "codes": [code for code in errors.STATUS if code not in errors.SHOWN],
+        "errors": _errors(),
+        "text": _text(settings),
+        "model_left_out": left_out,
+        "only_model": {} if several else {"enum": [settings.model]},
+        "only_version": {} if several or not settings.model_version else {"enum": [settings.model_version]},
+        "tiers": list(settings.tier_names),
+        "most_inputs": min(MOST_INPUTS, settings.max_queue),
+        "most_texts": min(MOST_TEXTS, settings.max_queue),
+        "most_choices": MOST_CHOICES,
+        "most_parameters": settings.max_parameters,
+        "most_output_mib": MOST_OUTPUT >> 20,
+        "most_outputs_mib": f"{settings.max_bodies_mb / 2:g}",
+        "longest_key": MOST_KEY,
+        "longest_wait_s": f"{LONGEST_WAIT:g}",
+        "longest_request_ms": f"{settings.longest_request_s * 1000:g}",
+        "longest_task_ms": f"{settings.longest_task_s * 1000:g}",
+        "kept_s": f"{settings.result_ttl_s:g}",
+        "settled": {name: {"description": "As the request has it."} for name in SETTLED},
     }
 
 
-def _models(settings: Settings) -> str:
-    if settings.models:
-        return "several models, which GET /v1/models lists"
-    return f"model {settings.model!r}, in batches of up to {settings.max_batch_size}"
+def _text(settings: Settings) -> dict[str, Any]:
+    """Schema of a text as an input."""
+    text = {"type": "string", "pattern": r"^[^\u0000]*$", "description": "Any text without U+0000."}
+    if settings.control_chars == "refuse":
+        text["pattern"] = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
+        text["description"] = "Any text without control characters."
+    return {**text, "maxLength": settings.max_input_chars} if settings.max_input_chars else text
 
 
-def _components(settings: Settings, kinds: Sequence[Kinds]) -> dict[str, Any]:
-    """Components of the native routes, and of all other APIs."""
-    parts = components(settings, kinds)
-    parts["schemas"] |= openai.schemas(settings) | oip.schemas(settings)
-    parts["headers"] = parts["headers"] | openai.HEADERS
-    parts["responses"] |= openai.responses()
-    parts["responses"]["OipError"] = oip.RESPONSE
-    return parts
-
-
-def _native(
-    settings: Settings, summary: str, request: str, answer: str, example: dict[str, Any], operation: str
-) -> dict[str, Any]:
+def _refusals() -> dict[str, Any]:
+    """Refusals by status, for each kind of route."""
     return {
-        "post": {
-            "operationId": operation,
-            "summary": summary,
-            "description": "The answer comes on the same connection, unless the client prefers a task.",
-            "parameters": [parameter(name) for name in _ASKED],
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": schema(request), **example}},
-            },
-            "responses": {
-                "200": {
-                    "description": "The model's answer.",
-                    "headers": header("X-Request-Id", *MARKED, *LIMITED),
-                    "content": {"application/json": {"schema": schema(answer)}},
-                },
-                "202": _ACCEPTED,
-                **_refusals(*_EXPECTED),
-            },
-            "security": security(settings),
+        "refusals": _by_status("{}", *_NATIVE),
+        "task_refusals": _by_status("{}", *_COMMON, errors.NOT_FOUND),
+        "openai_refusals": _by_status("OpenAI_{}", *_NATIVE),
+        "models_refusals": _by_status("OpenAI_{}", *_COMMON),
+        "model_refusals": _by_status("OpenAI_{}", *_COMMON, errors.NOT_FOUND),
+        "oip_refusals": _by_status("OipError", *_NATIVE),
+        "oip_unauthenticated": _by_status("OipError", errors.UNAUTHENTICATED),
+        "oip_unknown": _by_status("OipError", *_UNKNOWN),
+        "oip_index_refusals": _by_status("OipError", *_UNKNOWN, errors.BAD_REQUEST),
+    }
+
+
+def _by_status(form: str, *codes: str) -> dict[str, Any]:
+    """References to the refusals with error codes, in an API's form; the first code of a status stands for all of them."""
+    return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
+
+
+def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
+    """Refusal with each error code, in an API's form."""
+    titles: dict[int, list[str]] = {}
+    for code in errors.CODES.values():
+        titles.setdefault(code.status, []).append(code.title)
+    return {
+        form.format(name): {"description": "; or: ".join(titles[code.status]), **refusal}
+        for name, code in errors.CODES.items()
+    }
+
+
+def _errors() -> list[dict[str, Any]]:
+    """Facts of each error code."""
+    return [
+        {
+            "error": code.shown or name,
+            "status": code.status,
+            "title": code.title,
+            "anchor": anchor(name),
+            "when": code.when,
+            "retry": not code.hopeless,
         }
+        for name, code in errors.CODES.items()
+    ]
+
+
+def _examples(settings: Settings, example: Example) -> dict[str, Any]:
+    """Example of each API's request; an object without one where none is known that works."""
+    input, (takes, gives) = example.input, example.kinds
+    text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
+    model = {"model": example.model} if example.model else {}
+    default = "NAME" if _hides_models(settings) and settings.default else settings.default
+    asked = example.model or default
+    element = msgspec.json.encode(input).decode() if takes is ValueKind.JSON else input
+    tensor = {"name": INPUT, "datatype": BYTES, "shape": [1], "data": [element]}
+    requests = {
+        "inference_example": ({**model, "input": input}, True),
+        "plain_example": ({"input": input}, not model),
+        "predict_example": ({"model_id": asked, "input_data": input}, bool(asked)),
+        "prompt_example": ({**model, "prompt": input}, text),
+        "chat_example": ({**model, "messages": [{"role": "user", "content": input}]}, text),
+        "input_example": ({**model, "input": input}, text),
+        "embeddings_example": ({**model, "input": input}, text and gives is ValueKind.JSON),
+        "oip_example": ({"inputs": [tensor]}, True),
     }
+    return {name: {"example": one} if works and input is not None else {} for name, (one, works) in requests.items()}
 
 
-def _predict(settings: Settings, kinds: Sequence[Kinds], example: Example) -> dict[str, Any]:
-    default = "NAME" if settings.default and hides_models(settings) else settings.default
-    asked = {"model_id": example.model or default, "input_data": example.input}
-    shown = {"example": asked} if None not in asked.values() and asked["model_id"] else {}
-    item = _native(settings, "Ask a model by its id", "PredictRequest", "PredictAnswer", shown, "predict")
-    operation = item["post"]
-    operation["parameters"].append({
-        "name": "model_id",
-        "in": "query",
-        "description": "The model; required when the body is application/octet-stream, refused otherwise.",
-        "schema": {"type": "string"},
-    })  # fmt: skip
-    operation["parameters"].append({
-        "name": "version",
-        "in": "query",
-        "description": "The version that must answer, where the body is application/octet-stream; refused otherwise.",
-        "schema": {"type": "string"},
-    })  # fmt: skip
-    takes_octets = {takes for takes, _ in kinds} == {ValueKind.BYTES}
-    told = "The input itself." if takes_octets else "The input itself; in UTF-8 where the model takes no octets."
-    operation["requestBody"]["content"]["application/octet-stream"] = {"schema": {**_BINARY, "description": told}}
-    told = "The output itself, where `Accept` asks for it, or where the body and it are octets."
-    operation["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {**_BINARY, "description": told}}
-    return item
+def _hides_models(settings: Settings) -> bool:
+    """Whether the contract, which strangers read, names no model, as some of several may be for some credentials only."""
+    return bool(settings.models and (settings.keys or settings.jwt))
 
 
-def _tasks(settings: Settings) -> dict[str, Any]:
-    wait = {
-        "name": "wait",
-        "in": "query",
-        "description": f"Seconds to wait for the outcome, at most {LONGEST_WAIT:g}.",
-        "schema": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$", "example": "20"},
-    }
-    common = (
-        errors.UNAUTHENTICATED,
-        errors.NOT_FOUND,
-        errors.REQUEST_TIMEOUT,
-        errors.PAYLOAD_TOO_LARGE,
-        errors.HEADERS_TOO_LARGE,
-        errors.RATE_LIMITED,
-        errors.SERVICE_OVERLOADED,
-    )
-    known = {
-        "description": "What is known of it.",
-        "headers": header("X-Request-Id", "Retry-After", *LIMITED),
-        "content": {"application/json": {"schema": schema("Result")}},
-    }
-    gone = {"description": "It is forgotten, and never gets to a GPU if it has not yet.", "headers": header(*LIMITED)}
-    return {
-        f"{PATH}/{{task_id}}": {
-            "parameters": [parameter("TaskId")],
-            "get": {
-                "operationId": "result",
-                "summary": "Ask for the outcome of a task",
-                "description": f"It is kept for {settings.result_ttl_s:g} seconds. A task of another tenant is unknown.",
-                "parameters": [parameter("RequestId"), wait],
-                "responses": {"200": known, **_refusals(errors.BAD_REQUEST, *common)},
-                "security": security(settings),
-            },
-            "delete": {
-                "operationId": "forget",
-                "summary": "Cancel a task, or forget its outcome",
-                "parameters": [parameter("RequestId")],
-                "responses": {"204": gone, **_refusals(errors.BAD_REQUEST, *common)},
-                "security": security(settings),
-            },
-        }
-    }
+def _names(kinds: Iterable[ValueKind | None], text: str) -> list[str]:
+    """Names of the schemas of kinds, in order. A text is a JSON value, too."""
+    known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets"}
+    found = {text if kind is None else known.get(kind, text) for kind in kinds}
+    return ["JsonValue"] if "JsonValue" in found else sorted(found)
 
 
-def _refusals(*codes: str) -> dict[str, Any]:
-    """Answers for the statuses of `codes`, one for each; the first code of a status stands for all of them."""
-    return {str(errors.STATUS[code]): response(code) for code in reversed(codes)}
-
-
-def _service() -> dict[str, Any]:
-    ready = "A worker is ready to answer and the process is not shutting down."
-    return {
-        "/livez": _health_check("live", "Whether the process runs", "It runs."),
-        "/readyz": _health_check("ready", "Whether requests should be sent here", ready, "503"),
-        "/healthz": _health_check("health", "The same as /readyz", ready, "503"),
-    }
-
-
-def _health_check(operation: str, summary: str, good: str, bad: str = "") -> dict[str, Any]:
-    content = {"application/json": {"schema": schema("Health")}}
-    responses = {"200": {"description": good, "content": content}}
-    if bad:
-        responses[bad] = {"description": "No.", "content": content}
-    verbose = {
-        "name": "verbose",
-        "in": "query",
-        "description": "Say what was looked at.",
-        "allowEmptyValue": True,
-        "schema": {"type": "string"},
-    }
-    get = {
-        "operationId": operation,
-        "summary": summary,
-        "parameters": [verbose],
-        "responses": responses,
-        "security": [],
-    }
-    return {"get": get}
+def _any_of(names: list[str]) -> dict[str, Any]:
+    parts = [{"$ref": _SCHEMAS + name} for name in names]
+    return {"anyOf": parts} if len(parts) > 1 else parts[0]

@@ -22,11 +22,11 @@ from starlette.types import ASGIApp
 
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
-from headway.http.contract_kinds import TEXTS, Example, Kinds, example_of
 from headway.http.error_responses import handlers
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.openai import models
+from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import Glance, Readiness
 from headway.ports import Identity
 

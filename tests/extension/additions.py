@@ -339,10 +339,10 @@ async def _tea(request: Request) -> Response:
             "            *tasks.routes(gateway, identity),\n",
             "            *tea.routes(),\n",
         ),
-        (
-            "headway/http/openapi.py",
-            '        "/livez": _health_check(',
-            '        "/tea": _health_check("tea", "Ask for tea", "It is hot."),\n        "/livez": _health_check(',
+        before(
+            "headway/http/contract.json",
+            '      "/livez": {\n',
+            '      "/tea": {"get": {"operationId": "tea", "responses": {"200": {"description": "It is hot."}}, "security": []}},\n',
         ),
     ],
     [
@@ -406,10 +406,10 @@ def _encode_error(
             "from headway.http.inference.brew import brew\nfrom headway.http.inference.codecs import Codec,",
         ),
         after("headway/http/inference/routes.py", '    "/v1/predict": predict,\n', '    "/brew": brew,\n'),
-        after(
-            "headway/http/openapi.py",
-            '        "/v1/predict": _predict(settings, models, example),\n',
-            '        "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
+        before(
+            "headway/http/contract.json",
+            '      "/v1/result/{task_id}": {\n',
+            '      "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
         ),
     ],
     [before("tests/http/test_public.py", '"/v1/result/{task_id}", "/livez"', '"/brew", ')],

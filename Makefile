@@ -14,7 +14,6 @@
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
-#   make chart               the Helm chart's copies of rules, alerts and dashboard, after a change of these
 #   make protos              the descriptors of the gRPC port, after a change of its .proto files
 #   make audit               known vulnerabilities in the locked versions
 #   make clean               remove .venv and all that tools left behind
@@ -43,7 +42,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock chart protos audit clean
+.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -113,10 +112,6 @@ lock: .venv/.ready
 	$(BIN)/uv pip compile --no-config --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command 'make lock' --quiet \
 		$(if $(UPGRADE),--upgrade) bench/stand/triton/requirements.in -o bench/stand/triton/requirements.lock
-
-chart:
-	cp deploy/prometheus/rules.yml deploy/prometheus/alerts.yml deploy/helm/headway/files/
-	cp deploy/grafana/headway.json deploy/helm/headway/files/dashboard.json
 
 protos: .venv/.ready
 	cd headway/protos && ../../$(BIN)/python -m grpc_tools.protoc -I. --descriptor_set_out=/dev/stdout \

@@ -120,14 +120,17 @@ SWITCHES: dict[str, Values] = {
 
 
 def helm(command: str, values: Values, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command of Helm on the chart."""
+    """Exit code and output of a command of Helm on the chart; what it refused, with why.
+
+    Helm says on stderr, too, that it follows the links in the chart.
+    """
     with tempfile.TemporaryDirectory() as home:
         file = Path(home) / "values.json"
         file.write_text(json.dumps(values))
         settled = ("--values", str(file), "--kube-version", "1.35.0", "--namespace", NAMESPACE)
         named = (RELEASE, str(CHART)) if command == "template" else (str(CHART),)
         done = run_tool("helm", "helm", command, *named, *settled, *arguments)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
 
 
 def render(switch: str = "defaults") -> list[Object]:

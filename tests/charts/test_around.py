@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import redis
 import yaml
 
 from tests.charts.rendering import CHART, NAME, NAMESPACE, Object, of_kind, render, rendered, workloads
+from tests.clients.environments import run_tool
 from tests.servers.redis import RedisServer, client
 
 DEPLOY = CHART.parents[1]
@@ -19,15 +21,24 @@ SOURCES = {
     "alerts.yml": DEPLOY / "prometheus" / "alerts.yml",
     "dashboard.json": DEPLOY / "grafana" / "headway.json",
 }
-"""Files of the chart that are copies, as a chart may hold no file from outside its folder."""
+"""Files of the chart that are links to what lies outside its folder."""
 
 
-def test_files_of_the_chart_are_copies_of_those_beside_it() -> None:
-    """`make chart` copies them."""
-    assert {path.name for path in (CHART / "files").iterdir()} == {*SOURCES}
-    for name, source in SOURCES.items():
-        assert (CHART / "files" / name).read_bytes() == source.read_bytes(), f"{name} is old: run `make chart`"
-        assert not (CHART / "files" / name).is_symlink()
+def test_files_of_the_chart_are_those_beside_it() -> None:
+    assert {path.name: path.resolve() for path in (CHART / "files").iterdir()} == {
+        name: source.resolve() for name, source in SOURCES.items()
+    }
+
+
+def test_a_packed_chart_holds_the_files_themselves(tmp_path: Path) -> None:
+    done = run_tool("helm", "helm", "package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    [archive] = tmp_path.iterdir()
+    with tarfile.open(archive) as members:
+        for name, source in SOURCES.items():
+            member = members.extractfile(f"headway/files/{name}")
+            assert member
+            assert member.read() == source.read_bytes()
 
 
 def test_rules_alerts_and_dashboard_are_those_of_prometheus_and_grafana() -> None:

@@ -132,8 +132,7 @@ def bench(
     from headway.load import spec as order
     from headway.load.generator import run_load
     from headway.load.pool import Unreachable
-    from headway.load.report import make_report, to_json
-    from headway.load.table import show
+    from headway.load.report import make_report, show, to_json
 
     target, weights = order.parse_target(url), order.parse_mix(mix)
     members, member = order.make_body(target.path, text, model, _content(body))

@@ -169,7 +169,7 @@ def plan(
 
 
 def _show(found: Plan, arrivals: str) -> None:
-    from headway.simulator.table import standard_console
+    from headway.load.report import standard_console
 
     print_line = standard_console().print
     print_line(
@@ -208,7 +208,7 @@ def _show(found: Plan, arrivals: str) -> None:
 
 
 def _percentiles(outlook: Outlook) -> str:
-    from headway.simulator.table import figure
+    from headway.load.report import figure
 
     doubt = outlook.doubt_ms
     pairs = (("p50", outlook.p50_ms, doubt.p50), ("p95", outlook.p95_ms, doubt.p95), ("p99", outlook.p99_ms, doubt.p99))

@@ -324,8 +324,7 @@ def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrival
     import msgspec
 
     from headway.simulator.engine import simulate as run
-    from headway.simulator.report import describe, make_report
-    from headway.simulator.table import show
+    from headway.simulator.report import describe, make_report, show
 
     if plot is not None:
         from headway.simulator.plot import check
@@ -390,7 +389,7 @@ def _simulate_day(
     from headway.core.scaling.sizing import BatchCost
     from headway.simulator.day import POLICIES as SCALE_POLICIES
     from headway.simulator.day import Day, simulate_day
-    from headway.simulator.day_table import show_day
+    from headway.simulator.report import show_day
     from headway.simulator.traffic import read_trace
 
     if batch_ms is None:

@@ -69,6 +69,11 @@ class Record:
     @property
     def variation(self) -> float:
         """Coefficient of variation of the gaps between due instants: 0 for equal gaps, about 1 for Poisson."""
-        gaps = [after - before for before, after in pairwise(self.dues)]
-        mean = fsum(gaps) / len(gaps) if gaps else 0.0
-        return sqrt(fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean if mean > 0.0 else 0.0
+        return spacing(self.dues)[1]
+
+
+def spacing(instants: Sequence[float]) -> tuple[float, float]:
+    """Mean and coefficient of variation of the gaps between ascending instants; 0 and 0 where there are none, or no time."""
+    gaps = [later - before for before, later in pairwise(instants)]
+    mean = fsum(gaps) / len(gaps) if gaps else 0.0
+    return mean, sqrt(fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean if mean > 0.0 else 0.0

@@ -1,22 +1,29 @@
-"""Report of a load test: percentiles, rates and outcomes, made from its record.
+"""Report of a load test: percentiles, rates and outcomes, made from its record, and the tables that show it to people.
 
-Times are in milliseconds here, as people read them. Percentiles come from HdrHistogram with three significant
-digits, so they are exact to 0.1 %.
+Times are in milliseconds here, as people read them; percentiles are exact (nearest rank). Simulations are reported in the same
+terms (`headway.simulator.report`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
-from hdrh.histogram import HdrHistogram
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from headway.load.record import Record, Stream
 from headway.load.spec import LoadSpec
 
-_HIGHEST_US = 3_600_000_000
-_DIGITS = 3
+_LATE_MS = 5.0
+_BUSY = 0.9
+_WIDTH = 160
+_COLUMNS = ("requests", "answered", "p50", "p90", "p95", "p99", "p99.9", "max", "in time/s")
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +162,7 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
         mismatches=None if spec.expect == "none" else record.mismatches,
         mismatched=record.mismatched,
         generator=Self(
-            lag_ms=_latency([record.lags]),
+            lag_ms=latency_ms(record.lags),
             cpu_us_per_request=record.cpu / requests * 1e6 if requests else 0.0,
             cpu_share=record.cpu / record.elapsed if record.elapsed else 0.0,
             connections_opened=record.opened,
@@ -190,33 +197,139 @@ def _flow(streams: Sequence[Stream], requests: int, promise: float | None, secon
         answered_rate=answered / until,
         in_time=in_time,
         goodput=None if in_time is None else in_time / seconds,
-        latency_ms=_latency([stream.answered for stream in streams]),
-        refusal_ms=_latency([stream.refused for stream in streams]),
+        latency_ms=latency_ms(chain.from_iterable(stream.answered for stream in streams)),
+        refusal_ms=latency_ms(chain.from_iterable(stream.refused for stream in streams)),
         refused_without_retry_after=sum(stream.refused_without_retry_after for stream in streams),
         outcomes=dict(outcomes.most_common()),
     )
 
 
-def _latency(series: Iterable[Sequence[float]]) -> Latency:
-    # Equal values are counted first, which is fast; the histogram then takes each value once, with its count.
-    counts: Counter[int] = Counter()
-    for seconds in series:
-        counts.update([max(1, round(value * 1e6)) for value in seconds])
-    if not counts:
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """Value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
+    if not ascending:
+        return math.nan
+    return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
+
+
+def latency_ms(seconds: Iterable[float]) -> Latency:
+    """Distribution in milliseconds of latencies given in seconds."""
+    ascending = sorted(seconds)
+    if not ascending:
         return Latency(count=0)
-    largest = max(counts) / 1000.0
-    histogram = HdrHistogram(1, _HIGHEST_US, _DIGITS)
-    for value, count in counts.items():
-        histogram.record_value(min(value, _HIGHEST_US), count)
-    found = histogram.get_percentile_to_value_dict([50.0, 90.0, 95.0, 99.0, 99.9])
-    p50, p90, p95, p99, p999 = (min(found[key] / 1000.0, largest) for key in (50.0, 90.0, 95.0, 99.0, 99.9))
+    p50, p90, p95, p99, p999 = (percentile(ascending, share) * 1000 for share in (0.5, 0.9, 0.95, 0.99, 0.999))
     return Latency(
-        count=counts.total(),
-        mean=sum(value * count for value, count in counts.items()) / counts.total() / 1000.0,
+        count=len(ascending),
+        mean=math.fsum(ascending) / len(ascending) * 1000,
         p50=p50,
         p90=p90,
         p95=p95,
         p99=p99,
         p999=p999,
-        max=largest,
+        max=ascending[-1] * 1000,
     )
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print a report, on standard output unless another console is given."""
+    console = console or standard_console()
+    console.print(
+        f"[bold]{escape(report.url)}[/]  {report.rate:,.15g} requests/s for {report.duration_s:g} s, "
+        f"{escape(report.arrivals)} arrivals (variation of gaps {report.arrivals_cv:.2f}), seed {report.seed}"
+    )
+    if report.interrupted:
+        console.print(f"[yellow]Interrupted after {report.elapsed_s:.1f} s.[/]")
+    console.print(_latencies(report))
+    if report.total.answered < report.total.requests:
+        console.print(_outcomes(report))
+    for line in _remarks(report):
+        console.print(line)
+
+
+def standard_console() -> Console:
+    """Standard output; a file or a pipe has no width to wrap at."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def figure(value: float) -> str:
+    """Milliseconds with as many places as are worth reading."""
+    return f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
+
+
+def figures(latency: Latency, *values: float) -> list[str]:
+    """Cells of some of a distribution's values; dashes where it is empty."""
+    return [figure(value) if latency.count else "–" for value in values]
+
+
+def table_of(title: str, words: Sequence[str], numbers: Iterable[str]) -> Table:
+    """Table without rows: columns of words, and to the right of them columns of numbers."""
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for name in words:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _latencies(report: Report) -> Table:
+    columns = _COLUMNS if report.promise_ms is not None else _COLUMNS[:-1]
+    table = table_of("Latency of answers from the due instant, in ms", [""], columns)
+    for tier, flow in report.tiers.items():
+        table.add_row(tier, *_cells(flow))
+    table.add_row("all", *_cells(report.total), style="bold")
+    return table
+
+
+def _cells(flow: Flow) -> list[str]:
+    latency = flow.latency_ms
+    percentiles = (latency.p50, latency.p90, latency.p95, latency.p99, latency.p999, latency.max)
+    cells = [f"{flow.requests:,}", f"{flow.answered:,}", *figures(latency, *percentiles)]
+    return cells if flow.goodput is None else [*cells, f"{flow.goodput:,.1f}"]
+
+
+def _outcomes(report: Report) -> Table:
+    flows = report.tiers or {"all": report.total}
+    table = table_of("Outcomes", [""], [*flows, "share"])
+    for outcome, count in report.total.outcomes.items():
+        share = f"{count / report.total.requests:.2%}"
+        table.add_row(escape(outcome), *(f"{flow.outcomes.get(outcome, 0):,}" for flow in flows.values()), share)
+    return table
+
+
+def _remarks(report: Report) -> list[str]:
+    total, own = report.total, report.generator
+    lines = []
+    if total.in_time is not None:
+        share = total.in_time / total.requests if total.requests else 0.0
+        lines.append(f"In time ({report.promise_ms:g} ms): {share:.2%} of the requests.")
+    lines.append(f"Offered {report.offered_rate:,.1f}/s, answered {total.answered_rate:,.1f}/s.")
+    if total.refused:
+        lacking = total.refused_without_retry_after
+        hint = f"[red]{lacking:,} without Retry-After[/]" if lacking else "all with Retry-After"
+        refusal = total.refusal_ms
+        lines.append(
+            f"Refusals (429, 503): {total.refused:,}, {hint}; p50 {refusal.p50:.2f}, p99 {refusal.p99:.2f}, "
+            f"max {refusal.max:.2f} ms."
+        )
+    if report.mismatches is not None:
+        checked = f"{total.answered:,} answers checked ({report.expect})"
+        lines.append(
+            f"{checked}: [red]{report.mismatches:,} wrong[/]" if report.mismatches else f"{checked}: all right."
+        )
+        lines += [f"  {escape(one)}" for one in report.mismatched]
+    lag = own.lag_ms
+    lines.append(
+        f"Generator: {own.cpu_us_per_request:.1f} µs CPU per request, {own.cpu_share:.0%} of a core; sends late by "
+        f"p50 {lag.p50:.2f}, p99 {lag.p99:.2f}, max {lag.max:.2f} ms; connections: at most {own.connections_peak:,}, "
+        f"{own.waited_for_connection:,} requests had to wait for one."
+    )
+    if lag.p99 > _LATE_MS or own.cpu_share > _BUSY:
+        lines.append(
+            "[yellow]The generator itself was late, which is part of these latencies: "
+            "give it a core of its own, or lower the rate.[/]"
+        )
+    if report.unreached:
+        lines.append("[red]No request got an answer.[/]")
+    return lines

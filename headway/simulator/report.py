@@ -1,4 +1,4 @@
-"""Report of a simulation: percentiles, shares and rates, made from its record.
+"""Reports of simulations: percentiles, shares and rates, made from their records, and the tables that show them to people.
 
 Times are in milliseconds here, as people read them; percentiles are exact (nearest rank).
 """
@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from headway.load.report import Latency
+from headway.core.scaling.scaler import RULES
+from headway.load.record import spacing
+from headway.load.report import Latency, figure, figures, latency_ms, standard_console, table_of
+from headway.load.report import percentile as percentile
+from headway.simulator.day import DayReport
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Scenario
 
@@ -139,31 +145,6 @@ def make_report(record: Record) -> Report:
     )
 
 
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """Value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
-    if not ascending:
-        return math.nan
-    return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
-
-
-def latency_ms(seconds: Iterable[float]) -> Latency:
-    """Distribution in milliseconds of latencies given in seconds."""
-    ascending = sorted(seconds)
-    if not ascending:
-        return Latency(count=0)
-    p50, p90, p95, p99, p999 = (percentile(ascending, share) * 1000 for share in (0.5, 0.9, 0.95, 0.99, 0.999))
-    return Latency(
-        count=len(ascending),
-        mean=math.fsum(ascending) / len(ascending) * 1000,
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        p999=p999,
-        max=ascending[-1] * 1000,
-    )
-
-
 def _of_tier(record: Record, tier: int) -> list[float]:
     return [seconds for seconds, of in zip(record.latency, record.tier, strict=True) if of == tier]
 
@@ -193,7 +174,7 @@ def _flow(record: Record, tiers: Sequence[int], latencies: Sequence[float], seco
 def _batches(record: Record) -> Batches:
     count = len(record.left_at)
     mean_size = sum(record.size) / count if count else 0.0
-    gap, variation = _spacing(record.left_at)
+    gap, variation = spacing(record.left_at)
     return Batches(
         count=count,
         mean_size=mean_size,
@@ -206,22 +187,12 @@ def _batches(record: Record) -> Batches:
     )
 
 
-def _spacing(instants: Sequence[float]) -> tuple[float, float]:
-    """Mean and coefficient of variation of the gaps between departures; 0 and 0 when there are too few."""
-    gaps = [later - before for before, later in pairwise(instants)]
-    if not gaps or instants[-1] <= instants[0]:
-        return 0.0, 0.0
-    mean = math.fsum(gaps) / len(gaps)
-    variance = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    return mean, math.sqrt(variance) / mean
-
-
 def _shard_variation(record: Record) -> float | None:
     """Mean over the shards that had departures enough to have gaps."""
     left: dict[int, list[float]] = {}
     for instant, shard in zip(record.left_at, record.shard, strict=True):
         left.setdefault(shard, []).append(instant)
-    found = [_spacing(instants)[1] for instants in left.values() if len(instants) > 2]
+    found = [spacing(instants)[1] for instants in left.values() if len(instants) > 2]
     return math.fsum(found) / len(found) if found else None
 
 
@@ -231,3 +202,105 @@ def describe(scenario: Scenario) -> dict[str, object]:
     plain = {name: value for name, value in vars(scenario).items() if name not in long}
     lengths = {name: len(getattr(scenario, name) or ()) for name in long}
     return {**msgspec.to_builtins(plain), **lengths}
+
+
+def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: Console | None = None) -> None:
+    """Print the reports of one scenario under one or more policies.
+
+    Arguments:
+        scenario: scenario that was simulated.
+        reports: one report for each policy.
+        arrivals: name of the arrivals, for example `poisson`.
+        console: console to print on; standard output when None.
+    """
+    console = console or standard_console()
+    first = reports[0]
+    console.print(
+        f"[bold]{first.offered_rate:,.1f} requests/s[/] ({escape(arrivals)}, variation of gaps "
+        f"{first.arrivals_cv:.2f}) on [bold]{scenario.workers} GPUs[/] of {first.capacity:,.0f} requests/s in all; "
+        f"{scenario.duration - scenario.warmup:.1f} s after {scenario.warmup:.1f} s of warm-up, seed {scenario.seed}"
+    )
+    console.print(_latencies(scenario, reports))
+    console.print(_departures(reports))
+    if any(report.total.answered < report.total.requests for report in reports):
+        console.print(_losses(reports))
+    if first.deaths:
+        console.print(f"{first.deaths} deaths of workers, {first.down:.2%} of the GPUs' time.")
+
+
+def _latencies(scenario: Scenario, reports: Sequence[Report]) -> Table:
+    names = ["requests", "answered", "p50", "p95", "p99", "max", "answers/s"]
+    if scenario.promise is not None:
+        names[-1] = f"within {scenario.promise * 1000:g} ms/s"
+    table = table_of("Latency of answers, in ms", ["policy", "tier"], names)
+    for report in reports:
+        for tier, flow in report.tiers.items():
+            table.add_row(report.policy, escape(tier), *_cells(flow))
+        table.add_row(report.policy, "all" if report.tiers else "", *_cells(report.total), style="bold")
+    return table
+
+
+def _cells(flow: Flow) -> list[str]:
+    latency = flow.latency_ms
+    percentiles = figures(latency, latency.p50, latency.p95, latency.p99, latency.max)
+    return [f"{flow.requests:,}", f"{flow.answered:,}", *percentiles, f"{flow.goodput:,.1f}"]
+
+
+def _departures(reports: Sequence[Report]) -> Table:
+    sharded = any(report.batches.shard_gap_cv is not None for report in reports)
+    shard_columns = ("in a shard", "stolen") if sharded else ()
+    columns = ("batches", "size", "fill", "gap ms", "variation of gaps", *shard_columns, "GPUs busy")
+    table = table_of("Departures", ["policy"], columns)
+    table.add_column("left because", no_wrap=True)
+    for report in reports:
+        batches = report.batches
+        reasons = " ".join(f"{name} {count / batches.count:.0%}" for name, count in batches.reasons.items())
+        table.add_row(
+            report.policy,
+            f"{batches.count:,}",
+            f"{batches.mean_size:.1f}",
+            f"{batches.fill:.0%}",
+            figure(batches.gap_ms),
+            f"{batches.gap_cv:.2f}",
+            *(_shard_cells(batches) if sharded else ()),
+            f"{report.utilisation:.1%}",
+            reasons,
+        )
+    return table
+
+
+def _shard_cells(batches: Batches) -> tuple[str, str]:
+    variation = batches.shard_gap_cv
+    return "–" if variation is None else f"{variation:.2f}", f"{batches.stolen:.1%}"
+
+
+def _losses(reports: Sequence[Report]) -> Table:
+    names = sorted({reason for report in reports for reason in report.total.reasons})
+    table = table_of("Requests without an answer", ["policy", "tier"], [*names, "share"])
+    for report in reports:
+        for tier, flow in (report.tiers or {"": report.total}).items():
+            share = 1 - flow.answered / flow.requests if flow.requests else 0.0
+            counts = (f"{flow.reasons.get(name, 0):,}" for name in names)
+            table.add_row(report.policy, escape(tier), *counts, f"{share:.2%}")
+    return table
+
+
+def show_day(reports: Sequence[DayReport], title: str) -> None:
+    """Print one line for each policy."""
+    hours = {one.policy: one.gpu_hours for one in reports}
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("policy", "GPU-hours", f"of {RULES}", "in promise", "refused", "ups", "downs", "workers", "load"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for one in reports:
+        table.add_row(
+            one.policy,
+            f"{one.gpu_hours:,.0f}",
+            f"{one.gpu_hours / hours[RULES]:.2f}",
+            f"{one.within:.2%}",
+            f"{one.refused:.2%}",
+            str(one.ups),
+            str(one.downs),
+            f"{one.fewest}–{one.most}",
+            f"{one.utilisation:.0%}",
+        )
+    standard_console().print(table)

@@ -76,7 +76,7 @@ def test_the_help_of_a_command_imports_nothing_heavy(command: list[str]) -> None
     """It answers within 0.3 s; `msgspec` takes a tenth of that, and holds the settings."""
     modules = modules_after(f"from headway.cli import main; main({[*command, '--help']!r})")
     assert "rich" in modules
-    unused = {"attr", "hdrh", "http", "markdown_it", "pygments", "redis", "ssl", "urllib3"}
+    unused = {"attr", "http", "markdown_it", "pygments", "redis", "ssl", "urllib3"}
     assert modules & ((HEAVY | unused) - {"msgspec"}) == set()
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headway.load.record import Record
-from headway.load.report import Report, make_report, to_json
+from headway.load.report import Report, make_report, show, to_json
 from headway.load.spec import LoadSpec, Target
-from headway.load.table import show
 
 MILLISECOND = 0.001
 

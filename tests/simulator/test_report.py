@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from headway.load.report import latency_ms
 from headway.simulator.engine import simulate
-from headway.simulator.report import Report, describe, latency_ms, make_report, percentile
+from headway.simulator.report import Report, describe, make_report, percentile, show
 from headway.simulator.scenario import USUAL_MIX, Scenario
-from headway.simulator.table import show
 
 HARD = Scenario(
     rate=900.0,

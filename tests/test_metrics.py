@@ -17,7 +17,7 @@ from headway.core.admission import Refused
 from headway.core.input_policy import Effect
 from headway.model import Capacity, GpuFigures, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters, Histogram
-from headway.telemetry import labels, metrics
+from headway.telemetry import metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 TIERS = ("enterprise", "paid", "free")
@@ -366,16 +366,16 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
 
 def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
     """Every reason and outcome in the code is among those that are there from the start."""
-    assert {code.lower() for code in errors.REFUSALS} - set(labels.OUTCOMES) == {
+    assert {code.lower() for code in errors.REFUSALS} - set(metrics.OUTCOMES) == {
         "unauthenticated",
         *(code.lower() for code in errors.SHOWN),
     } & {"unauthenticated", "scarce"}
-    assert {*labels.REFUSED, *labels.REFUSED_UNREAD, *labels.REFUSED_STRANGERS} >= {
+    assert {*metrics.REFUSED, *metrics.REFUSED_UNREAD, *metrics.REFUSED_STRANGERS} >= {
         failures.POLICY, failures.CULPRIT, failures.over_capacity(1.0).reason, failures.scarcity(1.0).reason,
         failures.conflict().reason, failures.refusal(Refused(1.0, tier_only=True)).reason,
         failures.refusal(Refused(1.0, tier_only=False)).reason, failures.refusal(Refused(1.0, False, most=3)).reason, failures.not_here("m").reason,
     }  # fmt: skip
-    assert set(labels.EFFECTS) == {effect.value for effect in Effect}
+    assert set(metrics.EFFECTS) == {effect.value for effect in Effect}
 
 
 def test_a_model_that_is_served_no_longer_has_no_series() -> None:

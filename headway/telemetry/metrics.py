@@ -1,18 +1,23 @@
-"""Names of all metrics, in one place. Reads counters and figures, and writes Prometheus text.
+"""Names of all metrics, in one place: a row for each. Reads counters and figures, and writes Prometheus text.
 
 Nothing here is on the path of a request: counters are plain numbers in `runtime.counters` until a scrape.
 
 Figures of the whole fleet are exported by one process, so that a sum over all processes is the truth: by the leading
 controller or, where one process is the fleet, by that. Everything else is of the process that exports it.
+
+A series that begins with its first event hides that event from `rate` and `increase`, so every series that a process can
+be expected to have is there from the start, with 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from operator import add
+from typing import Any
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -21,10 +26,14 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from headway import errors
+from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
 from headway.core.health import heard
-from headway.model import Role, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters, Histogram
-from headway.telemetry import labels
+from headway.core.locality.placement import BUSY, COLD, MIN_WARM
+from headway.core.scaling.scaler import DIRECTIONS
+from headway.model import MODEL_XIDS, Capacity, Cause, DedupKind, GpuFigures, Role, WorkerStatus
+from headway.runtime.counters import ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
+from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -33,12 +42,333 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
 """Media type of the text with exemplars."""
 
+NO_TIER = "none"
+"""Tier of what is refused before anybody knows who asks."""
+NO_MODEL = ""
+"""Model of what is refused before a model that is served is known."""
+
+_BEFORE_A_MODEL = frozenset((
+    errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
+))  # fmt: skip
+"""Codes of what is refused before it is a request for a model."""
+OUTCOMES = (
+    "ok",
+    "cancelled",
+    *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN),
+)
+"""Outcomes of requests for a model that is served."""
+REFUSED = (
+    "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "list", "memory", "no_workers",
+    "overloaded", "policy", "rate", "shed",
+)  # fmt: skip
+"""Reasons for which a request for a model that is served is refused."""
+REFUSED_UNREAD = (
+    "bad_request", "bodies", "calls", "forbidden", "headers_too_large", "internal", "method_not_allowed", "not_found",
+    "payload_too_large", "polls", "rate", "request_timeout",
+)  # fmt: skip
+"""Reasons for which a request is refused before its model is known."""
+REFUSED_STRANGERS = ("connections", "unauthenticated")
+"""Reasons for which a request is refused before anybody knows who asks, and never afterwards."""
+DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
+CAUSES = tuple(cause.value for cause in Cause)
+WASTES = ("departed", *CAUSES)
+EVICTIONS = (COLD, BUSY, MIN_WARM)
+WAYS = tuple(product(("in", "out"), ("arena", "frame")))
+EFFECTS = ("changed", "refused", "shadow", "failed")
+KINDS = tuple(kind.value for kind in DedupKind)
+
 _AT_ONCE = 8
 _EOF = b"# EOF\n"
 _PROCESS = ProcessCollector(registry=None)
 _NOTHING = FleetState()
-_T = TypeVar("_T")
-_Key = TypeVar("_Key", bound=tuple[str, ...])
+
+Labels = str | tuple[str, ...]
+"""Values of the labels of a series, in the order of the metric's labels; of one label its value."""
+Values = Mapping[Any, Any] | float | None
+"""Numbers or histograms by `Labels`; the only one, where a metric has no labels; None: it has no series."""
+
+
+class Scrape:
+    """State of a process as it is exported, with what several metrics need of it."""
+
+    def __init__(self, state: State) -> None:
+        self.counters, self.own, self.broker_up = state.counters, state.own, state.broker_up
+        self.fleet = state.fleet or _NOTHING
+        self.exports_fleet = state.fleet is not None
+        """Whether there are figures of the fleet; where another process exports them, metrics of the fleet have no series."""
+        self.served = {NO_MODEL, *self.own.models}
+        """Models whose requests are counted here; what was counted of one that is served no longer is not exported."""
+        workers = (worker.model for worker in self.fleet.workers)
+        self.models = {*self.own.models, *workers} if self.exports_fleet else set[str]()
+        """Models of the fleet."""
+
+    def of_models(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Values by model, with a zero for each of the fleet that has none."""
+        return dict.fromkeys(self.models, 0.0) | dict(values)
+
+    def of_capacities(self, read: Callable[[Capacity], float]) -> dict[str, float]:
+        """Figure of each model's capacity, as `read` finds it."""
+        return self.of_models({one.model: read(one) for one in self.fleet.capacities if one.model in self.models})
+
+    def of_queues(self, values: Iterable[tuple[str, int, float]], join: Callable[[float, float], float]) -> Values:
+        """Values by model and tier; those of a model's versions are joined."""
+        found = dict.fromkeys(product(self.models, self.own.tiers), 0.0)
+        names = dict(enumerate(self.own.tiers))
+        for model, tier, value in values:
+            if model in self.models:
+                key = model, names.get(tier, str(tier))
+                found[key] = join(found.get(key, 0.0), value)
+        return found
+
+    def of_gpus(self, read: Callable[[GpuFigures], float | None]) -> Values:
+        """Figure of each GPU, as `read` finds it; none where its driver does not tell."""
+        return {key: value for key, gpu in self.own.gpus.items() if (value := read(gpu)) is not None}
+
+    @property
+    def letters(self) -> dict[str, float]:
+        """Dead letters by model: of the fleet's models, and of others that have some."""
+        return self.of_models({model: n for model, n in self.fleet.letters.items() if n or model in self.models})
+
+    @property
+    def desired(self) -> dict[str, float]:
+        """Workers that each model should have; where nothing is decided yet, as many as there are, and one at least."""
+        there = Counter(one.model for one in self.fleet.workers if one.status is not WorkerStatus.OFFLINE)
+        decided = {one.model: one.scaling.desired for one in self.fleet.capacities if one.scaling is not None}
+        return {model: decided.get(model, max(there[model], 1)) for model in self.models}
+
+    @property
+    def census(self) -> dict[tuple[str, str], int]:
+        """Workers by model and status, with a zero for each status a model has none of.
+
+        A worker that was told to stop has left, as its missing reason says; it is no loss.
+        """
+        there = (one for one in self.fleet.workers if one.status is not WorkerStatus.OFFLINE or one.reason)
+        counted = Counter((worker.model, worker.status) for worker in there)
+        return {(model, status.value): counted[model, status] for model in self.models for status in WorkerStatus}
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Processes of the fleet by role."""
+        counted = Counter(member.role for member in heard(self.fleet.members))
+        return {role.value: counted[role] for role in Role} if self.exports_fleet else {}
+
+
+def _xids(scrape: Scrape) -> Values:
+    """Xid errors of each GPU by cause."""
+    found = {}
+    for key, gpu in scrape.own.gpus.items():
+        of_model = sum(count for xid, count in gpu.xids.items() if xid in MODEL_XIDS)
+        found[*key, "model"], found[*key, "gpu"] = of_model, sum(gpu.xids.values()) - of_model
+    return found
+
+
+def _asked(own: ProcessFigures) -> Iterable[str]:
+    """Models that requests come for."""
+    return own.models if own.pending is not None else ()
+
+
+def _run(own: ProcessFigures) -> Iterable[str]:
+    """Models that are run here."""
+    return sorted({model for model, _ in own.slots or ()})
+
+
+def _inputs(own: ProcessFigures) -> Iterator[Labels]:
+    """Model and version that run here, and how a run of an input goes."""
+    return ((*run, outcome) for run, outcome in product(own.versions, (OK, ITEM, *CAUSES)))
+
+
+def _workers(own: ProcessFigures) -> Iterable[str]:
+    """Workers of the slots."""
+    return (worker for _, worker in own.slots or ())
+
+
+def _scaled(own: ProcessFigures) -> Iterable[str]:
+    """Models whose number of workers this process may set, which only a controller does."""
+    return own.models if own.leader is not None else ()
+
+
+def _refused(own: ProcessFigures) -> Iterator[Labels]:
+    """Reason, tier and model of refusals."""
+    if own.pending is not None:
+        yield from product(REFUSED, own.tiers, own.models)
+        yield from product(REFUSED_UNREAD, (NO_TIER, *own.tiers), (NO_MODEL,))
+        yield from product(REFUSED_STRANGERS, (NO_TIER,), (NO_MODEL,))
+
+
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric.
+
+    Attributes:
+        kind: class of its family.
+        name: its name, without `headway_` and without the `_total` of a counter.
+        labels: names of its labels, with spaces between them.
+        text: meaning of its values.
+        values: reads its values.
+        known: label values that it has from the start, with 0.
+        served: whether only models that are served have series.
+        bounds: bounds of a histogram.
+    """
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+    name: str
+    labels: str
+    text: str
+    values: Callable[[Scrape], Values]
+    known: Callable[[ProcessFigures], Iterable[Labels]] | None = None
+    served: bool = False
+    bounds: Sequence[float] = SECONDS
+
+
+ROWS = (
+    # Of the process.
+    Row(GAUGE, "build_info", "version", "Version of Headway; always 1.", lambda of: {of.own.version: 1}),
+    Row(GAUGE, "draining", "", "Whether the process is going down.", lambda of: of.own.draining),
+    Row(GAUGE, "leader", "", "Whether the process has the controller that leads; only where there is one.",
+        lambda of: of.own.leader),
+    Row(GAUGE, "broker_up", "", "Whether the broker answered this scrape.", lambda of: of.broker_up),
+    Row(HISTOGRAM, "broker_call_seconds", "", "Answered calls to a broker in another process, reads that wait left out.",
+        lambda of: {(): of.counters.broker_seconds}),
+    Row(COUNTER, "broker_call_failures", "", "Such calls without an answer.", lambda of: of.counters.broker_failures),
+    Row(COUNTER, "trace_spans_dropped", "reason",
+        "Spans of traces that were dropped, by reason: queue, export, rejected or refused.",
+        lambda of: of.counters.spans_dropped),
+    Row(GAUGE, "open_connections", "port", "Open connections by port.", lambda of: of.own.connections),
+    Row(COUNTER, "retries", "cause", "Entries queued again after a failed run.",
+        lambda of: of.counters.retries, lambda own: CAUSES),
+    Row(COUNTER, "zone_help_batches", "model zone",
+        "Batches that workers of this process took from another zone, by that zone.",
+        lambda of: of.counters.zone_help),
+    # Of the requests that a gateway and its port answer.
+    Row(COUNTER, "requests", "model tier outcome", "Requests answered, by outcome: ok, an error code, or cancelled.",
+        lambda of: of.counters.requests, lambda own: product(_asked(own), own.tiers, OUTCOMES), served=True),
+    Row(COUNTER, "tokens", "model tenant how",
+        "Tokens that targets have told, by tenant, of the run of a request or of another's that it shares.",
+        lambda of: of.counters.tokens, served=True),
+    Row(HISTOGRAM, "request_seconds", "model tier", "From the decoded request to its answer, of those not refused at the door.",
+        lambda of: of.counters.request_seconds, lambda own: product(_asked(own), own.tiers), served=True),
+    Row(HISTOGRAM, "queue_seconds", "model tier", "From the enqueue to the claim.",
+        lambda of: of.counters.queue_seconds, lambda own: product(_asked(own), own.tiers), served=True),
+    Row(HISTOGRAM, "batching_overhead_seconds", "",
+        "Headway's own share of a request: end to end less queueing and the run; one sample a batch.",
+        lambda of: {(): of.counters.overhead_seconds}),
+    Row(COUNTER, "refusals", "reason tier model", "Requests refused at the door.",
+        lambda of: of.counters.refusals, _refused, served=True),
+    # Of what a gateway holds and holds back, shares, and answers by itself.
+    Row(GAUGE, "pending_requests", "", "Requests that the gateway holds; only where there is one.", lambda of: of.own.pending),
+    Row(GAUGE, "promise_seconds", "", "Latency that is promised for 95 % of the requests; only where there is a gateway.",
+        lambda of: of.own.promise),
+    Row(GAUGE, "throttle_per_second", "model",
+        "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
+        lambda of: of.counters.throttle, served=True),
+    Row(COUNTER, "input_policy", "rule effect",
+        "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",
+        lambda of: of.counters.input_policy, lambda own: product(own.rules, EFFECTS)),
+    Row(COUNTER, "client_retries", "", "Requests that their client said it had sent before.",
+        lambda of: of.counters.client_retries),
+    Row(COUNTER, "shared", "model kind how",
+        "Requests answered with the outcome of another: joined while it ran, or kept of it.",
+        lambda of: of.counters.shared, lambda own: product(_asked(own), KINDS, ("joined", "kept")), served=True),
+    Row(COUNTER, "direct", "model", "Requests answered by the fallback, for want of a broker.",
+        lambda of: of.counters.direct, lambda own: own.fallbacks, served=True),
+    Row(COUNTER, "ledger_dropped", "", "Records that the ledger never got.", lambda of: of.counters.ledger_dropped),
+    Row(GAUGE, "ledger_backlog", "", "Records that wait for the ledger; only where there is one.",
+        lambda of: of.own.ledger_backlog),
+    Row(GAUGE, "keys_age_seconds", "", "How old the API keys are that requests are checked by.",
+        lambda of: of.counters.keys_age),
+    # Of batchers and their workers.
+    Row(HISTOGRAM, "batch_size", "model", "Entries in a batch.", lambda of: of.counters.batch_size, _run, bounds=SIZES),
+    Row(COUNTER, "batches", "model reason", "Batches that left, by reason.",
+        lambda of: of.counters.batches, lambda own: product(_run(own), DEPARTURES)),
+    Row(COUNTER, "inputs", "model version outcome", "Inputs that ran, by the version of the model and how that went.",
+        lambda of: of.counters.inputs, _inputs),
+    Row(HISTOGRAM, "batch_fill_ratio", "model", "Batch size over the largest batch.",
+        lambda of: of.counters.batch_fill, _run, bounds=RATIOS),
+    Row(HISTOGRAM, "gpu_batch_seconds", "model worker", "Run time of a batch.",
+        lambda of: of.counters.gpu_seconds, lambda own: own.slots or ()),
+    Row(GAUGE, "gpu_utilization", "model worker", "Busy share of a worker's last seconds, 0 to 1.", lambda of: of.own.slots),
+    Row(COUNTER, "worker_restarts", "worker", "How often a worker's process was replaced.",
+        lambda of: of.counters.worker_restarts, _workers),
+    Row(COUNTER, "model_loads", "model worker", "How often a worker has loaded its model.",
+        lambda of: of.counters.model_loads, lambda own: own.slots or ()),
+    Row(HISTOGRAM, "model_load_seconds", "model", "Seconds of a load, from the first step to ready.",
+        lambda of: of.counters.load_seconds, _run),
+    Row(COUNTER, "model_evictions", "reason", "Models that made room on their GPU for another, by why that was loaded.",
+        lambda of: of.counters.model_evictions, lambda own: () if own.slots is None else EVICTIONS),
+    Row(COUNTER, "large_payloads", "direction way",
+        "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
+        lambda of: of.counters.large_payloads, lambda own: () if own.slots is None else WAYS),
+    Row(COUNTER, "wasted_gpu_seconds", "cause", "GPU time spent on clients that had left, or on batches that failed.",
+        lambda of: of.counters.wasted_seconds, lambda own: () if own.slots is None else WASTES),
+    Row(GAUGE, "breaker_state", "backend", "Circuit breaker: 0 closed, 1 half open, 2 open.",
+        lambda of: of.counters.breaker_state, _workers),
+    # Of GPUs, as their driver tells them; they have no samples without one, or for what it does not tell.
+    Row(GAUGE, "gpu_memory_used_bytes", "model worker", "Memory of a worker's GPU that is in use, by whomever.",
+        lambda of: of.of_gpus(lambda gpu: gpu.memory_used)),
+    Row(GAUGE, "gpu_memory_total_bytes", "model worker", "Memory of a worker's GPU.",
+        lambda of: of.of_gpus(lambda gpu: gpu.memory_total)),
+    Row(GAUGE, "gpu_device_utilization", "model worker", "Share of the last moment in which a worker's GPU computed.",
+        lambda of: of.of_gpus(lambda gpu: gpu.utilisation)),
+    Row(GAUGE, "gpu_power_watts", "model worker", "Power that a worker's GPU takes.",
+        lambda of: of.of_gpus(lambda gpu: gpu.power)),
+    Row(GAUGE, "gpu_temperature_celsius", "model worker", "Temperature of a worker's GPU.",
+        lambda of: of.of_gpus(lambda gpu: gpu.temperature)),
+    Row(GAUGE, "gpu_lost", "model worker", "Whether a worker's GPU is lost.",
+        lambda of: of.of_gpus(lambda gpu: bool(gpu.lost))),
+    Row(COUNTER, "gpu_ecc_errors", "model worker",
+        "Memory errors of a worker's GPU that were not corrected, since its driver was loaded.",
+        lambda of: of.of_gpus(lambda gpu: gpu.ecc_errors)),
+    Row(COUNTER, "gpu_xid_errors", "model worker cause",
+        "Xid errors of a worker's GPU, by whether the model can cause them by itself: model or gpu.", _xids),
+    # Of the autoscaler.
+    Row(COUNTER, "scaling_decisions", "model direction", "Decisions of the autoscaler, by direction: up, down or again.",
+        lambda of: of.counters.scaling_decisions, lambda own: product(_scaled(own), DIRECTIONS), served=True),
+    Row(COUNTER, "scaling_failures", "model",
+        "Calls that did not set the number of workers, as the platform refused or did not answer.",
+        lambda of: of.counters.scaling_failures, _scaled, served=True),
+    # Of certificates.
+    Row(GAUGE, "tls_certificate_expiry_timestamp_seconds", "", "When the certificate of the ports ends, in Unix seconds.",
+        lambda of: of.counters.certificate_ends),
+    Row(GAUGE, "remote_certificate_expiry_timestamp_seconds", "",
+        "When the certificate that a remote API is shown ends, in Unix seconds.",
+        lambda of: of.counters.remote_certificate_ends),
+    Row(COUNTER, "tls_handshakes_failed", "port reason", "TLS handshakes that failed, by port and reason.",
+        lambda of: of.counters.tls_failures, lambda own: product(own.secure, REASONS)),
+    # Of the fleet.
+    Row(GAUGE, "queue_depth", "model tier", "Entries of the fleet that wait.",
+        lambda of: of.of_queues(((one.model, one.tier, one.depth) for one in of.fleet.depths), add)),
+    Row(GAUGE, "queue_oldest_seconds", "model tier", "How long the oldest entry has waited.",
+        lambda of: of.of_queues(((one.model, one.tier, one.oldest_seconds) for one in of.fleet.depths), max)),
+    Row(GAUGE, "workers", "model status", "Workers of the fleet by status.", lambda of: of.census),
+    Row(GAUGE, "expected_workers", "", "Healthy workers that the fleet should have; 0: nobody has said.",
+        lambda of: of.fleet.expected if of.exports_fleet else None),
+    # Scrape configurations have a label `role` of their own.
+    Row(GAUGE, "processes", "process_role", "Processes of the fleet by role, heard of within 3 s.", lambda of: of.roles),
+    Row(GAUGE, "capacity_items_per_second", "model", "What the healthy workers of a model do at most together.",
+        lambda of: of.of_capacities(lambda one: one.items_per_second)),
+    Row(GAUGE, "capacity_usable_items_per_second", "model",
+        "That times the target utilisation; 0 while the broker's memory is scarce.",
+        lambda of: of.of_capacities(lambda one: one.usable_per_second)),
+    Row(GAUGE, "capacity_estimated", "model", "Whether that is an estimate yet, as few full batches were seen.",
+        lambda of: of.of_capacities(lambda one: one.estimated)),
+    Row(GAUGE, "desired_workers", "model", "Workers that a model should have, as the autoscaler has decided.",
+        lambda of: of.desired),
+    Row(GAUGE, "min_workers", "model", "Fewest workers that the autoscaler may want.",
+        lambda of: of.of_capacities(lambda one: one.scaling.least if one.scaling else 0)),
+    Row(GAUGE, "max_workers", "model", "Most workers that it may want; 0: there is no bound.",
+        lambda of: of.of_capacities(lambda one: one.scaling.most if one.scaling else 0)),
+    Row(GAUGE, "dlq_depth", "model", "Dead letters kept.", lambda of: of.letters),
+    Row(COUNTER, "dead_letters", "model", "Dead letters ever kept.",
+        lambda of: {model: of.fleet.letters_ever.get(model, 0) for model in of.letters}),
+    Row(GAUGE, "broker_memory_bytes", "", "Memory that the broker's servers use.",
+        lambda of: of.fleet.memory and of.fleet.memory[0]),
+    Row(GAUGE, "broker_memory_limit_bytes", "", "Memory that they may use at most; none: there is no limit.",
+        lambda of: of.fleet.memory and (of.fleet.memory[1] or None)),
+)  # fmt: skip
+"""Every metric, in the order of the text."""
 
 
 def asks_for_exemplars(accept: str) -> bool:
@@ -68,302 +398,49 @@ async def exposition(state: State, *, exemplars: bool = False) -> bytes:
 
 def families(state: State) -> Iterator[Metric]:
     """Make every metric, each when it is asked for; a histogram of many labels comes in several parts."""
-    counters, own = state.counters, state.own
-    yield from _of_process(state)
-    yield from _of_requests(counters, own)
-    yield from _of_gateways(counters, own)
-    yield from _of_batches(counters, own)
-    yield from _of_gpus(own)
-    yield from _of_scaling(counters, own)
-    yield from _of_certificates(counters, own)
-    yield from _of_fleet(state.fleet, own)
+    scrape = Scrape(state)
+    for row in ROWS:
+        items = [*_series(row, scrape).items()]
+        step = _AT_ONCE if row.kind is HISTOGRAM else max(1, len(items))
+        for start in range(0, max(1, len(items)), step):
+            family = row.kind(f"headway_{row.name}", row.text, labels=row.labels.split())
+            for key, value in items[start : start + step]:
+                family.add_metric(key, *(_buckets(value) if isinstance(value, Histogram) else (value,)))
+            yield family
 
 
-def _of_process(state: State) -> Iterator[Metric]:
-    counters, own = state.counters, state.own
-    yield _gauge("build_info", "Version of Headway; always 1.", ("version",), {(own.version,): 1})
-    yield _gauge("draining", "Whether the process is going down.", (), {(): int(own.draining)})
-    yield _gauge(
-        "leader", "Whether the process has the controller that leads; only where there is one.",
-        (), {} if own.leader is None else {(): int(own.leader)},
-    )  # fmt: skip
-    yield _gauge("broker_up", "Whether the broker answered this scrape.", (), {(): int(state.broker_up)})
-    yield from _histogram(
-        "broker_call_seconds",
-        "Answered calls to a broker in another process, reads that wait left out.",
-        (),
-        {(): counters.broker_seconds},
-    )
-    yield _counter("broker_call_failures", "Such calls without an answer.", (), {(): counters.broker_failures})
-    yield _counter(
-        "trace_spans_dropped", "Spans of traces that were dropped, by reason: queue, export, rejected or refused.",
-        ("reason",), _keyed(counters.spans_dropped),
-    )  # fmt: skip
-    yield _gauge("open_connections", "Open connections by port.", ("port",), _keyed(own.connections))
-    yield _counter(
-        "retries", "Entries queued again after a failed run.", ("cause",),
-        _zeroed(_keyed(counters.retries), labels.causes(), 0),
-    )  # fmt: skip
-    yield _counter(
-        "zone_help_batches", "Batches that workers of this process took from another zone, by that zone.",
-        ("model", "zone"), counters.zone_help,
-    )  # fmt: skip
+def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
+    """Values of a metric by the values of its labels."""
+    names, values = row.labels.split(), row.values(scrape)
+    if not isinstance(values, Mapping):
+        return {} if values is None else {(): values}
+    found = {_key(labels): value for labels, value in values.items()}
+    if row.served:
+        model = names.index("model")
+        found = {key: value for key, value in found.items() if key[model] in scrape.served}
+    if row.known:
+        zero = Histogram(row.bounds) if row.kind is HISTOGRAM else 0
+        found = {**dict.fromkeys(map(_key, row.known(scrape.own)), zero), **found}
+    places = [place for place, name in enumerate(names) if name in ("worker", "backend")]
+    for place in places:
+        found = {
+            (*key[:place], scrape.own.worker_label(key[place]), *key[place + 1 :]): value
+            for key, value in found.items()
+        }
+    return found
 
 
-def _of_requests(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of the requests that a gateway and its port answer."""
-    models = {labels.NO_MODEL, *own.models}
-    yield _counter(
-        "requests", "Requests answered, by outcome: ok, an error code, or cancelled.", ("model", "tier", "outcome"),
-        _zeroed(_served(counters.requests, models), labels.requests(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "tokens", "Tokens that targets have told, by tenant, of the run of a request or of another's that it shares.",
-        ("model", "tenant", "how"), _served(counters.tokens, models),
-    )  # fmt: skip
-    yield from _histogram(
-        "request_seconds",
-        "From the decoded request to its answer, of those not refused at the door.",
-        ("model", "tier"),
-        _zeroed(_served(counters.request_seconds, models), labels.latencies(own), Counters().request_seconds["", ""]),
-    )
-    yield from _histogram(
-        "queue_seconds",
-        "From the enqueue to the claim.",
-        ("model", "tier"),
-        _zeroed(_served(counters.queue_seconds, models), labels.latencies(own), Counters().queue_seconds["", ""]),
-    )
-    yield from _histogram(
-        "batching_overhead_seconds",
-        "Headway's own share of a request: end to end less queueing and the run; one sample a batch.",
-        (),
-        {(): counters.overhead_seconds},
-    )
-    yield _counter(
-        "refusals", "Requests refused at the door.", ("reason", "tier", "model"),
-        _zeroed({key: count for key, count in counters.refusals.items() if key[2] in models}, labels.refusals(own), 0),
-    )  # fmt: skip
+def _key(labels: Labels) -> tuple[str, ...]:
+    return (labels,) if isinstance(labels, str) else labels
 
 
-def _of_gateways(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of what a gateway holds and holds back, shares, and answers by itself."""
-    models = {labels.NO_MODEL, *own.models}
-    yield _gauge(
-        "pending_requests", "Requests that the gateway holds; only where there is one.",
-        (), {} if own.pending is None else {(): own.pending},
-    )  # fmt: skip
-    yield _gauge(
-        "promise_seconds", "Latency that is promised for 95 % of the requests; only where there is a gateway.",
-        (), {} if own.promise is None else {(): own.promise},
-    )  # fmt: skip
-    yield _gauge(
-        "throttle_per_second", "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
-        ("model",), _served(_keyed(counters.throttle), models),
-    )  # fmt: skip
-    yield _counter(
-        "input_policy", "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",
-        ("rule", "effect"), _zeroed(counters.input_policy, labels.rules(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "client_retries", "Requests that their client said it had sent before.", (), {(): counters.client_retries}
-    )
-    yield _counter(
-        "shared", "Requests answered with the outcome of another: joined while it ran, or kept of it.",
-        ("model", "kind", "how"), _zeroed(_served(counters.shared, models), labels.shared(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "direct", "Requests answered by the fallback, for want of a broker.",
-        ("model",), _zeroed(_served(_keyed(counters.direct), models), labels.direct(own), 0),
-    )  # fmt: skip
-    yield _counter("ledger_dropped", "Records that the ledger never got.", (), {(): counters.ledger_dropped})
-    yield _gauge(
-        "ledger_backlog", "Records that wait for the ledger; only where there is one.",
-        (), {} if own.ledger_backlog is None else {(): own.ledger_backlog},
-    )  # fmt: skip
-    yield _gauge(
-        "keys_age_seconds", "How old the API keys are that requests are checked by.",
-        (), {} if counters.keys_age is None else {(): counters.keys_age},
-    )  # fmt: skip
-
-
-def _of_batches(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of batchers and their workers."""
-    zeros, label = Counters(), own.worker_label
-    yield from _histogram(
-        "batch_size", "Entries in a batch.", ("model",),
-        _zeroed(_keyed(counters.batch_size), labels.runs(own), zeros.batch_size[""]),
-    )  # fmt: skip
-    yield _counter(
-        "batches", "Batches that left, by reason.", ("model", "reason"),
-        _zeroed(counters.batches, labels.departures(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "inputs", "Inputs that ran, by the version of the model and how that went.", ("model", "version", "outcome"),
-        _zeroed(counters.inputs, labels.inputs(own), 0),
-    )  # fmt: skip
-    yield from _histogram(
-        "batch_fill_ratio", "Batch size over the largest batch.", ("model",),
-        _zeroed(_keyed(counters.batch_fill), labels.runs(own), zeros.batch_fill[""]),
-    )  # fmt: skip
-    run_times = _zeroed(counters.gpu_seconds, labels.slots(own), zeros.gpu_seconds["", ""])
-    yield from _histogram(
-        "gpu_batch_seconds", "Run time of a batch.", ("model", "worker"),
-        {(model, label(worker)): one for (model, worker), one in run_times.items()},
-    )  # fmt: skip
-    yield _gauge(
-        "gpu_utilization", "Busy share of a worker's last seconds, 0 to 1.", ("model", "worker"),
-        {(model, label(worker)): share for (model, worker), share in (own.slots or {}).items()},
-    )  # fmt: skip
-    restarts = _zeroed(_keyed(counters.worker_restarts), labels.workers(own), 0)
-    yield _counter(
-        "worker_restarts", "How often a worker's process was replaced.", ("worker",),
-        {(label(worker),): count for (worker,), count in restarts.items()},
-    )  # fmt: skip
-    loads = _zeroed(counters.model_loads, labels.slots(own), 0)
-    yield _counter(
-        "model_loads", "How often a worker has loaded its model.", ("model", "worker"),
-        {(model, label(worker)): count for (model, worker), count in loads.items()},
-    )  # fmt: skip
-    yield from _histogram(
-        "model_load_seconds",
-        "Seconds of a load, from the first step to ready.",
-        ("model",),
-        _zeroed(_keyed(counters.load_seconds), labels.runs(own), zeros.load_seconds[""]),
-    )
-    yield _counter(
-        "model_evictions", "Models that made room on their GPU for another, by why that was loaded.", ("reason",),
-        _zeroed(_keyed(counters.model_evictions), labels.of_batchers(own, labels.EVICTIONS), 0),
-    )  # fmt: skip
-    yield _counter(
-        "large_payloads", "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
-        ("direction", "way"), _zeroed(counters.large_payloads, labels.payloads(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "wasted_gpu_seconds", "GPU time spent on clients that had left, or on batches that failed.", ("cause",),
-        _zeroed(_keyed(counters.wasted_seconds), labels.of_batchers(own, labels.WASTES), 0.0),
-    )  # fmt: skip
-    breakers = _zeroed(_keyed(counters.breaker_state), labels.workers(own), 0)
-    yield _gauge(
-        "breaker_state", "Circuit breaker: 0 closed, 1 half open, 2 open.", ("backend",),
-        {(label(backend),): state for (backend,), state in breakers.items()},
-    )  # fmt: skip
-
-
-def _of_gpus(own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of GPUs, as their driver tells them; they have no samples without one, or for what it does not tell."""
-    gpus = {(model, own.worker_label(worker)): gpu for (model, worker), gpu in own.gpus.items()}
-    for name, text, told in (
-        ("memory_used_bytes", "Memory of a worker's GPU that is in use, by whomever.", lambda gpu: gpu.memory_used),
-        ("memory_total_bytes", "Memory of a worker's GPU.", lambda gpu: gpu.memory_total),
-        (
-            "device_utilization",
-            "Share of the last moment in which a worker's GPU computed.",
-            lambda gpu: gpu.utilisation,
-        ),
-        ("power_watts", "Power that a worker's GPU takes.", lambda gpu: gpu.power),
-        ("temperature_celsius", "Temperature of a worker's GPU.", lambda gpu: gpu.temperature),
-        ("lost", "Whether a worker's GPU is lost.", lambda gpu: int(bool(gpu.lost))),
-    ):
-        values = {key: value for key, gpu in gpus.items() if (value := told(gpu)) is not None}
-        yield _gauge(f"gpu_{name}", text, ("model", "worker"), values)
-    yield _counter(
-        "gpu_ecc_errors", "Memory errors of a worker's GPU that were not corrected, since its driver was loaded.",
-        ("model", "worker"), {key: gpu.ecc_errors for key, gpu in gpus.items() if gpu.ecc_errors is not None},
-    )  # fmt: skip
-    yield _counter(
-        "gpu_xid_errors", "Xid errors of a worker's GPU, by whether the model can cause them by itself: model or gpu.",
-        ("model", "worker", "cause"),
-        {(*key, cause): count for key, gpu in gpus.items() for cause, count in labels.xid_causes(gpu)},
-    )  # fmt: skip
-
-
-def _of_scaling(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    yield _counter(
-        "scaling_decisions", "Decisions of the autoscaler, by direction: up, down or again.", ("model", "direction"),
-        _zeroed(_served(counters.scaling_decisions, own.models), labels.scalings(own), 0),
-    )  # fmt: skip
-    yield _counter(
-        "scaling_failures", "Calls that did not set the number of workers, as the platform refused or did not answer.",
-        ("model",), _zeroed(_served(_keyed(counters.scaling_failures), own.models), labels.scaled(own), 0),
-    )  # fmt: skip
-
-
-def _of_certificates(counters: Counters, own: ProcessFigures) -> Iterator[Metric]:
-    yield _gauge(
-        "tls_certificate_expiry_timestamp_seconds", "When the certificate of the ports ends, in Unix seconds.",
-        (), {} if counters.certificate_ends is None else {(): counters.certificate_ends},
-    )  # fmt: skip
-    ends = counters.remote_certificate_ends
-    yield _gauge(
-        "remote_certificate_expiry_timestamp_seconds", "When the certificate that a remote API is shown ends, in Unix seconds.",
-        (), {} if ends is None else {(): ends},
-    )  # fmt: skip
-    yield _counter(
-        "tls_handshakes_failed", "TLS handshakes that failed, by port and reason.",
-        ("port", "reason"), _zeroed(counters.tls_failures, labels.handshakes(own), 0),
-    )  # fmt: skip
-
-
-def _of_fleet(fleet: FleetState | None, own: ProcessFigures) -> Iterator[Metric]:
-    """Make the metrics of the fleet; they have no samples where another process exports them."""
-    known = fleet or _NOTHING
-    models = {*own.models, *(worker.model for worker in known.workers)} if fleet is not None else set[str]()
-    queues = [(model, tier) for model in models for tier in own.tiers]
-    depths: dict[tuple[str, str], int] = dict.fromkeys(queues, 0)
-    oldest: dict[tuple[str, str], float] = dict.fromkeys(queues, 0.0)
-    tier_of = dict(enumerate(own.tiers))
-    for one in known.depths:  # Of a model with several versions, all together.
-        if one.model in models:
-            key = one.model, tier_of.get(one.tier, str(one.tier))
-            depths[key] = depths.get(key, 0) + one.depth
-            oldest[key] = max(oldest.get(key, 0.0), one.oldest_seconds)
-    yield _gauge("queue_depth", "Entries of the fleet that wait.", ("model", "tier"), depths)
-    yield _gauge("queue_oldest_seconds", "How long the oldest entry has waited.", ("model", "tier"), oldest)
-    yield _gauge("workers", "Workers of the fleet by status.", ("model", "status"), _census(known.workers, models))
-    yield _gauge(
-        "expected_workers", "Healthy workers that the fleet should have; 0: nobody has said.",
-        (), {} if fleet is None else {(): fleet.expected},
-    )  # fmt: skip
-    roles = Counter(member.role for member in heard(known.members))
-    yield _gauge(
-        "processes", "Processes of the fleet by role, heard of within 3 s.",  # Scrape configurations have a label `role` of their own.
-        ("process_role",), {} if fleet is None else {(role.value,): roles[role] for role in Role},
-    )  # fmt: skip
-    capacities = {one.model: one for one in known.capacities if one.model in models}
-    yield _gauge(
-        "capacity_items_per_second", "What the healthy workers of a model do at most together.", ("model",),
-        _keyed(dict.fromkeys(models, 0.0) | {model: one.items_per_second for model, one in capacities.items()}),
-    )  # fmt: skip
-    yield _gauge(
-        "capacity_usable_items_per_second", "That times the target utilisation; 0 while the broker's memory is scarce.",
-        ("model",),
-        _keyed(dict.fromkeys(models, 0.0) | {model: one.usable_per_second for model, one in capacities.items()}),
-    )  # fmt: skip
-    yield _gauge(
-        "capacity_estimated", "Whether that is an estimate yet, as few full batches were seen.", ("model",),
-        _keyed(dict.fromkeys(models, 0) | {model: int(one.estimated) for model, one in capacities.items()}),
-    )  # fmt: skip
-    yield _gauge(
-        "desired_workers", "Workers that a model should have, as the autoscaler has decided.", ("model",),
-        _keyed(_desired(known, models)),
-    )  # fmt: skip
-    scaled = {one.model: one.scaling for one in known.capacities if one.scaling is not None and one.model in models}
-    least = dict.fromkeys(models, 0) | {model: one.least for model, one in scaled.items()}
-    most = dict.fromkeys(models, 0) | {model: one.most for model, one in scaled.items()}
-    yield _gauge("min_workers", "Fewest workers that the autoscaler may want.", ("model",), _keyed(least))
-    yield _gauge("max_workers", "Most workers that it may want; 0: there is no bound.", ("model",), _keyed(most))
-    dead = dict.fromkeys(models, 0) | {model: n for model, n in known.letters.items() if n or model in models}
-    yield _gauge("dlq_depth", "Dead letters kept.", ("model",), _keyed(dead))
-    ever = dict.fromkeys(dead, 0) | {model: n for model, n in known.letters_ever.items() if model in dead}
-    yield _counter("dead_letters", "Dead letters ever kept.", ("model",), _keyed(ever))
-    memory = known.memory
-    yield _gauge(
-        "broker_memory_bytes", "Memory that the broker's servers use.", (), {} if memory is None else {(): memory[0]}
-    )
-    yield _gauge(
-        "broker_memory_limit_bytes", "Memory that they may use at most; none: there is no limit.",
-        (), {(): memory[1]} if memory is not None and memory[1] else {},
-    )  # fmt: skip
+def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
+    """Buckets of a histogram, and the sum of its values."""
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    for place, (value, trace_id, at) in histogram.exemplars.items():
+        buckets[place] = *buckets[place], Exemplar({"trace_id": trace_id}, value, at)
+    return buckets, histogram.sum
 
 
 class _One(Collector):
@@ -374,61 +451,3 @@ class _One(Collector):
 
     def collect(self) -> list[Metric]:
         return [self._family]
-
-
-def _census(workers: Iterable[WorkerInfo], models: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Workers by model and status, with a zero for each status a model has none of.
-
-    A worker that was told to stop has left, as its missing reason says; it is no loss.
-    """
-    there = (one for one in workers if one.status is not WorkerStatus.OFFLINE or one.reason)
-    counted = Counter((worker.model, worker.status) for worker in there)
-    return {(model, status.value): counted[model, status] for model in models for status in WorkerStatus}
-
-
-def _desired(fleet: FleetState, models: Iterable[str]) -> dict[str, int]:
-    """Workers that each model should have; where nothing is decided yet, as many as there are, and one at least."""
-    there = Counter(one.model for one in fleet.workers if one.status is not WorkerStatus.OFFLINE)
-    decided = {one.model: one.scaling.desired for one in fleet.capacities if one.scaling is not None}
-    return {model: decided.get(model, max(there[model], 1)) for model in models}
-
-
-def _keyed(values: Mapping[str, _T]) -> dict[tuple[str], _T]:
-    return {(key,): value for key, value in values.items()}
-
-
-def _served(values: Mapping[_Key, _T], models: Iterable[str]) -> dict[_Key, _T]:
-    """Values of served models; the model is the first label. A model that is served no longer has no series."""
-    return {key: value for key, value in values.items() if key[0] in models}
-
-
-def _zeroed(values: Mapping[_Key, _T], keys: Iterable[_Key], zero: _T) -> dict[_Key, _T]:
-    """Values with a zero for each key that has none."""
-    return dict.fromkeys(keys, zero) | dict(values)
-
-
-def _counter(name: str, text: str, named: Sequence[str], values: Mapping[_Key, float]) -> Metric:
-    family = CounterMetricFamily(f"headway_{name}", text, labels=named)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _gauge(name: str, text: str, named: Sequence[str], values: Mapping[_Key, float]) -> Metric:
-    family = GaugeMetricFamily(f"headway_{name}", text, labels=named)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _histogram(name: str, text: str, named: Sequence[str], values: Mapping[_Key, Histogram]) -> Iterator[Metric]:
-    items = list(values.items())
-    for start in range(0, max(1, len(items)), _AT_ONCE):
-        family = HistogramMetricFamily(f"headway_{name}", text, labels=named)
-        for key, histogram in items[start : start + _AT_ONCE]:
-            bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-            buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
-            for place, (value, trace_id, at) in histogram.exemplars.items():
-                buckets[place] = *buckets[place], Exemplar({"trace_id": trace_id}, value, at)
-            family.add_metric(key, buckets, histogram.sum)
-        yield family

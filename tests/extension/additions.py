@@ -270,10 +270,10 @@ METRIC = Addition(
         ),
         (
             "headway/telemetry/metrics.py",
-            '    yield _gauge("broker_up",',
+            '    Row(GAUGE, "broker_up",',
             (
-                "    poured = _zeroed(_keyed(counters.cups), ((model,) for model in own.models), 0)\n    yield "
-                '_counter("cups", "Cups poured.", ("model",), poured)\n    yield _gauge("broker_up",'
+                '    Row(COUNTER, "cups", "model", "Cups poured.", lambda of: of.counters.cups, lambda own: own.models),\n'
+                '    Row(GAUGE, "broker_up",'
             ),
         ),
     ],

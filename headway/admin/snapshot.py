@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +13,14 @@ from msgspec.structs import replace
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
 from headway.model import Capacity, GpuFigures, ProcessInfo, Scaling, TierDepth, WeightLine, WorkerInfo
+
+_Line = TypeVar("_Line", bound=msgspec.Struct)
+_PLACES = {
+    "utilisation": 4, "memory": 4, "share": 4, "failed": 4, "items_per_second": 2, "usable_per_second": 2, "requests_per_second": 2,
+}  # fmt: skip
+"""Decimal places of measured values."""
+_TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])
+"""Fields that others have written, who may have used lone surrogates."""
 
 
 class QueueLine(msgspec.Struct, frozen=True):
@@ -195,30 +204,16 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
     """Lines of the workers at broker instant `now`."""
     wall = time.time()
     return [
-        WorkerLine(
-            worker_id=worker.worker_id,
-            model=worker.model,
+        _line(
+            WorkerLine,
+            worker,
             status=worker.status.value,
-            utilisation=round(worker.utilisation, 4),
-            in_flight=worker.in_flight,
             last_heartbeat=instant(wall - _age(worker.last_heartbeat, now)),
-            restarts=worker.restarts,
-            takes=worker.takes,
-            gives=worker.gives,
-            weight=_line(worker.weight),
-            pid=worker.pid,
-            memory=round(worker.memory, 4),
-            reason=text(worker.reason),
-            items_per_second=round(worker.items_per_second, 2),
-            estimated=worker.estimated,
+            weight=_weight(worker.weight),
             version=worker.runs.version,
             target=worker.runs.target,
-            gpu=worker.gpu,
-            share=round(worker.share, 4),
             loading_seconds=round(worker.loading, 1),
             retry_seconds=round(worker.retry_in, 1),
-            zone=worker.zone,
-            failed=round(worker.failed, 4),
             gpu_figures=gpu_line(worker.gpu_figures),
         )
         for worker in workers
@@ -229,70 +224,50 @@ def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
     """Line of a worker's GPU, if its figures are known."""
     if gpu is None:
         return None
-    return GpuLine(
-        uuid=text(gpu.uuid),
-        name=text(gpu.name),
+    return _line(
+        GpuLine,
+        gpu,
         memory_used_bytes=gpu.memory_used,
         memory_total_bytes=gpu.memory_total,
         utilisation=gpu.utilisation,
         power_watts=gpu.power,
         temperature_celsius=gpu.temperature,
-        ecc_errors=gpu.ecc_errors,
         xids={str(xid): count for xid, count in sorted(gpu.xids.items())},
-        lost=text(gpu.lost),
     )
 
 
 def member_line(member: ProcessInfo, now: float) -> MemberLine:
     """Line of a process at broker instant `now`."""
-    return MemberLine(
-        id=member.id,
-        role=member.role.value,
-        host=member.host,
-        pid=member.pid,
-        admin=member.admin,
-        version=member.version,
-        pending=member.pending,
-        requests_per_second=round(member.requests_per_second, 2),
-        leads=member.leads,
-        age_seconds=round(_age(member.last_seen, now), 3),
-        zone=member.zone,
-    )
+    return _line(MemberLine, member, role=member.role.value, age_seconds=round(_age(member.last_seen, now), 3))
 
 
 def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
     """Line of a model's capacity at broker instant `now`."""
-    return CapacityLine(
-        model=capacity.model,
-        healthy=capacity.healthy,
-        degraded=capacity.degraded,
-        items_per_second=round(capacity.items_per_second, 2),
-        usable_per_second=round(capacity.usable_per_second, 2),
-        estimated=capacity.estimated,
-        scarce=capacity.scarce,
-        age_seconds=round(_age(capacity.measured_at, now), 3),
-    )
+    return _line(CapacityLine, capacity, age_seconds=round(_age(capacity.measured_at, now), 3))
 
 
 def scaling_line(scaling: Scaling) -> ScalingLine:
     """Line of the workers that a model should have."""
-    return ScalingLine(
-        desired=scaling.desired,
-        current=scaling.current,
-        coming=scaling.coming,
-        late=scaling.late,
-        reason=text(scaling.reason),
-        policy=scaling.policy,
-        driver=scaling.driver,
+    return _line(
+        ScalingLine,
+        scaling,
         utilisation=scaling.utilisation,
         requests_per_second=scaling.rate,
         min_workers=scaling.least,
         max_workers=scaling.most,
-        trouble=text(scaling.trouble),
     )
 
 
-def _line(line: WeightLine | None) -> LineOfWeight | None:
+def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
+    """Line with values of its own, and with those of `source` that have the names of its other fields."""
+    for name in kind.__struct_fields__:
+        if name not in own:
+            value = getattr(source, name)
+            own[name] = round(value, _PLACES[name]) if name in _PLACES else text(value) if name in _TEXTS else value
+    return kind(**own)
+
+
+def _weight(line: WeightLine | None) -> LineOfWeight | None:
     return None if line is None else LineOfWeight(round(line.fixed, 4), round(line.by_octet, 6))
 
 

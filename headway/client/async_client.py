@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -28,13 +27,13 @@ from headway.client.messages import (
 )
 from headway.client.polling import Polling
 from headway.client.reaching import lost, unreachable
-from headway.client.service import CONNECTIONS, RETRIES, TIMEOUT, URL, Service, check_seconds
+from headway.client.service import AnyClient, AnyTask, check_seconds
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 
-class AsyncClient:
+class AsyncClient(AnyClient):
     """Client of a Headway service for coroutines; in all else like `Client`, which see.
 
         async with headway.AsyncClient("http://127.0.0.1:8000") as client:
@@ -56,33 +55,10 @@ class AsyncClient:
         InvalidArgument: an argument cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str = URL,
-        api_key: str | None = None,
-        *,
-        timeout: float = TIMEOUT,
-        retries: int = RETRIES,
-        connections: int = CONNECTIONS,
-        headers: Mapping[str, str] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._service = Service(
-            url=url,
-            api_key=api_key,
-            timeout=timeout,
-            retries=retries,
-            connections=connections,
-            headers=headers,
-            ssl_context=ssl_context,
-        )
+    def _begin(self) -> None:
         self._session: ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._proxy = self._service.proxy
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self._service.url!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -263,19 +239,12 @@ class AsyncClient:
         return self._session
 
 
-class AsyncTask:
+class AsyncTask(AnyTask["AsyncClient"]):
     """Task of a service: an input whose result is asked for later.
 
     Attributes:
         id: id of the task, by which any client of its tenant finds it: `client.task(id)`.
     """
-
-    def __init__(self, client: AsyncClient, id: str) -> None:
-        self._client = client
-        self.id = id
-
-    def __repr__(self) -> str:
-        return f"AsyncTask({self.id!r})"
 
     async def status(self) -> State:
         """State of the task; see `Task.status`."""

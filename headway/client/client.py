@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -29,7 +28,7 @@ from headway.client.messages import (
 )
 from headway.client.polling import Polling
 from headway.client.reaching import lost, unreachable
-from headway.client.service import CONNECTIONS, RETRIES, TIMEOUT, URL, Service, check_seconds
+from headway.client.service import AnyClient, AnyTask, check_seconds
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -38,7 +37,7 @@ CONCURRENCY = 64
 """Requests of `infer_many` at once, unless it says otherwise."""
 
 
-class Client:
+class Client(AnyClient):
     """Client of a Headway service. One client serves all threads of a process; it keeps its connections open.
 
         with headway.Client("http://127.0.0.1:8000") as client:
@@ -61,34 +60,11 @@ class Client:
         InvalidArgument: an argument cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str = URL,
-        api_key: str | None = None,
-        *,
-        timeout: float = TIMEOUT,
-        retries: int = RETRIES,
-        connections: int = CONNECTIONS,
-        headers: Mapping[str, str] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._service = Service(
-            url=url,
-            api_key=api_key,
-            timeout=timeout,
-            retries=retries,
-            connections=connections,
-            headers=headers,
-            ssl_context=ssl_context,
-        )
+    def _begin(self) -> None:
         self._header = self._service.header
         self._making = threading.Lock()
         self._pool: PoolManager | None = None
         self._pid = 0
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"Client({self._service.url!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -295,19 +271,12 @@ class Client:
         return urllib3.PoolManager(**how) if proxy is None else urllib3.ProxyManager(proxy, **how)
 
 
-class Task:
+class Task(AnyTask["Client"]):
     """Task of a service: an input whose result is asked for later.
 
     Attributes:
         id: id of the task, by which any client of its tenant finds it: `client.task(id)`.
     """
-
-    def __init__(self, client: Client, id: str) -> None:
-        self._client = client
-        self.id = id
-
-    def __repr__(self) -> str:
-        return f"Task({self.id!r})"
 
     def status(self) -> State:
         """State of the task.

@@ -11,6 +11,7 @@ import urllib.request
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from headway import __version__
@@ -119,6 +120,53 @@ class Service:
         if self.base.endswith(ROUTE):
             hint = f"Leave out {ROUTE}, which the client adds."
             raise InvalidArgument("url", self.url, "is the address of a route, not of a service", hint)
+
+
+class AnyClient:
+    """Client of any kind: the arguments are those of `Client`."""
+
+    def __init__(
+        self,
+        url: str = URL,
+        api_key: str | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        retries: int = RETRIES,
+        connections: int = CONNECTIONS,
+        headers: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._service = Service(
+            url=url,
+            api_key=api_key,
+            timeout=timeout,
+            retries=retries,
+            connections=connections,
+            headers=headers,
+            ssl_context=ssl_context,
+        )
+        self._closed = False
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._service.url!r})"
+
+    def _begin(self) -> None:
+        """Make what the kind of client needs; called once."""
+
+
+AClient = TypeVar("AClient", bound=AnyClient)
+
+
+class AnyTask(Generic[AClient]):
+    """Task of a client of any kind: an input whose result is asked for later."""
+
+    def __init__(self, client: AClient, id: str) -> None:
+        self._client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
 
 
 def check_seconds(name: str, value: object) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headway.errors import SettingError
+from headway.identity.tables import MOST_NAME, is_name
 from headway.model import ModelLimit
 
 MOST = 1e9
 """Largest rate and burst."""
-LONGEST = 128
-"""Longest name of a model, in characters."""
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
@@ -25,8 +24,8 @@ def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) ->
         SettingError: the limit cannot be used.
     """
     model = limit.model
-    if not model or len(model) > LONGEST or not model.isprintable():
-        reason = f"must be the name of a model, of 1 to {LONGEST} printable characters"
+    if not is_name(model):
+        reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"
         raise SettingError(where, model, reason, "For example big = {rate = 60}.")
     if models and model not in models:
         hint = f"Name one of {', '.join(models)}, or add it to models."

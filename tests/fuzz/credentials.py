@@ -14,10 +14,11 @@ from headway.config import Settings
 from headway.errors import RequestError, SettingError
 from headway.identity.api_keys import credential, file
 from headway.identity.combined import CombinedIdentity
-from headway.identity.jwt.issuers import ALGORITHMS, printable, read_issuers
+from headway.identity.jwt.issuers import ALGORITHMS, read_issuers
 from headway.identity.jwt.keysets import KeySet, read_keys
 from headway.identity.jwt.sources import Unreadable
 from headway.identity.jwt.tokens import Tokens
+from headway.identity.tables import is_name
 from headway.model import ApiKey, Principal
 from tests.identity.issuing import ISSUER, NOW, claims, issuer, jwk, jwks, private_key, token
 
@@ -146,8 +147,8 @@ def check_claims(data: bytes) -> None:
         assert exc.code == "UNAUTHENTICATED"
         return
     if principal is not None:
-        assert printable(principal.user)
-        assert printable(principal.tenant)
+        assert is_name(principal.user)
+        assert is_name(principal.tenant)
         said = json.loads(data)
         assert said["iss"] == ISSUER
         assert _TIERS[principal.tier] == said["tier"]

@@ -27,7 +27,6 @@ import os
 import re
 import tempfile
 import threading
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +37,7 @@ from headway.core.key_rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
 from headway.identity.model_limits import check_model_limit
+from headway.identity.tables import is_name, read_tables
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark
 from headway.runtime.folder_lock import locked
@@ -286,18 +286,9 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return msgspec.convert(table, _File).keys
-    except OSError as exc:
-        meant = difflib.get_close_matches(str(path), ("ledger",), 1)
-        hint = f"Did you mean {meant[0]}? Else name" if meant else "Name"
-        hint += " a readable file; headway keys create makes one."
-        raise SettingError("keys", str(path), f"cannot be read: {exc.strerror}", hint) from exc
-    except msgspec.ValidationError as exc:
-        raise SettingError("keys", str(path), str(exc), "Write every key as a table [[keys]].") from exc
-    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
-        raise SettingError("keys", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
+    meant = difflib.get_close_matches(str(path), ("ledger",), 1)
+    hint = f"Did you mean {meant[0]}? Else name" if meant else "Name"
+    return read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
 
 
 def _key(where: str, row: dict[str, object]) -> ApiKey:
@@ -314,14 +305,14 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
         raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", hint)
     for name in ("user", "tenant", "tier"):
         text = getattr(found, name)
-        if not text or len(text) > 128 or not text.isprintable():
+        if not is_name(text):
             raise SettingError(f"{where}.{name}", text, "must be 1 to 128 printable characters", "Choose another name.")
     for name in ("rate", "burst"):
         number = getattr(found, name)
         if number is not None and not 0 <= number <= 1e9:
             raise SettingError(f"{where}.{name}", number, "must lie between 0 and 1e9", "Choose a value in that range.")
     for model in found.models:
-        if not model or len(model) > 128 or not model.isprintable():
+        if not is_name(model):
             raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
     limits = [ModelLimit(model, row.rate, row.burst) for model, row in found.model_limits.items()]
     return ApiKey(

@@ -21,7 +21,6 @@ a prefix that none of the others begins with. `shared_tenants = true`, in each o
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,11 +29,10 @@ import msgspec
 
 from headway.config import shown_url
 from headway.errors import SettingError
+from headway.identity.tables import MOST_NAME, is_name, read_tables
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 """Algorithms of signatures that are accepted."""
-MAX_NAME = 128
-"""Longest name of a user, a tenant, a tier or a model, in characters."""
 MAX_LEEWAY = 300.0
 """Most seconds of leeway."""
 
@@ -83,7 +81,7 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
     Raises:
         SettingError: the file cannot be read, or one of its issuers is wrong; names the issuer by its position.
     """
-    rows = _rows(path)
+    rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
         raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")
     issuers: list[Issuer] = []
@@ -110,17 +108,6 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
     return issuers
 
 
-def _rows(path: Path) -> list[dict[str, object]]:
-    try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).issuers
-    except OSError as exc:
-        raise SettingError("jwt", str(path), f"cannot be read: {exc.strerror}", "Name a readable file.") from exc
-    except msgspec.ValidationError as exc:
-        raise SettingError("jwt", str(path), str(exc), "Write every issuer as a table [[issuers]].") from exc
-    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
-        raise SettingError("jwt", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
-
-
 def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer:
     try:
         issuer = msgspec.convert(row, Issuer)
@@ -133,23 +120,15 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
     if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
         hint = "Choose a value in that range."
         raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", hint)
-    names = (
-        "issuer",
-        "audience",
-        "user_claim",
-        "tenant",
-        "tenant_claim",
-        "tier_claim",
-        "models_claim",
-        "model_limits_claim",
-    )
-    for name in names:
+    for name in (
+        "issuer", "audience", "user_claim", "tenant", "tenant_claim", "tier_claim", "models_claim", "model_limits_claim",
+    ):  # fmt: skip
         text = getattr(issuer, name)
-        if text is not None and not printable(text):
+        if text is not None and not is_name(text):
             hint = "Write it as the issuer does."
-            raise SettingError(f"{where}.{name}", text, f"must be 1 to {MAX_NAME} printable characters", hint)
-    if len(issuer.tenant_prefix) > MAX_NAME // 2 or not issuer.tenant_prefix.isprintable():
-        reason, hint = f"must be at most {MAX_NAME // 2} printable characters", "Choose a shorter one."
+            raise SettingError(f"{where}.{name}", text, f"must be 1 to {MOST_NAME} printable characters", hint)
+    if len(issuer.tenant_prefix) > MOST_NAME // 2 or not issuer.tenant_prefix.isprintable():
+        reason, hint = f"must be at most {MOST_NAME // 2} printable characters", "Choose a shorter one."
         raise SettingError(f"{where}.tenant_prefix", issuer.tenant_prefix, reason, hint)
     if issuer.tenant is not None and (issuer.tenant_prefix or "tenant_claim" in row):
         reason, hint = "leaves nothing for tenant_claim or tenant_prefix to say", "Remove it, or those."
@@ -189,8 +168,3 @@ def _may_meet(one: Issuer, other: Issuer) -> bool:
     if other.tenant is not None:
         return other.tenant.startswith(one.tenant_prefix)
     return one.tenant_prefix.startswith(other.tenant_prefix) or other.tenant_prefix.startswith(one.tenant_prefix)
-
-
-def printable(text: str) -> bool:
-    """Whether `text` will do as a name."""
-    return 0 < len(text) <= MAX_NAME and text.isprintable()

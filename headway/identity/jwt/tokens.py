@@ -26,10 +26,11 @@ import structlog
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, SettingError, Unauthenticated
-from headway.identity.jwt.issuers import Issuer, printable
+from headway.identity.jwt.issuers import Issuer
 from headway.identity.jwt.keysets import Key, KeySet
 from headway.identity.model_limits import check_model_limit
 from headway.identity.principals import make_principal
+from headway.identity.tables import is_name
 from headway.model import ModelLimit, Principal
 
 log = structlog.get_logger(__name__)
@@ -217,7 +218,7 @@ class Tokens:
 
     def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal:
         tenant = issuer.tenant or issuer.tenant_prefix + _name(claims, issuer.tenant_claim)
-        if not printable(tenant):
+        if not is_name(tenant):
             raise _TokenRefused("its tenant's name is too long")
         tier = issuer.default_tier
         if tier is None or issuer.tier_claim in claims:
@@ -304,7 +305,7 @@ def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
     named = claims.get(issuer.models_claim)
     if not isinstance(named, list) or not named:
         raise _TokenRefused("its claim of models is missing, or no list of names")
-    models = [name for name in named if isinstance(name, str) and printable(name)]
+    models = [name for name in named if isinstance(name, str) and is_name(name)]
     if len(models) < len(named):
         raise _TokenRefused("its claim of models holds what is no name")
     return models
@@ -333,6 +334,6 @@ def _instant(claims: dict[str, Any], name: str) -> float:
 
 def _name(claims: dict[str, Any], claim: str) -> str:
     value = claims.get(claim)
-    if not isinstance(value, str) or not printable(value):
+    if not isinstance(value, str) or not is_name(value):
         raise _TokenRefused(f"its claim {claim} is missing, or no name")
     return value

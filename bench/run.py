@@ -60,7 +60,6 @@ PROGRAMS = {
     ),
     "doors": Program("cost", "CPU time door by door", ("--rounds", "1", "--seconds", "3"), ()),
     "payload": Program("cost", "large payloads", ("--seconds", "3"), ("--seconds", "20")),
-    "board": Program("cost", "the departure board of many processes", ("--processes", "20"), ()),
     "holds": Program("cost", "what holds the event loops", ("--seconds", "3"), ("--seconds", "10")),
     "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
     "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
@@ -73,7 +72,6 @@ PROGRAMS = {
         ("--rounds", "1", "--seconds", "4"),
         ("--rounds", "3", "--seconds", "10"),
     ),
-    "steps": Program("cost", "where Redis spends its time", ("--seconds", "4"), ()),
     "instructions": Program("cost", "instructions of Redis for each call", ("--times", "50"), ()),
     "gathering": Program(
         "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
@@ -107,12 +105,6 @@ PROGRAMS = {
     "chaos": Program("promises", "everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
     "neighbours": Program(
         "load", "one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")
-    ),
-    "large_neighbours": Program(
-        "load", "large inputs and outputs of one tenant, another one beside it", ("--seconds", "5"), ("--seconds", "30")
-    ),
-    "crashes": Program(
-        "promises", "do dead workers leave anything behind?", ("--crashes", "60"), ("--crashes", "1000")
     ),
     "soak": Program("promises", "does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }

@@ -1,4 +1,4 @@
-"""Two services and commands that share one SQLite file, while one service is killed. The long drill is bench/promises/sqlite_drill.py."""
+"""Two services and commands that share one SQLite file, while one service is killed."""
 
 from __future__ import annotations
 

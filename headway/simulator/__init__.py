@@ -1,7 +1,6 @@
 """The production core under virtual time, and a planner that finds with it how many GPUs a load needs.
 
-`scenario` the order · `batch_times` recorded run times · `traffic` the requests · `gateways` their way in · `fleet` the queue, whole or in
-shards, and its workers · `engine` the heap of instants that drives them · `record` what happened · `report` percentiles
-and shares of it · `eager` a policy and `preformed` a design for contrast · `planner` the least number of GPUs · `table`
-and `plot` for people
+`scenario` the order · `batch_times` recorded run times · `traffic` the requests · `fleet` gateways, the queue, whole or in shards, and its
+workers · `engine` the heap of instants that drives them · `record` what happened · `report` percentiles and shares of it, and their tables
+`plot` pictures · `preformed` a design for contrast · `planner` the least number of GPUs · `day` the autoscaler · `warm_gpus` several models
 """

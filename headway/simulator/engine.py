@@ -31,11 +31,9 @@ from headway.core.health import DEGRADED_AFTER
 from headway.core.slot_pace import SlotPace
 from headway.core.warm_up import WarmUpRun
 from headway.model import Cause, Entry
-from headway.simulator.fleet import Shard, Worker, Zone
-from headway.simulator.gateways import Came, Gateway, choose_gateway
+from headway.simulator.fleet import SET_EVERY, Came, Gateway, LowestTierThrottle, Shard, Worker, Zone, choose_gateway
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
-from headway.simulator.throttling import SET_EVERY, LowestTierThrottle
 from headway.simulator.traffic import POISON, arrivals, callers
 
 REAP_EVERY = 1.0

@@ -1,13 +1,32 @@
-"""State of the simulated queue and its workers; `engine` moves them."""
+"""Simulated fleet, which `engine` moves: the queue and its workers, gateways before it, and their throttle.
+
+    come ──▶ gathered ──send──▶ part ──▶ shard in turn
+                 (at once, when the last call was long enough ago)
+
+The gateways of a fleet share the room of its workers as their traffic does, so together they have one throttle here, with
+the production rules.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from headway.core.batch import Departure
+from headway.core.capacity import capacity
+from headway.core.departure import Load
 from headway.core.queue import ModelQueue
+from headway.core.shards import in_turn, parts
 from headway.core.slot_pace import SlotPace
+from headway.core.throttle import Throttle, room
+from headway.core.zones import choose
+from headway.model import Entry, WorkerInfo, WorkerStatus
 from headway.simulator.scenario import Scenario
+
+Came = tuple[Entry, float]
+"""Entry, and the instant at which it came to its gateway."""
+SET_EVERY = 0.5
+"""Seconds between two times that the rate is set, as in gateways."""
 
 
 class Shard:
@@ -63,3 +82,114 @@ class Worker:
         """Departure that it runs, from `shard`; None when idle."""
         self.look = 0
         """Number of the shard that it looked at last."""
+
+
+class Gateway:
+    """Simulated gateway.
+
+    Arguments:
+        scenario: gives the seconds for which entries gather, and the size of a batch.
+        turn: number of the shard whose turn it is first.
+        zone: number of its zone.
+    """
+
+    __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "_zone", "gathered")
+
+    def __init__(self, scenario: Scenario, turn: int, zone: int) -> None:
+        self._zone = zone
+        self.gathered: list[Came] = []
+        """Entries that wait for the next call."""
+        self._gather = scenario.gather
+        self._max_batch = scenario.max_batch
+        self._open_at = 0.0
+        self._turn = turn
+
+    def come(self, entry: Entry, now: float) -> float | None:
+        """Take an entry in. Returns the instant at which to `send`; None when that is known already."""
+        self.gathered.append((entry, now))
+        if now >= self._open_at:
+            return now
+        return now + self._gather if len(self.gathered) == 1 else None
+
+    def send(self, zones: Sequence[Zone], now: float) -> Iterator[tuple[Zone, int, list[Came]]]:
+        """Send the entries that have gathered, by zone and number of the shard.
+
+        Arguments:
+            zones: all zones.
+            now: the instant.
+        """
+        gathered, self.gathered = self.gathered, []
+        self._open_at = now + self._gather
+        own = zones[self._zone]
+        count = parts(len(gathered), self._max_batch) if own.active > 1 or not own.slots else 1
+        for number in range(count):
+            zone = own
+            if len(zones) > 1 and not own.slots:
+                slots = {one.name: one.slots for one in zones}
+                zone = zones[int(choose(own.name, slots, self._turn))]
+            yield zone, in_turn(self._turn, zone.slots, zone.active), gathered[number::count]
+            self._turn += 1
+
+
+def choose_gateway(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
+    """Make a function that draws the gateway of the next request.
+
+    Arguments:
+        scenario: gives the number of gateways.
+        rng: uniform in [0, 1).
+    """
+    count = scenario.gateways
+    gateways = [Gateway(scenario, int(rng() * scenario.workers), one % scenario.zones) for one in range(count)]
+    if count == 1:
+        return lambda: gateways[0]
+    return lambda: gateways[int(rng() * count)]
+
+
+class LowestTierThrottle:
+    """Throttle of the lowest of several tiers.
+
+    Arguments:
+        scenario: scenario that is simulated.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._lowest = len(scenario.mix) - 1
+        self._throttle = Throttle()
+
+    def refuses(self, entry: Entry, now: float) -> bool:
+        """Decide whether a request is refused for the fleet's capacity. One that is not is counted."""
+        if entry.tier < self._lowest:
+            self._throttle.higher += 1
+            return False
+        return self._throttle.admit(entry.tenant, now) > 0.0
+
+    def refund(self, entry: Entry) -> None:
+        """Note that an entry was let in here, and refused by the queue."""
+        if entry.tier == self._lowest:
+            self._throttle.refund(entry.tenant)
+
+    def set_rate(self, workers: Iterable[Worker], load: Load, now: float) -> None:
+        """Set the rate by what the workers do.
+
+        Arguments:
+            workers: all workers.
+            load: load of the queue.
+            now: the instant.
+        """
+        found = capacity(
+            "", [_reported(worker, load.entry_size) for worker in workers], load, self._scenario.target_utilisation
+        )
+        flow = self._throttle.count(now)
+        self._throttle.set_rate(room(found, self._scenario.reserved_share, [flow]), now)
+
+
+def _reported(worker: Worker, entry_size: float) -> WorkerInfo:
+    """Worker as its heartbeat would describe it."""
+    return WorkerInfo(
+        worker_id=worker.name,
+        model="",
+        status=WorkerStatus.HEALTHY if worker.alive else WorkerStatus.OFFLINE,
+        items_per_second=worker.pace.items_per_second / entry_size,
+        estimated=worker.pace.estimated,
+    )

@@ -15,10 +15,9 @@ from headway.core.departure import Load, Policy
 from headway.core.policies.paced import Paced
 from headway.core.policies.window import Window
 from headway.core.rehearsal import RETURN_GAP, STEP_EVENTS, Rehearsal
-from headway.simulator.eager import Eager
 from headway.simulator.engine import simulate
 from headway.simulator.report import percentile
-from headway.simulator.scenario import Scenario
+from headway.simulator.scenario import Eager, Scenario
 
 LOAD = Load(rate=400.0, alpha=0.05, beta=0.001, slots=3, max_batch=32)
 POLICIES: dict[str, Callable[[], Policy]] = {"paced": Paced, "window": lambda: Window(0.04), "eager": Eager}

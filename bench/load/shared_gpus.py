@@ -26,7 +26,7 @@ from bench.stand.findings import Findings
 from bench.stand.generators import open_loop
 from bench.stand.stand import EMULATED_GPU, Server
 from headway import AsyncClient
-from headway.simulator.warm_gpus import Arrival, WarmScenario, simulate_warm
+from tests.simulator.warm_gpus import Arrival, WarmScenario, simulate_warm
 
 BATCH_MS, MAX_BATCH = 100.0, 8
 CALM, FLOOD, ALONE = 20.0, 320.0, 120.0

@@ -6,7 +6,7 @@ DIR holds the Azure traces (see traces.py). Without it, or for lack of one of th
 are there are run.
 
 The usual design is for each gateway to close a batch when it is full or its window is over, and to push it whole into a
-queue that GPUs are served from (`headway.simulator.preformed`). It has two faults. A gateway sees its own share of the
+queue that GPUs are served from (`tests.simulator.preformed`). It has two faults. A gateway sees its own share of the
 traffic only, so its batches are the emptier the more gateways there are; and it closes them whether or not a GPU is free.
 Both cost GPUs. Here, requests go into one queue, in calls that each gateway makes at most every 2 ms, and a batch is what
 waits there when a GPU takes it.
@@ -33,10 +33,10 @@ from bench.simulated.traces import traffic
 from bench.stand.findings import Findings
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
-from headway.simulator.preformed import simulate_preformed
 from headway.simulator.record import Record
 from headway.simulator.report import percentile
 from headway.simulator.scenario import Scenario
+from tests.simulator.preformed import simulate_preformed
 
 RATE = 1_000.0
 ALPHA, MAX_BATCH = 0.1, 100

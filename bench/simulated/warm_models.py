@@ -5,7 +5,7 @@
 
 20 models share the load by Zipf's law with exponent 1.1; half-way the most popular one becomes the least popular one, and so
 on. A load takes 30 s, a batch of n requests 100 + 25 n ms and holds 16 at most. Arrivals are Poisson. The rules, queues and the
-default policy that production uses run under virtual time (`headway/simulator/warm_gpus.py`).
+default policy that production uses run under virtual time (`tests/simulator/warm_gpus.py`).
 
 The optimum is the smallest number of loads of two that know all arrivals in advance, load at once, and put any model in any
 place, whichever is the larger:
@@ -35,7 +35,7 @@ import msgspec
 
 from bench.stand.findings import Findings
 from headway.simulator.report import percentile
-from headway.simulator.warm_gpus import Arrival, WarmRecord, WarmScenario, simulate_warm
+from tests.simulator.warm_gpus import Arrival, WarmRecord, WarmScenario, simulate_warm
 
 MODELS = tuple(f"model-{number:02}" for number in range(20))
 EXPONENT = 1.1

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from headway.simulator.engine import simulate
-from headway.simulator.preformed import simulate_preformed
 from headway.simulator.scenario import Scenario
+from tests.simulator.preformed import simulate_preformed
 
 CALM = Scenario(rate=300.0, workers=40, alpha=0.05, max_batch=32, duration=20.0, warmup=0.0, overhead=0.0)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulated.warm_models import fewest
-from headway.simulator.warm_gpus import Arrival, WarmScenario, simulate_warm
+from tests.simulator.warm_gpus import Arrival, WarmScenario, simulate_warm
 
 MODELS = tuple("abcdef")
 SCENARIO = WarmScenario(MODELS, 2, 3, 5.0, 0.1, 0.01, 8, 60.0)

@@ -47,8 +47,8 @@ def simulate_preformed(scenario: Scenario, window: float) -> Record:
 
 def _formed(scenario: Scenario, window: float, record: Record) -> list[tuple[float, list[float], str]]:
     """Batches in the order in which they close: instant, instants at which the members came, reason."""
-    rng = random.Random(f"{scenario.seed}/arrivals")  # noqa: S311 - the same seed, the same arrivals as elsewhere
-    chooser = random.Random(f"{scenario.seed}/doors")  # noqa: S311
+    rng = random.Random(f"{scenario.seed}/arrivals")
+    chooser = random.Random(f"{scenario.seed}/doors")
     open_batches: list[list[float]] = [[] for _ in range(scenario.gateways)]
     closing: deque[tuple[float, int]] = deque()  # In order: the window is the same for all.
     formed = []

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+from functools import partial
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from aiohttp import web
 
 
 class RemoteAPI:
@@ -38,19 +34,19 @@ class RemoteAPI:
         self.room = None if queue is None else queue + gpus
         self.present = 0
 
-    async def batch(self, request: Request) -> Response:
+    async def batch(self, request: web.Request) -> web.Response:
         try:
             body: Any = await request.json()
         except (ValueError, RecursionError):
-            return JSONResponse({"error": "the body is not JSON"}, 400)
+            return _refusal("the body is not JSON", 400)
         wrapped = isinstance(body, dict)
         inputs = body.get("inputs") if isinstance(body, dict) else body
         if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
-            return JSONResponse({"error": 'expected a list of strings, or {"inputs": […]}'}, 422)
+            return _refusal('expected a list of strings, or {"inputs": […]}', 422)
         if not 1 <= len(inputs) <= self.largest:
-            return JSONResponse({"error": f"{len(inputs)} inputs; a batch has 1 to {self.largest}"}, 422)
+            return _refusal(f"{len(inputs)} inputs; a batch has 1 to {self.largest}", 422)
         if self.room is not None and self.present >= self.room:
-            return JSONResponse({"error": "busy"}, 429, {"Retry-After": "1"})
+            return _refusal("busy", 429, {"Retry-After": "1"})
         self.present += 1
         try:
             async with self.free:
@@ -58,7 +54,11 @@ class RemoteAPI:
         finally:
             self.present -= 1
         outputs = [text.upper() for text in inputs]
-        return Response(json.dumps({"outputs": outputs} if wrapped else outputs), media_type="application/json")
+        return web.json_response({"outputs": outputs} if wrapped else outputs)
+
+
+def _refusal(reason: str, status: int, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": reason}, status=status, headers=headers)
 
 
 def main() -> None:
@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("--queue", type=int, default=None, help="batches that may wait; more get 429")
     options = parser.parse_args()
     api = RemoteAPI(options.ms / 1000.0, options.max, options.gpus, options.queue)
-    app = Starlette(routes=[Route("/batch", api.batch, methods=["POST"])])
-    uvicorn.run(app, host=options.host, port=options.port, access_log=False)
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/batch", api.batch)
+    web.run_app(app, host=options.host, port=options.port, access_log=None, print=partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def logged(write: Callable[[], object], level: str = "debug", json: bool = False
 
 def everything() -> None:
     log.get_logger("ours").info("started", worker="gpu-0", batch=32)
-    logging.getLogger("uvicorn.error").warning("closing %s", "down")
+    logging.getLogger("library.part").warning("closing %s", "down")
     logging.getLogger("asyncio").debug("selector")
 
 
@@ -41,7 +41,7 @@ def test_log_lines_for_people_have_level_event_logger_and_fields() -> None:
     lines = logged(everything).splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == [
         "[info     ] started [ours] worker='gpu-0' batch=32",
-        "[warning  ] closing down [uvicorn.error]",
+        "[warning  ] closing down [library.part]",
         "[debug    ] selector [asyncio]",
     ]
     assert all(line.startswith("20") for line in lines)
@@ -52,7 +52,7 @@ def test_log_lines_for_machines_are_json_objects() -> None:
     assert all(line.pop("timestamp") for line in lines)
     assert lines == [
         {"event": "started", "level": "info", "logger": "ours", "worker": "gpu-0", "batch": 32},
-        {"event": "closing down", "level": "warning", "logger": "uvicorn.error"},
+        {"event": "closing down", "level": "warning", "logger": "library.part"},
         {"event": "selector", "level": "debug", "logger": "asyncio"},
     ]
 

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
@@ -18,6 +15,8 @@ from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
 from headway.http.error_responses import refusal
 from headway.http.readiness import soon
+from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Route
 from headway.model import DeadLetter, Entry, Principal, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 
@@ -33,8 +32,8 @@ def routes(process: ProcessView) -> list[Route]:
     on = _Routes(process)
     return [
         Route("/internal/dlq", on.listing),
-        Route("/internal/dlq/{id}", on.letter, methods=["GET", "DELETE"]),
-        Route("/internal/dlq/{id}/replay", on.replay, methods=["POST"]),
+        Route("/internal/dlq/{id}", on.letter, ("GET", "DELETE")),
+        Route("/internal/dlq/{id}/replay", on.replay, ("POST",)),
     ]
 
 
@@ -44,22 +43,24 @@ class _Routes:
         self._letters = process.letters
         self._tiers = process.settings.tier_names
 
-    async def listing(self, request: Request) -> Response:
-        limit = request.query_params.get("limit", str(LISTED))
+    async def listing(self, request: Request) -> RouteAnswer:
+        limit = request.param("limit")
+        if limit is None:
+            limit = str(LISTED)
         if _NUMBER.fullmatch(limit) is None or int(limit) > MOST_LISTED:
             raise BadRequest(f"limit={limit[:20]!r} is not a whole number from 1 to {MOST_LISTED}")
         letters = await soon(self._letters.list(int(limit)))
         listed = [_described(letter, self._tiers) for letter in letters]
         return as_json({"count": await soon(self._letters.count()), "letters": listed})
 
-    async def letter(self, request: Request) -> Response:
+    async def letter(self, request: Request) -> RouteAnswer:
         if request.method == "DELETE":
-            id, tenant = id_in(request), request.query_params.get("tenant")
+            id, tenant = id_in(request), request.param("tenant")
             if tenant is None:
                 _one(id, await soon(self._letters.find(id)))
             if not await soon(self._letters.remove(id, tenant)):
                 raise _no_letter(id, tenant)
-            return Response(status_code=204)
+            return RouteAnswer(status=204)
         letter = await self._find(request)
         entry = letter.entry
         parameters = msgspec.Raw(entry.parameters or b"{}")
@@ -67,7 +68,7 @@ class _Routes:
             **_described(letter, self._tiers), "input": embedded(entry.input), "parameters": parameters
         })  # fmt: skip
 
-    async def replay(self, request: Request) -> Response:
+    async def replay(self, request: Request) -> RouteAnswer:
         gateway = self._process.gateway
         if gateway is None:
             raise NotFound(f"a {self._process.role.value} takes no requests; replay it at the admin port of a gateway")
@@ -99,7 +100,7 @@ class _Routes:
         })  # fmt: skip
 
     async def _find(self, request: Request) -> DeadLetter:
-        id, tenant = id_in(request), request.query_params.get("tenant")
+        id, tenant = id_in(request), request.param("tenant")
         letter = _one(id, await soon(self._letters.find(id, tenant)))
         if letter is None:
             raise _no_letter(id, tenant)

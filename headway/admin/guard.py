@@ -20,19 +20,17 @@ import hmac
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import parse_qsl
 
 import structlog
-from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import errors
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, shown_address
 from headway.config import is_loopback
 from headway.core.excerpt import excerpt
 from headway.http.error_responses import refusal
+from headway.http.requests import Handler, Request, RouteAnswer
 from headway.identity.api_keys.credential import LIVE
 
 log = structlog.get_logger(__name__)
@@ -72,10 +70,10 @@ class ServiceTokens:
 
 
 class Guard:
-    """Guard before the admin application.
+    """Guard before the admin routes.
 
     Arguments:
-        app: the application.
+        router: answers what passes.
         tokens: the service tokens.
         names: names besides loopback and IP addresses by which the port may be asked.
         sessions: sessions of browsers that have signed in.
@@ -85,35 +83,35 @@ class Guard:
 
     def __init__(
         self,
-        app: ASGIApp,
+        router: Handler,
         tokens: ServiceTokens,
         names: Iterable[str],
         sessions: Sessions,
         tries: Tries,
         starting: Callable[[], bool],
     ) -> None:
-        self._app = app
+        self._router = router
         self._tokens = tokens
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._sessions, self._tries = sessions, tries
         self._starting = starting
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, request: Request) -> RouteAnswer:
         """Pass a request on, or refuse it."""
-        path = scope["path"]
-        if scope["type"] == "http" and path not in _OPEN:
-            refused = self._refusal(scope, Headers(scope=scope))
+        path = request.path
+        if path not in _OPEN:
+            refused = self._refusal(request)
             if refused is None and self._starting() and path not in _EARLY and not _is_page(path):
                 message = "this process is starting; ask again when /readyz says 200"
-                refused = refusal(scope["state"]["request_id"], errors.NO_WORKERS, message)
+                refused = refusal(request.id, errors.NO_WORKERS, message)
             if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return refused
+        return await self._router(request)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        id, host = scope["state"]["request_id"], headers.get("host", "")
-        if any(name.lower() in _TELLTALE for name, _ in parse_qsl(scope["query_string"].decode("latin-1"))):
+    def _refusal(self, request: Request) -> RouteAnswer | None:
+        id, headers = request.id, request.headers
+        host = headers.get("host", "")
+        if any(name.lower() in _TELLTALE for name, _ in parse_qsl(request.raw_query)):
             message = (
                 "no credential is read from an address, which logs and histories keep: send the service token as "
                 "Authorization: Bearer …, or sign in at /dashboard; and change a token that was sent like this"
@@ -126,22 +124,22 @@ class Guard:
         if strange := self._stranger(host):
             return refusal(id, errors.FORBIDDEN, strange)
         foreign = _foreign(headers, host)
-        if foreign and scope["method"] not in _SAFE:
+        if foreign and request.method not in _SAFE:
             message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
             return refusal(id, errors.FORBIDDEN, message)
-        if not self._tokens or _is_page(scope["path"]):
+        if not self._tokens or _is_page(request.path):
             return None
         session = cookie_of(headers.get("cookie", ""), cookie_name(host))
         if session and not foreign and self._sessions.valid(session):
-            scope["state"]["session"] = session
+            request.session = session
             return None
         if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme by itself guesses nothing.
-            address, right = shown_address(scope.get("client")), self._tokens.match(credential)
+            address, right = shown_address(request.client), self._tokens.match(credential)
             if wait := self._tries.check(address, right=right, guessable=self._tokens.guessable):
                 return too_many_tries(id, wait)
             if right:
                 return None
-            log.warning("a wrong service token was sent", address=address, path=scope["path"][:100])
+            log.warning("a wrong service token was sent", address=address, path=request.path[:100])
         message = (
             "this route needs the service token: Authorization: Bearer …, or a browser that signed in at /dashboard"
         )
@@ -162,14 +160,14 @@ class Guard:
         )
 
 
-def too_many_tries(id: str, wait: float) -> Response:
+def too_many_tries(id: str, wait: float) -> RouteAnswer:
     """Refusal of a credential from where too many wrong ones came. `wait`: seconds until the next try."""
     seconds = math.ceil(wait)
     message = f"too many wrong tokens; the next try is in {seconds} s"
     return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
 
 
-def _bearer(headers: Headers) -> bytes:
+def _bearer(headers: Mapping[str, str]) -> bytes:
     scheme, _, text = headers.get("authorization", "").partition(" ")
     return text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
@@ -193,7 +191,7 @@ def _host(header: str) -> str:
     return found[1].strip("[]") if found is not None else ""
 
 
-def _foreign(headers: Headers, host: str) -> bool:
+def _foreign(headers: Mapping[str, str], host: str) -> bool:
     """Whether a browser asks for a page from elsewhere than `host`. Other clients send nothing that says so."""
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+
+from headway.http.requests import JSON, Request, RouteAnswer
 
 ID_PREFIX = "req_"
 """Prefix of a request's id wherever people read it."""
@@ -16,8 +16,7 @@ ID_PREFIX = "req_"
 
 def id_in(request: Request) -> str:
     """Request id in a path, with or without its prefix."""
-    id: str = request.path_params["id"]
-    return id.removeprefix(ID_PREFIX)
+    return request.params["id"].removeprefix(ID_PREFIX)
 
 
 def text(text: str) -> str:
@@ -30,9 +29,9 @@ def instant(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def as_json(content: Any, code: int = 200) -> Response:
+def as_json(content: Any, code: int = 200) -> RouteAnswer:
     """Answer in JSON."""
-    return Response(msgspec.json.encode(content), code, media_type="application/json")
+    return RouteAnswer(msgspec.json.encode(content), code, media_type=JSON)
 
 
 def tier_name(tier: int, tiers: Sequence[str]) -> str:

@@ -14,15 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 from headway import errors
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
 from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
 from headway.http.readiness import ANSWER_WITHIN, soon
+from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Route
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
@@ -44,9 +42,9 @@ class _Requests:
     def __init__(self, process: ProcessView) -> None:
         self._process = process
 
-    async def request(self, request: Request) -> Response:
+    async def request(self, request: Request) -> RouteAnswer:
         process, id = self._process, id_in(request)
-        tenant = request.query_params.get("tenant")
+        tenant = request.param("tenant")
         if process.gateway is not None and (known := await process.gateway.status(id, tenant)) is not None:
             return _answer(id, _of_standing(known, process.settings.tier_names))
         if (state := await self._state(tenant, id)) is not None:
@@ -84,7 +82,7 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
     raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {why}")
 
 
-def _answer(id: str, known: dict[str, Any]) -> Response:
+def _answer(id: str, known: dict[str, Any]) -> RouteAnswer:
     return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(_REST), **known})
 
 

@@ -14,11 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.admin import dead_letters, request_status, snapshot
@@ -33,16 +28,17 @@ from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot_source import SnapshotSource
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import readiness
-from headway.http.error_responses import handlers
 from headway.http.readiness import Glance, Readiness, soon
+from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 
 _IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
 
 
-def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> ASGIApp:
-    """Build the admin application.
+def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> Guard:
+    """Build the admin routes behind their guard.
 
     Arguments:
         process: view of the process.
@@ -52,8 +48,8 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
     on, settings = _Routes(process, ready, snapshots), process.settings
     tokens, sessions = ServiceTokens(settings.admin_token), Sessions(process.clock)
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
-    app = Starlette(
-        routes=[
+    router = Router(
+        [
             *readiness.routes(Glance(ready), for_clients=False),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
@@ -67,12 +63,11 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
             Route("/internal/events", EventStream(Hub(process, snapshots), sessions.valid).answer),
             *files.routes(),
         ],
-        exception_handlers=handlers(_IS_ADMIN, "/v1/"),
+        _IS_ADMIN,
+        "/v1/",
     )
-    # A redirect would be built from the Host header, which anybody can write.
-    app.router.redirect_slashes = False
     return Guard(
-        app, tokens, filter(None, settings.admin_names.split(",")), sessions, Tries(process.clock), process.starting
+        router, tokens, filter(None, settings.admin_names.split(",")), sessions, Tries(process.clock), process.starting
     )
 
 
@@ -82,13 +77,13 @@ class _Routes:
         self._ready = ready
         self._snapshots = snapshots
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request) -> RouteAnswer:
         state = await self._process.state()
         exemplars = metrics.asks_for_exemplars(request.headers.get("accept", ""))
         kind = metrics.OPENMETRICS_TYPE if exemplars else metrics.CONTENT_TYPE
-        return Response(await metrics.exposition(state, exemplars=exemplars), media_type=kind)
+        return RouteAnswer(await metrics.exposition(state, exemplars=exemplars), media_type=kind)
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: Request) -> RouteAnswer:
         process = self._process
         asked = asyncio.gather(process.broker.workers(), process.broker.depths(), process.letters.count())
         try:
@@ -119,12 +114,12 @@ class _Routes:
             **({"ledger": trouble} if (trouble := process.ledger_trouble()) else {}),
         }
 
-    async def workers(self, request: Request) -> Response:
+    async def workers(self, request: Request) -> RouteAnswer:
         process = self._process
         listed, now = await soon(asyncio.gather(process.broker.workers(), process.now()))
         return as_json({"workers": snapshot.worker_lines(listed, now)})
 
-    async def fleet(self, request: Request) -> Response:
+    async def fleet(self, request: Request) -> RouteAnswer:
         process = self._process
         asked = asyncio.gather(process.fleet.members(), process.fleet.capacities(), process.now())
         members, capacities, now = await soon(asked)
@@ -134,17 +129,19 @@ class _Routes:
             "capacities": [snapshot.capacity_line(capacity, now) for capacity in capacities],
         })  # fmt: skip
 
-    async def scaling(self, request: Request) -> Response:
+    async def scaling(self, request: Request) -> RouteAnswer:
         """Answer with the numbers of all models, and of one alone beside them: of that which is asked for, or the only one."""
         capacities = await soon(self._process.fleet.capacities())
         found = {one.model: snapshot.scaling_line(one.scaling) for one in capacities if one.scaling is not None}
-        model = request.query_params.get("model", next(iter(found)) if len(found) == 1 else "")
+        model = request.param("model")
+        if model is None:
+            model = next(iter(found)) if len(found) == 1 else ""
         if model and model not in found:
             raise NotFound(f"no number of workers is known for model {model!r}")
         own = msgspec.structs.asdict(found[model]) if model else {}
         return as_json({"model": model, **own, "models": found})
 
-    async def snapshot(self, request: Request) -> Response:
+    async def snapshot(self, request: Request) -> RouteAnswer:
         return as_json(await self._snapshots.latest())
 
 

@@ -5,73 +5,60 @@ The credential is checked before the body is read: a stranger's body is never wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from functools import partial
 
 from headway.errors import RequestError, Unauthenticated
 from headway.gateway.gateway import Gateway
-from headway.http.error_responses import refusal
+from headway.http.error_responses import refuse
 from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.requests import Handler, Request, RouteAnswer
 from headway.identity.api_keys.credential import SERVICE
 from headway.model import Failure, Principal
 from headway.ports import Identity
 
 
 class Authentication:
-    """Put the principal into the request's state as `principal`, or refuse. What none of these routes runs counts as a poll.
+    """Give handlers requests of known principals only. What none of these routes runs counts as a poll.
 
     Arguments:
-        app: application behind the check.
         identity: identity that knows the principals.
         gateway: gateway that counts polls and refusals.
     """
 
-    def __init__(self, app: ASGIApp, identity: Identity, gateway: Gateway) -> None:
-        self._app = app
+    def __init__(self, identity: Identity, gateway: Gateway) -> None:
         self._identity = identity
         self._gateway = gateway
         self._rate_limit_headers = RateLimitHeaders(gateway)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer why not."""
-        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    def __call__(self, handler: Handler) -> Handler:
+        """Handler behind the check."""
+
+        async def checked(request: Request) -> RouteAnswer:
+            return self._refusal(request) or await handler(request)
+
+        return checked
+
+    def _refusal(self, request: Request) -> RouteAnswer | None:
+        """Answer to a request that does not pass. One that does gets its principal."""
+        authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
         try:
             principal = self._identity.identify(authorization)
             if principal is None:
                 raise stranger(authorization)
         except RequestError as exc:
             self._gateway.counters.refusals[exc.code.lower(), "none", ""] += 1
-            state = scope["state"]
-            answer = refusal(state["request_id"], exc.code, exc.message, exc.retry_after, encode=state["encode_error"])
-            await answer(scope, receive, send)
-            return
-        if principal.limits and (over := self._gateway.limiter.poll(principal.limits)) is not None:
-            await self._over(principal, over, scope["state"])(scope, receive, send)
-            return
-        scope["state"]["principal"] = principal
-        await self._app(scope, receive, self._telling(principal, send) if principal.limits else send)
+            return refuse(request, exc.code, exc.message, exc.retry_after)
+        request.principal = principal
+        if not principal.limits:
+            return None
+        request.more = partial(self._rate_limit_headers.fields, principal.limits)
+        over = self._gateway.limiter.poll(principal.limits)
+        return None if over is None else self._over(request, principal, over)
 
-    def _telling(self, principal: Principal, send: Send) -> Send:
-        """Make a `send` that adds the principal's limits to the header of the answer, whatever that is."""
-
-        async def tell(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                fields = self._rate_limit_headers.fields(principal.limits)
-                message["headers"] += [(name.encode(), value.encode()) for name, value in fields.items()]
-            await send(message)
-
-        return tell
-
-    def _over(self, principal: Principal, over: Failure, state: Mapping[str, Any]) -> Response:
+    def _over(self, request: Request, principal: Principal, over: Failure) -> RouteAnswer:
         gateway = self._gateway
         gateway.counters.refusals[over.reason, gateway.settings.tier_names[principal.tier], ""] += 1
-        answer = refusal(
-            state["request_id"], over.code, over.message, over.retry_after, over.reason, state["encode_error"]
-        )
-        answer.headers.update(self._rate_limit_headers.fields(principal.limits))
+        answer = refuse(request, over.code, over.message, over.retry_after, over.reason)
         answer.headers["cache-control"] = "no-store"
         return answer
 

@@ -13,26 +13,21 @@ from collections.abc import Iterable
 from importlib import resources
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
-from headway.http.error_responses import handlers
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import Glance, Readiness
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import NoRoute, Route, Router
 from headway.ports import Identity
 
 
-def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
-    """Build the application behind the public port.
+def build(gateway: Gateway, ready: Readiness, identity: Identity) -> Router:
+    """Build the routes of the public port.
 
     Arguments:
         gateway: gateway whose settings are published, and whose tasks are served.
@@ -40,21 +35,18 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> ASGIApp:
         identity: identity that knows the principals.
     """
     on, glance = _Routes(gateway), Glance(ready)
-    app = Starlette(
-        routes=[
+    return Router(
+        [
             *readiness.routes(glance, for_clients=True),
             *tasks.routes(gateway, identity),
             *models.routes(gateway, identity),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
-            *(Route(path, _never, methods=["POST"]) for path in inference_routes.ROUTES),
+            *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
             *oip_service.routes(gateway, glance, identity),
         ],
-        exception_handlers=handlers("; /docs lists what is"),
+        "; /docs lists what is",
     )
-    # A redirect would be built from the Host header, which anybody can write.
-    app.router.redirect_slashes = False
-    return app
 
 
 class _Routes:
@@ -64,7 +56,7 @@ class _Routes:
         self._contract = self._written(*self._told)
         self._page, self._policy = _read_page()
 
-    async def contract(self, request: Request) -> Response:
+    async def contract(self, request: Request) -> RouteAnswer:
         kinds, settings = self._gateway.kinds, self._gateway.settings
         told = {model: (kinds.takes(model), kinds.gives(model)) for model in kinds.models}
         asked = kinds.default or next(iter(told), "")
@@ -74,27 +66,27 @@ class _Routes:
         known = tuple(dict.fromkeys(told.values())), example
         if known != self._told:
             self._told, self._contract = known, self._written(*known)
-        return Response(self._contract, media_type="application/json")
+        return RouteAnswer(self._contract, media_type=JSON)
 
     def _written(self, kinds: Iterable[Kinds], example: Example) -> bytes:
         return msgspec.json.encode(openapi.document(self._gateway.settings, *kinds, example=example))
 
-    async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers={"content-security-policy": self._policy})
+    async def page(self, request: Request) -> RouteAnswer:
+        return RouteAnswer(self._page, 200, {"content-security-policy": self._policy}, "text/html; charset=utf-8")
 
 
-async def _never(request: Request) -> Response:
-    raise HTTPException(404)
+async def _never(request: Request) -> RouteAnswer:
+    raise NoRoute
 
 
-def _read_page() -> tuple[str, str]:
+def _read_page() -> tuple[bytes, str]:
     """Read the page of the contract, and the policy under which a browser runs nothing but what is in it."""
     page = resources.files("headway.http").joinpath("docs.html").read_text(encoding="utf-8")
     sources = {
         tag: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("style", "script")
     }
-    return page, (
+    return page.encode(), (
         f"default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         f"style-src {sources['style']}; script-src {sources['script']}"
     )

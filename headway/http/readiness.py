@@ -19,11 +19,10 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headway.errors import BrokerUnavailable
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import Route
 from headway.model import WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
@@ -218,10 +217,10 @@ def routes(glance: Glance, *, for_clients: bool) -> list[Route]:
     Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, and why models did not load.
     """
 
-    async def live(request: Request) -> Response:
+    async def live(request: Request) -> RouteAnswer:
         return _answer(request, 200, "ok", {"process": "ok"})
 
-    async def ready(request: Request) -> Response:
+    async def ready(request: Request) -> RouteAnswer:
         status, checks = await glance.take()
         if for_clients:
             checks = _for_clients(status, checks)
@@ -240,14 +239,14 @@ def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> Response:
+def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:
     content: dict[str, Any] = {"status": status}
-    if "verbose" in request.query_params:
+    if "verbose" in request.query:
         content["checks"] = checks
     headers = {"cache-control": "no-store"}
     if code != 200:
         headers["retry-after"] = "1"
-    return Response(msgspec.json.encode(content), code, headers, "application/json")
+    return RouteAnswer(msgspec.json.encode(content), code, headers, JSON)
 
 
 async def soon(asked: Awaitable[T]) -> T:

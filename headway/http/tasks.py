@@ -14,20 +14,18 @@ import asyncio
 import re
 
 import msgspec
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headway.core import failures, values
 from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.error_responses import refusal
+from headway.http.error_responses import refuse
 from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import Route
 from headway.model import EntryState, Failure, Reply
 from headway.ports import Identity
 
@@ -61,17 +59,17 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """Route of tasks, for principals that `identity` knows."""
     tasks = _Tasks(gateway)
-    authentication = Middleware(Authentication, identity, gateway)
-    return [Route(f"{PATH}/{{task_id}}", tasks.answer, methods=["GET", "DELETE"], middleware=[authentication])]
+    known = Authentication(identity, gateway)
+    return [Route(f"{PATH}/{{task_id}}", known(tasks.answer), ("GET", "DELETE"))]
 
 
 class _Tasks:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def answer(self, request: Request) -> Response:
-        principal = request.state.principal
-        found = _ID.fullmatch(request.path_params["task_id"])
+    async def answer(self, request: Request) -> RouteAnswer:
+        principal = request.principal
+        found = _ID.fullmatch(request.params["task_id"])
         wait = _wait(request)
         try:
             if found is None:
@@ -82,15 +80,14 @@ class _Tasks:
             else:
                 response = await self._tell(request, principal.tenant, id, wait)
         except RequestError as exc:
-            response = refusal(request.state.request_id, exc.code, exc.message, exc.retry_after)
+            response = refuse(request, exc.code, exc.message, exc.retry_after)
         except BrokerUnavailable:
             failure = self._gateway.out_of_reach()
-            shown = request.state.request_id
-            response = refusal(shown, failure.code, failure.message, failure.retry_after, failure.reason)
+            response = refuse(request, failure.code, failure.message, failure.retry_after, failure.reason)
         response.headers["cache-control"] = "no-store"
         return response
 
-    async def _tell(self, request: Request, tenant: str, id: str, wait: float) -> Response:
+    async def _tell(self, request: Request, tenant: str, id: str, wait: float) -> RouteAnswer:
         gateway = self._gateway
         known = await gateway.outcome(tenant, id)
         if isinstance(known, EntryState) and wait > 0.0:
@@ -99,7 +96,7 @@ class _Tasks:
             raise NotFound(failures.no_task().message)
         if isinstance(known, EntryState):
             return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
-        raw = read_accept(request.headers.raw, Form.JSON) is Form.OCTETS
+        raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
         response = _outcome(known, id, raw, gateway.settings.model_version)
         if not gateway.broker.kept.keeps(
             known
@@ -110,7 +107,7 @@ class _Tasks:
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
         """Outcome of a task, if it comes before the wait has to end."""
         following = asyncio.ensure_future(self._gateway.follow(tenant, id, wait))
-        ends = [following, asyncio.ensure_future(_left(request)), asyncio.ensure_future(request.state.shut.wait())]
+        ends = [following, asyncio.ensure_future(request.left()), asyncio.ensure_future(request.shut.wait())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return following.result() if following.done() else None
@@ -119,22 +116,16 @@ class _Tasks:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
-    async def _forget(self, tenant: str, id: str) -> Response:
+    async def _forget(self, tenant: str, id: str) -> RouteAnswer:
         if await self._gateway.outcome(tenant, id) is None:
             raise NotFound(failures.no_task().message)
         await self._gateway.cancel(tenant, id)
-        return Response(status_code=204)
-
-
-async def _left(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        return RouteAnswer(status=204)
 
 
 def _wait(request: Request) -> float:
     """Seconds that the client wants to wait, as far as it may."""
-    values = request.query_params.getlist("wait")
+    values = request.query.get("wait")
     if not values:
         return 0.0
     if len(values) > 1 or _WAIT.fullmatch(values[0]) is None:
@@ -142,13 +133,13 @@ def _wait(request: Request) -> float:
     return min(float(values[0]), LONGEST_WAIT)
 
 
-def _outcome(reply: Reply, id: str, raw: bool, version: str) -> Response:
+def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
     """Answer with an outcome; with `raw` an output is the body. `version`: that of a model whose worker tells none."""
     shown = SHOWN + id
     if reply.output is not None:
         try:
             if raw:
-                return Response(octets_of(reply.output), media_type=OCTETS.decode())
+                return RouteAnswer(octets_of(reply.output), media_type=OCTETS.decode())
             used, ran = reply.tokens, reply.ran
             metadata = TaskRun(None if used is None else used.used, (ran.version if ran is not None else "") or version)
             return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))
@@ -160,5 +151,5 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> Response:
     return _as_json(Result(shown, "FAILED", error=document))
 
 
-def _as_json(result: Result, fields: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(result), 200, fields, "application/json")
+def _as_json(result: Result, fields: dict[str, str] | None = None) -> RouteAnswer:
+    return RouteAnswer(msgspec.json.encode(result), 200, fields, JSON)

@@ -1,6 +1,6 @@
 """Log lines, written by a thread of their own, so that a full disk or a stuck pipe never holds up the loop.
 
-Everything that is logged, by structlog or by the standard library (uvicorn, asyncio, warnings), goes the same
+Everything that is logged, by structlog or by the standard library (libraries, asyncio, warnings), goes the same
 way: on the caller's thread it is only put into a bounded queue; one thread renders and writes. When the queue
 is full, lines are dropped and counted, and the count is logged as soon as there is room.
 

@@ -47,12 +47,12 @@ def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.M
 async def remote_api(*options: str) -> AsyncIterator[RemoteTarget]:
     """The example, on a port of the system's choice."""
     program = [sys.executable, str(EXAMPLES / "remote_api.py"), "--port", "0", *options]
-    process = await asyncio.create_subprocess_exec(*program, stderr=subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE)
     try:
-        assert process.stderr is not None
-        async for line in process.stderr:
-            if b"running on " in line:
-                yield RemoteTarget(line.split(b"running on ")[1].split()[0].decode() + "/batch")
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if b"Running on " in line:
+                yield RemoteTarget(line.split(b"Running on ")[1].split()[0].decode() + "/batch")
                 break
     finally:
         process.kill()

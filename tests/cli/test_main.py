@@ -28,9 +28,7 @@ HEAVY = {
     "msgspec",
     "prometheus_client",
     "pydantic",
-    "starlette",
     "structlog",
-    "uvicorn",
     "uvloop",
 }
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]

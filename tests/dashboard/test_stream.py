@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from headway.admin.dashboard.history import WINDOW, FleetHistory, percentiles
 from headway.admin.dashboard.hub import MOST_VIEWERS, REMEMBERED, TICK
 from headway.admin.dashboard.viewers import BUFFER, DROP_GRACE, Viewer
 from headway.core.departure_board import HISTORY_SECONDS, STEP
-from headway.http.problem import encode_problem
+from headway.http.requests import StreamedAnswer
 from headway.http.server.unread_answers import STREAM_BYTES, STREAM_SILENCE, bound
 from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
 from tests import virtual_time
 from tests.http.away import Away
+from tests.http.ordinary import request
 from tests.http.test_admin import Port, Touchy, played
 from tests.http.test_admin_guard import HERE, TOKEN, cookie_in, sign_in
 from tests.services.stand import Stand
@@ -36,17 +38,11 @@ class Tab:
         self.reads.set()
         self.shut = asyncio.Event()
         self._heard = asyncio.Event()
-        self._gone = asyncio.Event()
         self._text = b""
         headers = {"host": "127.0.0.1:9000", **{name.replace("_", "-"): value for name, value in fields.items()}}
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
-            "path": "/internal/events", "raw_path": b"/internal/events", "root_path": "", "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 9000),
-            "state": {"request_id": "r", "encode_error": encode_problem, "shut": self.shut, "cut": self._cut},
-        }  # fmt: skip
-        self.running = asyncio.ensure_future(port.app(scope, self._receive, self._send))
+        self._request = request("GET", "/internal/events", headers)
+        self._request.shut, self._request.cut = self.shut, self._cut
+        self.running = asyncio.ensure_future(self._run(port))
 
     async def until(self, kind: str, count: int = 1) -> Any:
         """Data of the event of a kind that completes `count` of them."""
@@ -57,7 +53,7 @@ class Tab:
         return found[count - 1]
 
     async def leave(self) -> None:
-        self._gone.set()
+        self._request.leave()
         await self.running
 
     @property
@@ -68,19 +64,23 @@ class Tab:
     def _cut(self) -> None:
         self.cut = True
         self.reads.set()
-        self._gone.set()
+        self._request.leave()
 
-    async def _receive(self) -> dict[str, Any]:
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        await self.reads.wait()
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+    async def _run(self, port: Port) -> None:
+        answer = await port.app(self._request)
+        self.status, self.headers = answer.status, answer.headers
+        if not isinstance(answer, StreamedAnswer):
+            self._text = answer.body
             return
-        self._text += message.get("body", b"")
+        async with contextlib.aclosing(answer.pieces()) as pieces:
+            async for piece in pieces:
+                await self.reads.wait()
+                if self._request.gone:
+                    return
+                self._take(piece)
+
+    def _take(self, piece: bytes) -> None:
+        self._text += piece
         *whole, self._text = self._text.split(b"\n\n")
         for event in whole:
             fields = dict(line.split(": ", 1) for line in event.decode().split("\n"))

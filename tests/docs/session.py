@@ -24,7 +24,7 @@ from tests.servers.reaper import the_reaper
 BIN = Path(sys.executable).parent
 PUBLIC, ADMIN = 8000, 9000
 PATIENCE = 240
-UP = re.compile(r"^(Try it:\n.+\n|Ready\.|INFO: +Uvicorn running)", re.MULTILINE)
+UP = re.compile(r"^(Try it:\n.+\n|Ready\.|=+ Running on )", re.MULTILINE)
 _LOCAL = re.compile(r"(?<=http://127\.0\.0\.1:)\d{4,5}\b")
 _HOST = re.compile(r"\b10\.0\.0\.(\d)\b")
 _ROLE = re.compile(r"\bheadway (serve|gateway|worker|controller)\b")

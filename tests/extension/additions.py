@@ -309,12 +309,10 @@ ROUTE = Addition(
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 from headway import errors
 from headway.errors import RequestError
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import Route
 
 
 def routes() -> list[Route]:
@@ -322,10 +320,10 @@ def routes() -> list[Route]:
     return [Route("/tea", _tea)]
 
 
-async def _tea(request: Request) -> Response:
-    if "coffee" in request.query_params:
+async def _tea(request: Request) -> RouteAnswer:
+    if "coffee" in request.query:
         raise RequestError("this is a teapot", code=errors.TEAPOT)
-    return JSONResponse({"tea": "hot"})
+    return RouteAnswer(b'{"tea":"hot"}', media_type=JSON)
 '''
     },
     [

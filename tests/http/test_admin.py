@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.http.problem import encode_problem
 from headway.model import Entry, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
+from tests.http.ordinary import request
 from tests.identity.writing import key_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -61,37 +61,11 @@ class Port:
         body: bytes = b"",
         client: str = "127.0.0.1",
     ) -> Answer:
-        path, _, query = target.partition("?")
-        headers = [(b"host", host.encode())]
-        headers += [(name.encode(), value.encode()) for name, value in (fields or {}).items()]
+        headers = {"host": host, **(fields or {})}
         if token is not None:
-            headers.append((b"authorization", token.encode()))
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": query.encode(),
-            "headers": headers,
-            "client": (client, 1),
-            "server": ("127.0.0.1", 9000),
-            "state": {"request_id": "req_door", "encode_error": encode_problem},
-        }
-        sent: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.app(scope, receive, send)
-        headers_sent = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return Answer(sent[0]["status"], headers_sent, b"".join(message.get("body", b"") for message in sent[1:]))
+            headers["authorization"] = token
+        answer = await self.app(request(method, target, headers, body, client))
+        return Answer(answer.status, answer.headers, answer.body)
 
     async def get(self, target: str) -> Answer:
         return await self.ask("GET", target)

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 
 from headway.admin.dashboard.sign_in import SignIn
 from headway.admin.guard import ServiceTokens
 from headway.admin.sessions import LIFETIME, MOST, PAUSE, TRIES, Sessions, Tries, cookie_name, cookie_of
 from headway.config import Settings
 from headway.errors import SettingError
+from tests.http.ordinary import request
 from tests.http.test_admin import Answer, Port, played
 from tests.services.stand import Stand
 
@@ -231,24 +231,14 @@ def test_addresses_from_which_the_token_came_are_remembered_up_to_a_bound() -> N
 
 def test_tries_whose_bodies_come_late_and_together_are_limited_like_others() -> None:
     async def scene() -> None:
-        bodies = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            await bodies.wait()
-            return {"type": "http.request", "body": b'{"token":"wrong"}', "more_body": False}
-
         routes = SignIn(ServiceTokens(TOKEN), Sessions(lambda: 0.0), Tries(lambda: 0.0), secure=False)
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "headers": [],
-            "client": ("10.0.0.1", 1),
-            "state": {"request_id": "r"},
-        }
-        tries = [asyncio.ensure_future(routes.answer(Request(dict(scope), receive))) for _ in range(3 * TRIES)]
+        requests = [request("POST", SESSION, body=None, client="10.0.0.1") for _ in range(3 * TRIES)]
+        tries = [asyncio.ensure_future(routes.answer(one)) for one in requests]
         await asyncio.sleep(0)
-        bodies.set()
-        statuses = [answer.status_code for answer in await asyncio.gather(*tries)]
+        for one in requests:
+            one.feed(b'{"token":"wrong"}')
+            one.end()
+        statuses = [answer.status for answer in await asyncio.gather(*tries)]
         assert (statuses.count(401), statuses.count(429)) == (TRIES, 2 * TRIES)
 
     asyncio.run(scene())

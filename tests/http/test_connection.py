@@ -1,4 +1,4 @@
-"""Cost of a connection: limits, framing, deadlines, slow and departing clients, uvicorn's seam."""
+"""Cost of a connection: limits, framing, deadlines, slow and departing clients."""
 
 from __future__ import annotations
 

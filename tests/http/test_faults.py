@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import structlog
-from starlette.types import Receive, Scope, Send
 
 from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
+from headway.http.requests import Request, RouteAnswer
 from headway.http.server.connection import Connection
 from tests.http.stand import Answer, Stand, get, post, served
 from tests.http.test_listener import behind_app
@@ -128,10 +128,10 @@ def test_a_fault_in_the_sweep_hits_one_connection_alone(monkeypatch: pytest.Monk
 
 
 def test_a_fault_outside_of_the_routes() -> None:
-    """Before Starlette has the request, so that its own handlers do not see it."""
+    """Before the router has the request, so that it makes no answer of it."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raises()
+    async def app(_: Request) -> RouteAnswer:
+        raise ZeroDivisionError
 
     with structlog.testing.capture_logs() as logs:
         check(behind_app(app, get("/internal/health")), logs)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import Any
 
 import pytest
 import structlog
 import uvloop
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from headway.config import Settings
 from headway.errors import SettingError
+from headway.http.requests import ClientLeft, Handler, Request, RouteAnswer, StreamedAnswer
+from headway.http.routing import Route, Router
 from headway.http.server import connection
 from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
@@ -30,13 +27,13 @@ from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, served,
 BODY = '{"input": "a"}'
 
 
-def admin_door(app: ASGIApp, **settings: Any) -> Listener:
+def admin_door(app: Handler, **settings: Any) -> Listener:
     return Listener.admin(
         Settings(**{"admin_port": 0, **settings}), app, lambda: "00000000-0000-7000-8000-000000000000", Counters()
     )
 
 
-def behind_app(app: ASGIApp, request: bytes) -> Answer:
+def behind_app(app: Handler, request: bytes) -> Answer:
     """Answer of an open admin listener with this app behind it to one request."""
     answers: list[Answer] = []
 
@@ -48,11 +45,11 @@ def behind_app(app: ASGIApp, request: bytes) -> Answer:
     return answers[0]
 
 
-def behind(app: ASGIApp, main: Callable[[Listener, Client], Awaitable[None]]) -> None:
+def behind(app: Handler | Route, main: Callable[[Listener, Client], Awaitable[None]]) -> None:
     """Run `main` with a client of an open admin door that has one route, or an app."""
 
     async def bounded() -> None:
-        door = admin_door(Starlette(routes=[app]) if isinstance(app, Route) else app, admin_host="localhost")
+        door = admin_door(Router([app]) if isinstance(app, Route) else app, admin_host="localhost")
         await door.open()
         client = Client(*await asyncio.open_connection("127.0.0.1", door.port))
         try:
@@ -63,6 +60,14 @@ def behind(app: ASGIApp, main: Callable[[Listener, Client], Awaitable[None]]) ->
             await door.close()
 
     run(bounded)
+
+
+async def here(_: Request) -> RouteAnswer:
+    return RouteAnswer(b"here")
+
+
+async def whole(request: Request) -> bytes:
+    return b"".join([piece async for piece in request.pieces()])
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -79,7 +84,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 )
 def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: str, says: str) -> None:
     async def main() -> None:
-        door = admin_door(Starlette(), **settings)
+        door = admin_door(Router(()), **settings)
         with pytest.raises(SettingError) as caught:
             await door.open()
         assert caught.value.setting == setting
@@ -95,7 +100,7 @@ def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
 ) -> None:
     asked = asyncio.Event()
 
-    async def waits(_: Request) -> Response:
+    async def waits(_: Request) -> RouteAnswer:
         asked.set()
         await asyncio.Event().wait()
         raise AssertionError("nobody tells it")
@@ -112,7 +117,7 @@ def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
 
 def test_a_port_that_is_taken() -> None:
     async def main(stand: Stand) -> None:
-        door = admin_door(Starlette(), admin_port=stand.door.port)
+        door = admin_door(Router(()), admin_port=stand.door.port)
         with pytest.raises(SettingError, match="taken by another program"):
             await door.open()
         await door.close()
@@ -122,7 +127,7 @@ def test_a_port_that_is_taken() -> None:
 
 def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
     async def main() -> None:
-        door = admin_door(Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))]))
+        door = admin_door(Router([Route("/", here)]))
         await door.bind()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", door.port)
@@ -138,7 +143,7 @@ def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> Non
 
 def test_a_port_that_is_taken_is_found_before_the_door_opens() -> None:
     async def main(stand: Stand) -> None:
-        door = admin_door(Starlette(), admin_port=stand.door.port)
+        door = admin_door(Router(()), admin_port=stand.door.port)
         with pytest.raises(SettingError, match="taken by another program"):
             await door.bind()
         await door.close()
@@ -148,9 +153,9 @@ def test_a_port_that_is_taken_is_found_before_the_door_opens() -> None:
 
 def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
     async def main() -> None:
-        first = admin_door(Starlette())
+        first = admin_door(Router(()))
         await first.bind()
-        second = admin_door(Starlette(), admin_port=first.port)
+        second = admin_door(Router(()), admin_port=first.port)
         await second.bind()
         await second.open()
         with pytest.raises(SettingError, match="taken by another program"):
@@ -163,7 +168,7 @@ def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
 
 def test_a_door_that_was_never_opened_can_be_drained_and_closed() -> None:
     async def main() -> None:
-        door = admin_door(Starlette())
+        door = admin_door(Router(()))
         await door.drain()
         await door.close()
         await door.close()
@@ -180,7 +185,7 @@ def test_all_addresses_of_a_name_share_one_port() -> None:
             assert (await other.answer()).body == b"here"
             other.leave()
 
-    behind(Route("/", lambda request: PlainTextResponse("here")), main)
+    behind(Route("/", here), main)
 
 
 def test_a_listener_that_dies_is_replaced() -> None:
@@ -202,8 +207,8 @@ def test_a_listener_that_dies_is_replaced() -> None:
 
 
 def test_drain_answers_who_was_not_accepted_yet() -> None:
-    async def hello(request: Request) -> Response:
-        return PlainTextResponse("hello")
+    async def hello(request: Request) -> RouteAnswer:
+        return RouteAnswer(b"hello")
 
     async def main(door: Listener, _: Client) -> None:
         callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
@@ -220,8 +225,8 @@ def test_drain_answers_who_was_not_accepted_yet() -> None:
 
 
 def test_a_request_that_came_while_the_process_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hello(request: Request) -> Response:
-        return PlainTextResponse("hello")
+    async def hello(request: Request) -> RouteAnswer:
+        return RouteAnswer(b"hello")
 
     async def main(door: Listener, client: Client) -> None:
         request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -325,10 +330,10 @@ def test_drain_leaves_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drain_waits_for_the_app_and_says_goodbye() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: Request) -> Response:
+    async def slow(request: Request) -> RouteAnswer:
         entered.set()
         await leave.wait()
-        return PlainTextResponse("done")
+        return RouteAnswer(b"done")
 
     async def main(door: Listener, client: Client) -> None:
         await client.send(get("/"))
@@ -346,7 +351,7 @@ def test_drain_waits_for_the_app_and_says_goodbye() -> None:
 def test_close_cuts_everything() -> None:
     entered = asyncio.Event()
 
-    async def endless(request: Request) -> Response:
+    async def endless(request: Request) -> RouteAnswer:
         entered.set()
         await asyncio.Event().wait()
         raise AssertionError("never reached")
@@ -362,7 +367,7 @@ def test_close_cuts_everything() -> None:
 
 
 def test_a_fault_of_the_app_is_answered_and_its_connection_kept() -> None:
-    async def broken(request: Request) -> Response:
+    async def broken(request: Request) -> RouteAnswer:
         raise ZeroDivisionError
 
     async def main(door: Listener, client: Client) -> None:
@@ -376,12 +381,12 @@ def test_a_fault_of_the_app_is_answered_and_its_connection_kept() -> None:
 
 
 def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection() -> None:
-    async def broken(request: Request) -> Response:
-        async def body() -> AsyncIterator[bytes]:
+    async def broken(request: Request) -> RouteAnswer:
+        async def body() -> AsyncGenerator[bytes, None]:
             yield b"x"
             raise ZeroDivisionError
 
-        return StreamingResponse(body())
+        return StreamedAnswer(body, {}, "text/plain")
 
     async def main(door: Listener, client: Client) -> None:
         await client.send(get("/"))
@@ -392,8 +397,8 @@ def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection() -> None:
 
 
 def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
-    async def echo(request: Request) -> Response:
-        return PlainTextResponse(await request.body())
+    async def echo(request: Request) -> RouteAnswer:
+        return RouteAnswer(await whole(request))
 
     async def main(door: Listener, client: Client) -> None:
         large = b"x" * 900_000
@@ -414,7 +419,7 @@ def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
         await client.send(whole[-3:])
         assert (await client.answer()).body == b"abc"
 
-    behind(Route("/", echo, methods=["POST"]), main)
+    behind(Route("/", echo, ("POST",)), main)
 
 
 @pytest.mark.parametrize(
@@ -425,13 +430,13 @@ def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, 
     entered, left = asyncio.Event(), asyncio.Event()
     doors: list[Listener] = []
 
-    async def reads(request: Request) -> Response:
+    async def reads(request: Request) -> RouteAnswer:
         entered.set()
-        with pytest.raises(ClientDisconnect):
-            await request.body()
+        with pytest.raises(ClientLeft):
+            await whole(request)
         assert doors[0]._connections(), "it is told before the connection is gone"
         left.set()
-        return PlainTextResponse("too late")
+        return RouteAnswer(b"too late")
 
     async def main(door: Listener, client: Client) -> None:
         doors.append(door)
@@ -443,17 +448,17 @@ def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, 
         assert await client.ended()
         await left.wait()
 
-    behind(Route("/", reads, methods=["POST"]), main)
+    behind(Route("/", reads, ("POST",)), main)
 
 
 def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
-    async def talks(request: Request) -> Response:
-        async def body() -> AsyncIterator[bytes]:
+    async def talks(request: Request) -> RouteAnswer:
+        async def body() -> AsyncGenerator[bytes, None]:
             yield b"x"
-            async for _ in request.stream():
+            async for _ in request.pieces():
                 yield b"y"
 
-        return StreamingResponse(body())
+        return StreamedAnswer(body, {}, "text/plain")
 
     async def main(door: Listener, client: Client) -> None:
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -462,7 +467,7 @@ def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
         with contextlib.suppress(ConnectionError):
             assert await client.reader.read() == b""
 
-    behind(Route("/", talks, methods=["POST"]), main)
+    behind(Route("/", talks, ("POST",)), main)
 
 
 def test_connections_that_have_come_together_are_accepted_several_in_a_turn() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from headway.admin import routes
 from headway.admin.process import ProcessView
 from headway.admin.snapshot_source import SnapshotSource
@@ -30,6 +28,7 @@ from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http.readiness import Readiness
+from headway.http.requests import Handler
 from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters
@@ -115,7 +114,7 @@ class Stand:
 
     def admin_app(
         self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None, ledger: Ledger | None = None
-    ) -> ASGIApp:
+    ) -> Handler:
         """Admin app of this process; only `serve` and `gateway` have a gateway.
 
         Arguments:

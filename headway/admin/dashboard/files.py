@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Route
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -39,9 +38,9 @@ def routes() -> list[Route]:
     return found
 
 
-async def _to_page(request: Request) -> Response:
+async def _to_page(request: Request) -> RouteAnswer:
     # Relative, as the Host header is what anybody writes.
-    return Response(status_code=307, headers={**HEADERS, "location": "/dashboard"})
+    return RouteAnswer(status=307, headers={**HEADERS, "location": "/dashboard"})
 
 
 class _File:
@@ -49,8 +48,8 @@ class _File:
         self._body, self._type = body, media_type
         self._tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> RouteAnswer:
         headers = {**HEADERS, "etag": self._tag}
         if request.headers.get("if-none-match") == self._tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self._body, headers=headers, media_type=self._type)
+            return RouteAnswer(status=304, headers=headers)
+        return RouteAnswer(self._body, headers=headers, media_type=self._type)

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import msgspec
 import structlog
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headway import errors
 from headway.admin.guard import ServiceTokens, too_many_tries
@@ -19,6 +16,8 @@ from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
 from headway.errors import BadRequest
 from headway.http.error_responses import refusal
+from headway.http.requests import ClientLeft, Request, RouteAnswer
+from headway.http.routing import Route
 
 log = structlog.get_logger(__name__)
 
@@ -47,15 +46,15 @@ class SignIn:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("/dashboard/session", self.answer, methods=["GET", "POST", "DELETE"])]
+        return [Route("/dashboard/session", self.answer, ("GET", "POST", "DELETE"))]
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> RouteAnswer:
         """Answer for the session of a browser."""
         name = cookie_name(request.headers.get("host", ""))
         session = cookie_of(request.headers.get("cookie", ""), name)
         if request.method == "DELETE":
             self._sessions.end(session)
-            response = Response(status_code=204, headers={"set-cookie": set_cookie(name, "", self._secure)})
+            response = RouteAnswer(status=204, headers={"set-cookie": set_cookie(name, "", self._secure)})
         elif request.method == "POST":
             response = await self._begin(request, name)
         else:
@@ -64,10 +63,10 @@ class SignIn:
         response.headers["cache-control"] = "no-store"
         return response
 
-    async def _begin(self, request: Request, name: str) -> Response:
-        id, address = request.state.request_id, shown_address(request.client)
+    async def _begin(self, request: Request, name: str) -> RouteAnswer:
+        id, address = request.id, shown_address(request.client)
         if not self._tokens:
-            return Response(status_code=204)
+            return RouteAnswer(status=204)
         token = (await _token(request)).encode()
         right = self._tokens.match(token)
         wait = self._tries.check(address, right=right, guessable=self._tokens.guessable)
@@ -76,7 +75,7 @@ class SignIn:
         if not right:
             log.warning("a browser could not sign in: wrong service token", address=address)
             return refusal(id, errors.UNAUTHENTICATED, "this is not the service token of this process")
-        return Response(status_code=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
+        return RouteAnswer(status=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
 
 
 async def _token(request: Request) -> str:
@@ -87,11 +86,11 @@ async def _token(request: Request) -> str:
     """
     body = b""
     try:
-        async for chunk in request.stream():
+        async for chunk in request.pieces():
             body += chunk
             if len(body) > LARGEST:
                 raise BadRequest(f"the body of a sign-in has at most {LARGEST} bytes")
-    except ClientDisconnect:
+    except ClientLeft:
         raise BadRequest("the body of the sign-in is incomplete") from None
     try:
         return msgspec.json.decode(body, type=_Given).token

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 from headway import errors
 from headway.admin.dashboard.hub import MOST_VIEWERS, Hub
 from headway.admin.dashboard.viewers import Viewer
 from headway.http.error_responses import refusal
+from headway.http.requests import Request, RouteAnswer, StreamedAnswer
 
 OPENING = b"retry: 1000\n\n"
 """Beginning of a stream: the browser connects again a second after it ended."""
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream:
@@ -29,44 +28,23 @@ class EventStream:
     def __init__(self, hub: Hub, valid: Callable[[str], bool]) -> None:
         self._hub, self._valid = hub, valid
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> RouteAnswer:
         """Answer with the stream."""
         if self._hub.full:
             message = f"{MOST_VIEWERS} pages look at this process already; look at another one of the fleet"
-            return refusal(request.state.request_id, errors.SERVICE_OVERLOADED, message, 5.0, "viewers")
-        session: str = request.scope["state"].get("session", "")
-        return _Stream(self._hub, lambda: not session or self._valid(session))
+            return refusal(request.id, errors.SERVICE_OVERLOADED, message, 5.0, "viewers")
+        return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
 
-
-class _Stream(Response):
-    """Answer that goes on until its client leaves, is too slow, has signed out, or the port closes."""
-
-    def __init__(self, hub: Hub, welcome: Callable[[], bool]) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
-        del self.headers["content-length"]
-        self._hub, self._welcome = hub, welcome
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state, fields = scope["state"], Request(scope).headers
-        viewer = Viewer(state.get("cut", lambda: None))
-        state.get("stream", lambda: None)()
-        leaving = asyncio.ensure_future(_left(receive))
+    async def _events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Events until the client leaves, is too slow, has signed out, or the port closes."""
+        session, viewer = request.session, Viewer(request.cut)
+        leaving = asyncio.ensure_future(request.left())
         leaving.add_done_callback(lambda _: viewer.end())
-        self._hub.join(viewer, fields.get("last-event-id", ""), state.get("shut") or asyncio.Event())
+        self._hub.join(viewer, request.headers.get("last-event-id", ""), request.shut)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": OPENING, "more_body": True})
-            while (event := await viewer.next()) is not None and self._welcome():
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield OPENING
+            while (event := await viewer.next()) is not None and (not session or self._valid(session)):
+                yield event
         finally:
             self._hub.leave(viewer)
             leaving.cancel()
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,4 +1,4 @@
-"""Fast path: the inference routes answered on the connection itself, all other routes left to the app.
+"""Fast path: the inference routes answered on the connection itself, all other routes left to their handlers.
 
 A request costs one lookup of the principal, one decode, one submit, one encode and one write: no ASGI scope, no task,
 no future, no timer. The connection is the reply sink, since it has one request in hand at a time.
@@ -35,7 +35,7 @@ from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import JSON, MARKS, Exchange, RequestTarget, TokensOfEach, whole
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
-from headway.http.server.connection import APP, ASKED, BODY, FAR, IDLE, MOST_BUFFERED, WRITING, Connection
+from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
@@ -49,7 +49,6 @@ _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0))
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
 
@@ -124,12 +123,12 @@ class FastPathConnection(Connection):
     @property
     def silent(self) -> bool:
         """Whether no request of its client is under way."""
-        return self.phase not in (BODY, ASKED, APP, WRITING)
+        return self.phase not in (BODY, ASKED, ROUTE, WRITING)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or refuse it when there are too many, in all or of its client."""
         super().connection_made(transport)
-        if self.phase == IDLE and self in self.connections:
+        if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
             self.origin = address if self.inference.anonymous else None
             if not self.inference.quotas.enter(self, address):
@@ -318,7 +317,7 @@ class FastPathConnection(Connection):
         return ending
 
     def serve(self, head: Head, raw: bytes) -> None:
-        """Start on a request: the inference routes here, all others in the app."""
+        """Start on a request: the inference routes here, all others by their handlers."""
         routes = self.inference.routes
         if head.method == b"POST" and (found := routes.find(head.target)) is not None:
             self._serve_inference(*found, head, raw)
@@ -473,7 +472,7 @@ class FastPathConnection(Connection):
                 BodyReceiver(self).begin()
         self.expect_body(head)
         if request.expects and not buffer:
-            self.transport.write(_CONTINUE)
+            self.transport.write(CONTINUE)
 
     def _remember(self, request: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)

@@ -6,15 +6,13 @@ from time import time
 from typing import Any
 
 import msgspec
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refusal
 from headway.http.openai.errors import encode_error
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import Route
 from headway.model import Principal
 from headway.ports import Identity
 
@@ -24,11 +22,8 @@ PATH = "/v1/models"
 def routes(gateway: Gateway, identity: Identity) -> list[Route]:
     """Both routes, for principals that `identity` knows."""
     on = _Routes(gateway)
-    authentication = [Middleware(Authentication, identity, gateway)]
-    return [
-        Route(PATH, on.all, methods=["GET"], middleware=authentication),
-        Route(f"{PATH}/{{id:path}}", on.one, methods=["GET"], middleware=authentication),
-    ]
+    known = Authentication(identity, gateway)
+    return [Route(PATH, known(on.all)), Route(f"{PATH}/{{id:path}}", known(on.one))]
 
 
 class _Routes:
@@ -36,17 +31,17 @@ class _Routes:
         self._gateway = gateway
         self._since = int(time())
 
-    async def all(self, request: Request) -> Response:
-        data = [self._told(model) for model in self._names(request.state.principal)]
+    async def all(self, request: Request) -> RouteAnswer:
+        data = [self._told(model) for model in self._names(request.principal)]
         return self._answer({"object": "list", "data": data})
 
-    async def one(self, request: Request) -> Response:
-        id, names = request.path_params["id"], self._names(request.state.principal)
+    async def one(self, request: Request) -> RouteAnswer:
+        id, names = request.params["id"], self._names(request.principal)
         if id in names:
             return self._answer(self._told(id))
-        failure = self._gateway.kinds.absence(id, request.state.principal.models)
-        shown, after = request.state.request_id, failure.retry_after
-        return refusal(shown, failure.code, failure.message, after, failure.reason, encode=encode_error)
+        failure = self._gateway.kinds.absence(id, request.principal.models)
+        after = failure.retry_after
+        return refusal(request.id, failure.code, failure.message, after, failure.reason, encode=encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.kinds.visible(principal.models)
@@ -55,5 +50,5 @@ class _Routes:
         told = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
         return {**told, "status": "failed"} if model in self._gateway.kinds.failed else told
 
-    def _answer(self, content: dict[str, Any]) -> Response:
-        return Response(msgspec.json.encode(content), media_type="application/json")
+    def _answer(self, content: dict[str, Any]) -> RouteAnswer:
+        return RouteAnswer(msgspec.json.encode(content), media_type=JSON)

@@ -1,7 +1,7 @@
 """Connection of one client: reads requests, writes answers, bounds their cost, and closes.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the fast path) ─▶ WRITING (a large answer) ─▶ IDLE
-      └───────┴────▶ APP (uvicorn's own cycle) ───────▶ IDLE
+      └───────┴────▶ ROUTE (an ordinary route) ───────▶ IDLE
     DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
     WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
     LINGERING: refused for good, what still comes is thrown away.
@@ -21,29 +21,31 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
 from time import monotonic
-from typing import Any, cast
 
 import httptools
 import structlog
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
+from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
-from headway.http.error_responses import UNFORESEEN
+from headway.http.error_responses import UNFORESEEN, refuse
 from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
+from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
-from headway.http.server.head import END, Head, Told, past_blank, read_head, suspect, too_long
+from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
 from headway.http.server.read_turns import HANDFUL
 from headway.http.server.unread_answers import Unread, bound
 
 log = structlog.get_logger(__name__)
 
-IDLE, HEAD, BODY, DROP, ASKED, APP, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
+IDLE, HEAD, BODY, DROP, ASKED, ROUTE, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
 
 MOST_BUFFERED = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
@@ -57,9 +59,14 @@ UNCOUNTED = 4_096
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-class Connection(HttpToolsProtocol):
-    """Connection whose requests all go to the ASGI app; the fast path adds routes that do not.
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no value of a header field may have."""
+
+
+class Connection(asyncio.Protocol):
+    """Connection whose requests all go to ordinary routes; the fast path adds those of inference.
 
     Arguments:
         context: context shared with the listener's other connections.
@@ -72,14 +79,13 @@ class Connection(HttpToolsProtocol):
     far = MOST_BUFFERED
 
     __slots__ = (
-        "ahead", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "id", "last", "missing",
-        "open", "paused", "phase", "seen", "since", "unread",
+        "ahead", "asked", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "missing",
+        "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "writable",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
-        super().__init__(context.config, context.state, {}, context.loop)
-        self.parser = cast(Any, None)
         self.context = context
+        self.transport: asyncio.Transport
         self.descriptor = -1
         self.phase = IDLE
         self.since = 0.0
@@ -95,27 +101,31 @@ class Connection(HttpToolsProtocol):
         self.missing = 0
         self.chunks: Chunks | None = None
         self.unread = Unread()
+        self.asked: Request | None = None
+        """Request of an ordinary route that is in hand."""
+        self.held = False
+        """Whether nothing more is read from the client for now."""
+        self.streaming = False
+        self.writable: asyncio.Event | None = None
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or refuse it when there are too many."""
         self.transport = transport
-        self.flow = FlowControl(transport)
-        self.scheme = self.context.scheme
         # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
-        full = len(self.connections) - context.settings.max_connections
+        full = len(context.connections) - context.settings.max_connections
         descriptor = self.descriptor = descriptor_of(transport)
         if full > TURNED_AWAY or descriptor >= context.fd_brink:
             transport.abort()
         elif full >= 0 or descriptor >= context.fd_ceiling:
-            self.connections.add(self)
+            context.connections.add(self)
             self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
         else:
-            self.connections.add(self)
+            context.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
@@ -135,18 +145,22 @@ class Connection(HttpToolsProtocol):
         self.chunks = None
         if self.paused:
             self.context.hangups.forget(self.descriptor)
-        super().connection_lost(exc)
+        self.context.connections.discard(self)
+        if self.asked is not None:
+            self.asked.leave()
+        self._let_write()
+        if exc is None:
+            self.transport.close()
         self.context.left()
 
     def pause_writing(self) -> None:
         """Note that the client does not take its answer."""
         self.unread.begin(self.transport, monotonic())
-        super().pause_writing()
 
     def resume_writing(self) -> None:
         """Note that the client has taken all of its answer."""
         self.unread.since = 0.0
-        super().resume_writing()
+        self._let_write()
         if self.phase == BLOCKED:
             self.finish()
             self.advance()
@@ -188,27 +202,20 @@ class Connection(HttpToolsProtocol):
         if head.length > self.context.most_body:
             self.refuse(too_large(self.context.settings), head)
             return
-        self.server = get_local_addr(self.transport)
-        self.client = get_remote_addr(self.transport)
-        self.on_message_begin()
-        self.url = head.target
-        self.headers.extend(head.fields)
-        self.expect_100_continue = head.expects
-        self.parser = cast(Any, Told(head))
         try:
-            self.on_headers_complete()
+            url = httptools.parse_url(head.target)
         except httptools.HttpParserInvalidURLError:
             self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
             return
-        state = self.scope["state"]
-        state["request_id"] = shown = SHOWN + self.id
-        state["shut"], state["cut"], state["stream"] = self.context.shut, self.shutdown, self.begin_stream
-        state["encode_error"] = self.encode_error
-        self.cycle.default_headers = [*self.server_state.default_headers, (b"x-request-id", shown.encode())]
-        self.cycle.keep_alive = head.keep and not self.context.closing
-        self.phase = APP
+        address = self.transport.get_extra_info("peername")
+        request = self.asked = Request(
+            head, url.path, url.query or b"", SHOWN + self.id, address[:2] if isinstance(address, tuple) else None,
+            self.encode_error, self.context.shut, self.shutdown, self._want_body,
+        )  # fmt: skip
+        self.phase = ROUTE
         if not self.expect_body(head):
-            self.on_message_complete()
+            request.end()
+        self.context.begin(self._answer(request))
 
     def expect_body(self, head: Head) -> bool:
         """Prepare for the body that `head` announces; False when it has none."""
@@ -225,21 +232,92 @@ class Connection(HttpToolsProtocol):
         return True
 
     def take(self, content: bytes) -> None:
-        """Take a piece of the body. Without an app that waits for it, the piece is dropped."""
-        if self.phase == APP:
-            self.on_body(content)
+        """Take a piece of the body. Without a route that waits for it, the piece is dropped."""
+        if self.asked is not None and self.asked.feed(content) > MOST_BUFFERED:
+            self._hold()
 
     def complete(self) -> None:
         """Note that the body is complete."""
-        if self.phase == APP:
-            self.on_message_complete()
+        if self.asked is not None:
+            self.asked.end()
         else:
             self.finish()
 
-    def on_response_complete(self) -> None:
-        """Note that the app has answered."""
-        self.server_state.total_requests += 1
-        self.flow.resume_reading()
+    async def _answer(self, request: Request) -> None:
+        """Answer a request of an ordinary route."""
+        context, begun = self.context, monotonic()
+        try:
+            response = await context.answer(request)
+        except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
+            return
+        except Exception:
+            log.exception(
+                "a route failed", request_id=request.id, method=excerpt(request.method), path=excerpt(request.path)
+            )
+            response = refuse(request, INTERNAL, UNFORESEEN)
+        if request.gone:
+            return
+        try:
+            context.trace_answer(request, response.status, begun)
+            if isinstance(response, StreamedAnswer):
+                await self._stream(request, response)
+            else:
+                self._write(request, response)
+        except asyncio.CancelledError:
+            return
+        except Exception as exc:
+            self.fault(exc)
+            return
+        if not request.gone:
+            self.asked, self.streaming = None, False
+            self._answered()
+
+    def _write(self, request: Request, response: RouteAnswer) -> None:
+        empty = response.status in (204, 304)
+        fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
+        head = self._frame(request, response.status, fields)
+        if empty or request.method == "HEAD":
+            self.transport.write(head)
+        else:
+            self.transport.write(head + response.body)
+
+    async def _stream(self, request: Request, response: StreamedAnswer) -> None:
+        """Write an answer piece by piece, each when its client has taken those before."""
+        chunked, empty = not self.last, request.method == "HEAD"
+        fields = {**response.headers, "transfer-encoding": "chunked"} if chunked and not empty else response.headers
+        self.transport.write(self._frame(request, response.status, fields))
+        self.streaming = True
+        bound(self.transport)
+        if empty:
+            return
+        async with contextlib.aclosing(response.pieces()) as pieces:
+            async for piece in pieces:
+                while self.unread.since and not request.gone:
+                    self.writable = self.writable or asyncio.Event()
+                    self.writable.clear()
+                    await self.writable.wait()
+                if request.gone:
+                    return
+                self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        if chunked and not request.gone:
+            self.transport.write(b"0\r\n\r\n")
+
+    def _frame(self, request: Request, status: int, fields: Mapping[str, str]) -> bytes:
+        """Beginning of an answer, up to its body."""
+        lines = [
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {self.context.date.decode()}\r\nx-request-id: {request.id}"
+        ]
+        for name, value in fields.items():
+            if _UNSAFE.search(value):
+                raise ValueError(f"the header field {name} has a control character in it")
+            lines.append(f"{name}: {value}")
+        if self.last or self.context.closing:
+            lines.append("connection: close")
+        return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+    def _answered(self) -> None:
+        """Go on after the answer of an ordinary route."""
+        self._release()
         if self.transport.is_closing():
             self.phase = CLOSED
             self.buffer, self.ahead = b"", None
@@ -249,7 +327,7 @@ class Connection(HttpToolsProtocol):
             self.linger()
         else:
             self._drop_body()
-        if self.phase == IDLE and self.buffer:  # An app's route may cost as much as a handful.
+        if self.phase == IDLE and self.buffer:  # An ordinary route may cost as much as a handful.
             self._wait_turn()
         else:
             self.advance()
@@ -288,11 +366,10 @@ class Connection(HttpToolsProtocol):
         self.id = self.id or self.context.new_id()
         self.last = True
         self.context.refused(error, tier)
-        if self.phase == APP:
-            cycle = self.cycle
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if cycle.response_started:
+        if self.asked is not None:
+            self.asked.leave()
+            self.asked = None
+            if self.streaming:
                 self.phase = CLOSED
                 self.transport.abort()
                 return
@@ -336,7 +413,7 @@ class Connection(HttpToolsProtocol):
         self.chunks = None
         if not self.transport.is_closing():
             self.transport.write_eof()
-            self.flow.resume_reading()
+            self._release()
 
     # What the listener calls.
 
@@ -367,19 +444,35 @@ class Connection(HttpToolsProtocol):
 
     def retire(self) -> None:
         """Let the answer in hand be the last, as the listener is closing."""
-        if self.phase == APP:
-            self.cycle.keep_alive = False
-
-    def begin_stream(self) -> None:
-        """Note that the answer goes on for as long as its client takes it."""
-        bound(self.transport)
 
     def shutdown(self) -> None:
         """Close at once. It no longer counts, though its socket is closed in the next turn of the event loop only."""
-        self.connections.discard(self)
+        self.context.connections.discard(self)
         self.transport.abort()
 
     # Steps.
+
+    def _hold(self) -> None:
+        """Read nothing more from the client for now."""
+        if not self.held:
+            self.held = True
+            self.transport.pause_reading()
+
+    def _release(self) -> None:
+        if self.held:
+            self.held = False
+            self.transport.resume_reading()
+
+    def _want_body(self) -> None:
+        """Have more of the body come, as the route waits for it."""
+        if self.expects and not self.transport.is_closing():
+            self.transport.write(CONTINUE)
+            self.expects = False
+        self._release()
+
+    def _let_write(self) -> None:
+        if self.writable is not None:
+            self.writable.set()
 
     def _take_head(self) -> bool:
         """Start on the next request, if all of its head is here."""
@@ -462,7 +555,7 @@ class Connection(HttpToolsProtocol):
             self._read_on()
         elif ahead > (MOST_BUFFERED if self.phase == WAITING else self.far) and not self.paused:
             self.paused = True
-            self.flow.pause_reading()
+            self._hold()
             self.context.hangups.watch(self.descriptor, self.shutdown)
         elif ahead <= MOST_BUFFERED:
             self._read_on()
@@ -480,7 +573,7 @@ class Connection(HttpToolsProtocol):
         if self.paused:
             self.paused = False
             self.context.hangups.forget(self.descriptor)
-            self.flow.resume_reading()
+            self._release()
 
     def _wait_turn(self) -> None:
         self.phase = WAITING

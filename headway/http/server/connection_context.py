@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from functools import partial
-from time import monotonic
-from typing import Literal, Protocol
-
-import structlog
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn import Config
-from uvicorn.server import ServerState
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headway.config import Settings
-from headway.core.excerpt import excerpt
 from headway.core.failures import error_of
-from headway.errors import INTERNAL, RequestError
+from headway.errors import RequestError
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
@@ -27,11 +19,11 @@ from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.tenant_counts import TenantCounts
-from headway.http.error_responses import UNFORESEEN, refusal
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.requests import Handler, Request
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
@@ -45,7 +37,8 @@ from headway.runtime.fair_turns import FairTurns
 from headway.runtime.listening import SPARE
 from headway.runtime.protocol_hints import ProtocolHints
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from headway.http.server.connection import Connection
 
 NewId = Callable[[], str]
 """Function that makes the text of a fresh UUIDv7."""
@@ -131,76 +124,11 @@ class Intake(Protocol):
         ...
 
 
-class _Shelter:
-    """Guard of an app's faults: each is one line of the log, under the request's id.
-
-    Its client gets an answer unless a part of one has been sent.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    # uvicorn calls what it serves without arguments, to see whether it makes an app; mutmut's stand-in would take that.
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pragma: no mutate block
-        begun = complete = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun, complete
-            begun = True
-            await send(message)
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-        try:
-            await self._app(scope, receive, watched)
-        except (
-            ClientDisconnect,
-            asyncio.CancelledError,
-        ):  # The latter when the port closes, which cuts all connections.
-            return
-        except Exception:
-            if begun and not complete:
-                raise  # uvicorn logs it, and cuts the connection.
-            id = scope["state"]["request_id"]
-            method, path = excerpt(scope["method"]), excerpt(scope["path"])
-            log.exception("a route failed", request_id=id, method=method, path=path)
-            if not begun:
-                answer = refusal(id, INTERNAL, UNFORESEEN, encode=scope["state"]["encode_error"])
-                await answer(scope, receive, send)
-
-
-class _Traced:
-    """Recorder of the errors with which ordinary routes answer requests that name a span."""
-
-    def __init__(self, app: ASGIApp, traces: RefusalTraces) -> None:
-        self._app, self._traces = app, traces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields: dict[bytes, bytes] = {}
-        for name, value in scope.get("headers", ()):
-            if name in (
-                b"traceparent",
-                b"tracestate",
-            ):  # Several are joined; so a `traceparent` that comes twice is malformed.
-                fields[name] = b"%b, %b" % (fields[name], value) if name in fields else value
-        if not fields:
-            await self._app(scope, receive, send)
-            return
-        begun = monotonic()
-
-        async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start" and (status := message["status"]) >= 400:
-                id = scope["state"]["request_id"]
-                self._traces.answered(scope["method"], scope["path"], fields, id, status, begun)
-            await send(message)
-
-        await self._app(scope, receive, watched)
-
-
 class ConnectionContext:
     """Context shared by a listener's connections.
 
     Arguments:
-        app: ASGI app behind the ordinary routes.
+        answer: answers the requests of ordinary routes.
         settings: limits and times.
         new_id: makes request ids.
         counters: counters of refusals.
@@ -217,12 +145,15 @@ class ConnectionContext:
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brink: first descriptor number at which it is cut off without an answer.
+        connections: open connections.
+        tasks: requests of ordinary routes that are being answered.
     """
 
     label = "admin"
     spare = 8
 
-    def __init__(self, app: ASGIApp, settings: Settings, new_id: NewId, counters: Counters) -> None:
+    def __init__(self, answer: Handler, settings: Settings, new_id: NewId, counters: Counters) -> None:
+        self.answer = answer
         self.settings = settings
         self.new_id = new_id
         self.encode_error: EncodeError = encode_problem
@@ -242,27 +173,13 @@ class ConnectionContext:
         self.turns = Turns(self.loop)
         self._left = asyncio.Event()
         self._hints = ProtocolHints(self.label, self.loop.time)
-        self.state = ServerState()
-        self.config = Config(
-            _Shelter(app),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-        )
-        self.config.load()
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self.refresh()
 
     def refresh(self) -> None:
         """Bring the Date header up to date. The listener calls it now and then."""
-        date = formatdate(usegmt=True).encode()
-        if date != self.date:
-            self.date = date
-            self.state.default_headers = [(b"date", date)]
+        self.date = formatdate(usegmt=True).encode()
 
     def retire(self) -> None:
         """Make every answer its connection's last from now on."""
@@ -275,12 +192,12 @@ class ConnectionContext:
 
     def left(self) -> None:
         """Note that a connection has ended."""
-        if not self.state.connections:
+        if not self.connections:
             self._left.set()
 
     async def emptied(self) -> None:
         """Return as soon as no connection is left."""
-        while self.state.connections:
+        while self.connections:
             self._left.clear()
             await self._left.wait()
 
@@ -291,15 +208,24 @@ class ConnectionContext:
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier, ""] += 1
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin to answer a request of an ordinary route."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request that is refused after its head, if traces are recorded here."""
+
+    def trace_answer(self, request: Request, status: int, begun: float) -> None:
+        """Record the span of a request to an ordinary route that is answered with an error, if traces are recorded here."""
 
 
 class InferenceContext(ConnectionContext):
     """Context of a listener with inference routes.
 
     Arguments:
-        app: ASGI app behind the ordinary routes.
+        answer: answers the requests of ordinary routes.
         settings: limits and times.
         new_id: makes request ids.
         counters: counters of refusals.
@@ -313,7 +239,7 @@ class InferenceContext(ConnectionContext):
 
     def __init__(
         self,
-        app: ASGIApp,
+        answer: Handler,
         settings: Settings,
         new_id: NewId,
         counters: Counters,
@@ -322,7 +248,7 @@ class InferenceContext(ConnectionContext):
         refusal_traces: RefusalTraces | None = None,
     ) -> None:
         self.opening = self.bare_opening = b""
-        super().__init__(app if refusal_traces is None else _Traced(app, refusal_traces), settings, new_id, counters)
+        super().__init__(answer, settings, new_id, counters)
         self.refusal_traces = refusal_traces
         self.intake = intake
         self.submit = intake.submit
@@ -369,6 +295,20 @@ class InferenceContext(ConnectionContext):
             found = self.routes.find(head.target) if head.method == b"POST" else None
             way = found[0].way if found is not None else head.method.decode()
             traces.refused(way, head.single, id, error, begun)
+
+    def trace_answer(self, request: Request, status: int, begun: float) -> None:
+        """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
+        if self.refusal_traces is None or status < 400:
+            return
+        fields: dict[bytes, bytes] = {}
+        for name, value in request.fields:
+            if name in (
+                b"traceparent",
+                b"tracestate",
+            ):  # Several are joined; so a `traceparent` that comes twice is malformed.
+                fields[name] = b"%b, %b" % (fields[name], value) if name in fields else value
+        if fields:
+            self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request whose head was good, and that is refused."""

@@ -92,31 +92,6 @@ class OtherProtocol(BadRequest):
         self.kind = kind
 
 
-class Told:
-    """Stand-in for uvicorn's parser, which answers from a head that was parsed before."""
-
-    __slots__ = ("_head",)
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-
-    def get_http_version(self) -> str:
-        """The version, as in the request line."""
-        return self._head.version
-
-    def get_method(self) -> bytes:
-        """The method."""
-        return self._head.method
-
-    def should_keep_alive(self) -> bool:
-        """Whether the connection may serve another request."""
-        return self._head.keep
-
-    def should_upgrade(self) -> bool:
-        """Whether the connection may be upgraded: never."""
-        return False
-
-
 class _Scribe:
     """Callbacks of the parser, which take down what it finds."""
 

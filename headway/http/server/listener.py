@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import cast
-
-from starlette.types import ASGIApp
 
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.http.inference.cross_origin import CrossOriginConnection, Origins
 from headway.http.inference.fast_path import FastPathConnection
+from headway.http.requests import Handler
 from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
 from headway.ports import Identity
@@ -81,19 +79,19 @@ class Listener:
         settings: Settings,
         intake: Intake,
         identity: Identity,
-        app: ASGIApp,
+        answer: Handler,
         new_id: NewId,
         counters: Counters,
         certificates: Certificates | None = None,
         refusal_traces: RefusalTraces | None = None,
     ) -> Listener:
-        """Listener for clients: the fast path, and `app` for all other routes."""
+        """Listener for clients: the fast path, and `answer` for all other routes."""
         return cls(
             settings.host,
             settings.port,
             "",
             settings,
-            lambda: InferenceContext(app, settings, new_id, counters, intake, identity, refusal_traces),
+            lambda: InferenceContext(answer, settings, new_id, counters, intake, identity, refusal_traces),
             certificates,
         )
 
@@ -101,7 +99,7 @@ class Listener:
     def admin(
         cls,
         settings: Settings,
-        app: ASGIApp,
+        answer: Handler,
         new_id: NewId,
         counters: Counters,
         certificates: Certificates | None = None,
@@ -112,14 +110,14 @@ class Listener:
             settings.admin_port,
             "admin_",
             settings,
-            lambda: ConnectionContext(app, settings, new_id, counters),
+            lambda: ConnectionContext(answer, settings, new_id, counters),
             certificates,
         )
 
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
-        return 0 if self._context is None else len(self._context.state.connections)
+        return 0 if self._context is None else len(self._context.connections)
 
     async def bind(self) -> None:
         """Take the address, without listening.
@@ -190,7 +188,7 @@ class Listener:
             context.close()
             for connection in self._connections():
                 connection.shutdown()
-            tasks = list(context.state.tasks)
+            tasks = list(context.tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -210,7 +208,7 @@ class Listener:
                 connection.fault(exc)
 
     def _connections(self) -> list[Connection]:
-        return [] if self._context is None else cast(list[Connection], list(self._context.state.connections))
+        return [] if self._context is None else list(self._context.connections)
 
     def _look_after(self) -> None:
         """Sweep, and schedule the next sweep."""
@@ -224,7 +222,7 @@ class Listener:
             descriptor_ceiling(context.spare),
             descriptor_ceiling(context.spare // 2),
         )
-        if context.state.connections:
+        if context.connections:
             self._sweep_soon(context, monotonic())
         for listener in self._listeners:
             listener.revive()
@@ -259,6 +257,6 @@ def _refuse_plain(connection: Connection) -> None:
 
 
 def _interval(context: ConnectionContext) -> float:
-    most = 0.05 if context.shut.is_set() else SWEEP if context.state.connections else REST
+    most = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
     shortest = min(context.header_timeout, context.body_timeout, context.keep_alive)
     return max(0.01, min(most, shortest / 2))

@@ -35,80 +35,45 @@ class Program:
     full: tuple[str, ...]
 
 
+def _program(group: str, what: str, short: str = "", full: str = "") -> Program:
+    return Program(group, what, tuple(short.split()), tuple(full.split()))
+
+
 PROGRAMS = {
-    "policies": Program("simulated", "all policies on real traffic, simulated", (), ()),
-    "never_worse": Program("simulated", "the default policy on random services", ("--configurations", "16"), ()),
-    "promised": Program("simulated", "the cases it is designed for, simulated", (), ()),
-    "formation": Program("simulated", "batches formed at the claim or by gateways, simulated", (), ()),
-    "sharding": Program("simulated", "a queue cut into shards, simulated", (), ()),
-    "warm_models": Program("simulated", "loads of models on GPUs that cannot hold all", ("--seconds", "900"), ()),
-    "cases": Program("load", "the cases it is designed for", ("--seconds", "10"), ("--seconds", "60")),
-    "shared_gpus": Program("load", "several models on shared GPUs", ("--seconds", "5"), ("--seconds", "20")),
-    "shared_fleet": Program(
-        "load", "hosts of different models on shared GPUs, over Redis", ("--seconds", "5"), ("--seconds", "20")
+    "policies": _program("simulated", "the cases of the default policy, and all policies on real traffic, simulated"),
+    "never_worse": _program("simulated", "the default policy on random services", "--configurations 16"),
+    "sharding": _program("simulated", "a queue cut into shards, simulated"),
+    "warm_models": _program("simulated", "loads of models on GPUs that cannot hold all", "--seconds 900"),
+    "cases": _program("load", "the cases it is designed for", "--seconds 10", "--seconds 60"),
+    "gathering": _program("load", "one queue for all gateways and hosts", "--rounds 1 --seconds 10", "--seconds 60"),
+    "overload": _program("load", "floods, lost workers, exact limits", "--seconds 8 --minutes 0.2"),
+    "neighbours": _program("load", "one tenant at its worst, another one beside it", "--seconds 3", "--seconds 20"),
+    "shared_gpus": _program("load", "several models on shared GPUs", "--seconds 5", "--seconds 20"),
+    "foretold": _program(
+        "load", "simulations and plans beside what happens", "--worst 0 --seconds 4 --plans 3 --real 1"
     ),
-    "overload": Program("load", "half as much again as there is capacity", ("--seconds", "10"), ("--seconds", "30")),
-    "foretold": Program(
-        "load", "simulated beside real, where paced does worst", ("--worst", "0", "--seconds", "4"), ()
+    "collectors": _program(
+        "load", "collectors of traces in trouble", "--rounds 1 --seconds 4", "--rounds 5 --seconds 10"
     ),
-    "plans": Program("load", "do plans hold?", ("--plans", "3", "--real", "1"), ()),
-    "peer": Program(
-        "cost", "CPU time beside mosec", ("--rounds", "2", "--seconds", "4"), ("--rounds", "5", "--seconds", "10")
-    ),
-    "peer_rates": Program(
-        "cost", "CPU time beside mosec at everyday rates", ("--rounds", "1", "--seconds", "6"), ("--seconds", "30")
-    ),
-    "doors": Program("cost", "CPU time door by door", ("--rounds", "1", "--seconds", "3"), ()),
-    "payload": Program("cost", "large payloads", ("--seconds", "3"), ("--seconds", "20")),
-    "holds": Program("cost", "what holds the event loops", ("--seconds", "3"), ("--seconds", "10")),
-    "growth": Program("cost", "cost by rate, by workers, by waiting client", ("--seconds", "4"), ("--seconds", "30")),
-    "hotspots": Program("cost", "where the time goes", ("--seconds", "4"), ("--seconds", "20")),
-    "exactness": Program(
-        "promises", "every answer to its own request", ("--requests", "100000"), ("--requests", "1000000")
-    ),
-    "fleet_peer": Program(
-        "cost",
-        "CPU time over Redis, beside Triton",
-        ("--rounds", "1", "--seconds", "4"),
-        ("--rounds", "3", "--seconds", "10"),
-    ),
-    "instructions": Program("cost", "instructions of Redis for each call", ("--times", "50"), ()),
-    "gathering": Program(
-        "load", "one queue for all gateways and hosts", ("--rounds", "1", "--seconds", "10"), ("--seconds", "60")
-    ),
-    "many_versions": Program("cost", "versions that come and go", ("--versions", "150"), ()),
-    "many_names": Program("cost", "names that nobody serves", ("--names", "10000"), ()),
-    "collectors": Program(
-        "load",
-        "collectors of traces in trouble",
-        ("--rounds", "1", "--seconds", "4"),
-        ("--rounds", "5", "--seconds", "10"),
-    ),
-    "idle": Program("cost", "what is done at rest", ("--seconds", "10"), ()),
-    "claims": Program("cost", "claims by many hosts", ("--seconds", "4"), ("--seconds", "15")),
-    "ledger": Program(
-        "cost", "rows per second, and what they cost", ("--seconds", "4"), ("--rounds", "10", "--seconds", "10")
-    ),
-    "flood": Program("load", "floods, lost workers, exact limits", ("--seconds", "8", "--minutes", "0.2"), ()),
-    "proxied": Program(
+    "peer": _program("cost", "CPU time beside mosec, and how it grows", "--rounds 1 --seconds 4", "--seconds 15"),
+    "fleet_peer": _program("cost", "CPU time over Redis, beside Triton", "--rounds 1 --seconds 4", "--seconds 10"),
+    "doors": _program("cost", "CPU time door by door", "--rounds 1 --seconds 3"),
+    "payload": _program("cost", "large payloads", "--seconds 3", "--seconds 20"),
+    "instructions": _program("cost", "instructions of Redis for each call", "--times 50"),
+    "claims": _program("cost", "claims by many hosts", "--seconds 4", "--seconds 15"),
+    "ledger": _program("cost", "rows per second, and what they cost", "--seconds 4", "--rounds 10 --seconds 10"),
+    "many": _program("cost", "many keys, names and versions", "--keys 100000 --names 10000 --versions 150"),
+    "idle": _program("cost", "what is done at rest, and for those who look", "--seconds 10"),
+    "exactness": _program("promises", "every answer to its own request", "--requests 100000", "--requests 1000000"),
+    "chaos": _program("promises", "everything is killed, Redis too", "--seconds 60", "--seconds 600"),
+    "soak": _program("promises", "does anything grow?", "--minutes 0.5", "--minutes 20"),
+    "proxied": _program(
         "promises",
-        "restarts, slow clients and idle connections behind each proxy",
-        ("--seconds", "30", "--only", "rolling", "slow"),
-        (),
+        "restarts, slow clients, idle connections and troubles behind each proxy",
+        "--seconds 30 --only rolling slow troubles --troubles redis-blip sentinel-planned --proxy haproxy",
     ),
-    "drills": Program(
-        "promises",
-        "what clients see of failures behind each proxy",
-        ("--only", "gateways-rolling", "redis-blip", "sentinel-planned", "--proxy", "haproxy"),
-        (),
-    ),
-    "chaos": Program("promises", "everything is killed, Redis too", ("--seconds", "60"), ("--seconds", "600")),
-    "neighbours": Program(
-        "load", "one tenant at its worst, another one beside it", ("--seconds", "3"), ("--seconds", "20")
-    ),
-    "soak": Program("promises", "does anything grow?", ("--minutes", "0.5"), ("--minutes", "20")),
 }
-REPLAYING = ("policies", "never_worse", "formation")
+REPLAYING = ("policies", "never_worse")
 """Those that take traces."""
 
 

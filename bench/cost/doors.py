@@ -1,7 +1,8 @@
-"""CPU time of the gateway's process for each request, door by door, in one run.
+"""CPU time of the gateway's process for each request, door by door, in one run; and latency where the server has little of it.
 
-    python bench/cost/doors.py                            two minutes
-    python bench/cost/doors.py --rounds 3 --seconds 1     a first impression
+    python bench/cost/doors.py                                         three minutes
+    python bench/cost/doors.py --only cost --rounds 3 --seconds 1      a first impression
+    python bench/cost/doors.py --only starved --busy 9 --rate 200
 
 One server answers a text in capitals, at once, in one worker process. Beside it stand a bare grpc.aio server that does nothing
 but answer, and Triton with the same function, if `make triton` has installed it. Each round loads every door in a closed loop with
@@ -12,6 +13,9 @@ all doors fill their batches, however fast their clients are, and a request's sh
 The time is that of the process that holds the connections, user and system, from the process table; beside it stands that of all
 processes of the server. Each door is set beside the others of its own round, and the bounds are on the median over the rounds;
 every other round goes backwards. What else the machine does falls on all.
+
+`starved` leaves bench/out/starved.json: one process serves two GPUs made of sleep (20 ms a batch of at most 32), and busy programs of the
+same priority share its core. An open loop asks over HTTP, another one over gRPC, at the same time and rate.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bench.stand import generators, stand, triton_server
+from bench.stand import generators, parts, stand, triton_server
 from bench.stand.findings import Findings
 from bench.stand.stand import Broken, Server
 
@@ -49,6 +55,7 @@ BINARY_HEAD = json.dumps({"inputs": [{**INPUT, **BINARY_SIZE}], "parameters": {"
 BINARY_BODY = BINARY_HEAD + len(TEXT).to_bytes(4, "little") + TEXT.encode()
 BINARY_FIELD = f"Inference-Header-Content-Length: {len(BINARY_HEAD)}"
 WARM_UP = 1.0
+STARVED_SECONDS = 8.0
 MOST = 1.25
 """Most of a bare server's time that the gRPC port may take, beside the native route's."""
 MOST_OF_NATIVE = {COMPLETIONS: 1.3, TENSOR: 1.5, BINARY: 1.5}
@@ -72,23 +79,63 @@ Round = Mapping[str, Spent]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="CPU time for each request, door by door.")
-    parser.add_argument("--rounds", type=int, default=9, help="default %(default)d")
-    parser.add_argument("--seconds", type=int, default=2, help="of each load (default %(default)d)")
-    options = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=9, help="of the CPU time (default %(default)d)")
+    parser.add_argument("--seconds", type=int, default=2, help="of each of its loads (default %(default)d)")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 3, 9], help="programs (default 0 3 9)")
+    parser.add_argument("--rate", type=float, default=60.0, help="by each door beside those (default %(default)g)")
     if not generators.has_wrk():
         print("wrk is not installed. On Debian and Ubuntu: apt-get install wrk", file=sys.stderr)
         return 2
-    stand.end_in_order()
-    findings = Findings(
-        "doors", rounds=options.rounds, seconds=options.seconds, connections=CONNECTIONS, in_hand=IN_HAND,
-        pinning=stand.PINNING,
-    )  # fmt: skip
+    return parts.run(parser, PARTS, {"cost": "doors"})
+
+
+def cost(findings: Findings, options: argparse.Namespace) -> None:
+    """Load all doors in turns."""
     with _doors() as doors:
         for _, load in doors.values():
             load(WARM_UP)
         rounds = [_round(doors, options.seconds, bool(number % 2)) for number in range(options.rounds)]
     _report(findings, rounds)
-    return findings.close()
+
+
+def starved(findings: Findings, options: argparse.Namespace) -> None:
+    """Ask by HTTP and by gRPC at the same time, beside busy programs."""
+    port = stand.free_port()
+    flags = ("--grpc-port", str(port), "--request-timeout-ms", "60000", "--queue-timeout-ms", "30000")
+    rows: list[dict[str, object]] = []
+    with stand.emulated(20.0, 32, 2, *flags, name="starved") as server, ThreadPoolExecutor(1) as threads:
+        generators.open_loop(server, options.rate, WARM_UP)
+        for count in options.busy:
+            with _busy(count):
+                call = ("--rate", f"{options.rate:g}", "--connections", "1")
+                calls = threads.submit(_called, port, STARVED_SECONDS, *call)
+                http = generators.open_loop(server, options.rate, STARVED_SECONDS).report.total
+                said = calls.result()
+            times = sorted(said["milliseconds"]) or [0.0]
+            rows.append({
+                "busy programs": count,
+                "HTTP p50": http.latency_ms.p50, "p95": http.latency_ms.p95, "max": http.latency_ms.max,
+                "gRPC p50": times[len(times) // 2], "gRPC p95": times[int(len(times) * 0.95)], "gRPC max": times[-1],
+                "HTTP failed": http.requests - http.answered, "gRPC failed": said["failed"],
+            })  # fmt: skip
+    findings.table("Latency by both doors beside busy programs, ms", rows)
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Busy programs on the server's core."""
+    command = stand.on_server_core([sys.executable, "-c", "while True: pass"])
+    running = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+PARTS: parts.Parts = {"cost": cost, "starved": starved}
 
 
 def _report(findings: Findings, rounds: list[Round]) -> None:
@@ -128,16 +175,8 @@ def _ratio(rounds: list[Round], one: str, other: str) -> float:
 def _doors() -> Iterator[Doors]:
     """Doors by name: each with its server and its load."""
     port = stand.free_port()
-    flags = (
-        "--grpc-port",
-        str(port),
-        "--max-batch-size",
-        str(IN_HAND),
-        "--policy",
-        "window",
-        "--max-wait-ms",
-        str(WAIT_MS),
-    )
+    flags = ["--grpc-port", str(port), "--max-batch-size", str(IN_HAND)]
+    flags += ["--policy", "window", "--max-wait-ms", str(WAIT_MS)]
     target = "bench/stand/targets.py:upper"
     with ExitStack() as stack:
         server = stack.enter_context(stand.headway(target, *flags, "--log-level", "warning", name="doors"))
@@ -185,17 +224,22 @@ def _posts(url: str, body: bytes, seconds: float, *fields: str) -> int:
 
 def _calls(port: int, seconds: float, *more: str) -> int:
     """Answered calls of a closed loop."""
-    command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}"]
-    command += ["--connections", str(CONNECTIONS), "--calls", str(IN_HAND), *more]
-    done = subprocess.run(
-        stand.on_load_core(command), cwd=stand.ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False
-    )
-    if done.returncode:
-        raise Broken(f"the calls ended with {done.returncode}: {done.stderr[-2000:]}")
-    said = json.loads(done.stdout)
+    said = _called(port, seconds, "--connections", str(CONNECTIONS), "--calls", str(IN_HAND), *more)
     if said["failed"]:
         raise Broken(f"{said['failed']} calls failed")
     return int(said["answered"])
+
+
+def _called(port: int, seconds: float, *more: str) -> dict[str, Any]:
+    """What the client of `grpc_client.py` says."""
+    command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}", *more]
+    done = subprocess.run(
+        stand.on_load_core(command), cwd=stand.ROOT, capture_output=True, text=True, timeout=seconds + 90, check=False
+    )
+    if done.returncode:
+        raise Broken(f"the calls ended with {done.returncode}: {done.stderr[-2000:]}")
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
 
 
 @contextmanager

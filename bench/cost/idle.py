@@ -1,36 +1,53 @@
-"""What a server costs at which nothing is asked, and what an idle fleet asks of Redis.
+"""What a server costs at which nothing is asked, what an idle fleet asks of Redis, and what pages that show the dashboard cost.
 
-    python bench/cost/idle.py                 about two minutes
-    python bench/cost/idle.py --seconds 10    a look
+    python bench/cost/idle.py                                 about seven minutes
+    python bench/cost/idle.py --seconds 10 --only rest        a look
 
 A server with two GPUs made of sleep, and a fleet of two gateways, two worker hosts with two such GPUs each, and two controllers, are left
 alone. A wake-up is one time that a thread of a process slept and went on (voluntary context switches); CPU time is the
 scheduler's own, to the nanosecond. Redis's calls are those of its slow log, which holds all for as long as they are counted.
+
+`viewers` is the CPU time of a server with four such GPUs, at rest and at 100 requests/s, while so many pages look. Rounds without a
+viewer stand before and after those with some, as the machine is not the same all the time. It leaves bench/out/viewers.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.stand import fleet, processes, stand
+import aiohttp
+
+from bench.stand import fleet, parts, processes, stand
 from bench.stand.findings import Findings
+from bench.stand.generators import open_loop
 
 SETTLE = 8.0
 """Seconds until all that is done at a start is done."""
 WAKE_UPS, CPU_MS, CALLS = 5.0, 1.0, 5.0
 """What is wished for: wake-ups and CPU milliseconds of the server, and calls of Redis's functions by the fleet, each a second."""
+VIEWERS = (0, 1, 20, 0)
+RATES = (0.0, 100.0)
+MOST_VIEWED = 2.0
+"""Most that 20 viewers may cost, in percent of a core."""
+BEGUN = 3.0
+"""Seconds until all viewers have had the beginning of their streams."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What is done at rest.")
+    parser = argparse.ArgumentParser(description="What is done at rest, and for those who look.")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement (default %(default)g)")
-    seconds = parser.parse_args().seconds
-    stand.end_in_order()
-    findings = Findings("idle", seconds=seconds)
+    return parts.run(parser, PARTS, {"rest": "idle"})
+
+
+def rest(findings: Findings, options: argparse.Namespace) -> None:
+    """Leave a server and a fleet alone."""
+    seconds = options.seconds
     with stand.emulated(80.0, 16, 2, name="idle") as server:
         time.sleep(SETTLE)
         rows = _rest(server.pid, seconds)
@@ -51,7 +68,6 @@ def main() -> int:
     findings.at_most("wake-ups of a server at rest, each second", rows[0]["wake-ups"], WAKE_UPS)
     findings.at_most("CPU time of a server at rest, each second", rows[0]["CPU ms"], CPU_MS, "ms")
     findings.at_most("calls of Redis's functions by an idle fleet, each second", sum(calls.values()), CALLS)
-    return findings.close()
 
 
 def _rest(root: int, seconds: float) -> list[dict[str, Any]]:
@@ -79,6 +95,54 @@ def _spent(pid: int) -> tuple[int, int]:
         nanoseconds += int((thread / "schedstat").read_text().split()[0])
     return wake_ups, nanoseconds
 
+
+def viewers(findings: Findings, options: argparse.Namespace) -> None:
+    """Have pages look at a server."""
+    rows: list[dict[str, float]] = []
+    with stand.emulated(80.0, 16, 4, name="viewers") as server:
+        for rate in RATES:
+            for count in VIEWERS:
+                share = asyncio.run(_viewed(server, rate, count, options.seconds))
+                rows.append({"requests/s": rate, "viewers": count, "%": round(100 * share, 2)})
+    findings.table("CPU time of the process, in percent of a core", rows)
+    for rate in RATES:
+        shares = {
+            count: statistics.fmean(row["%"] for row in rows if row["requests/s"] == rate and row["viewers"] == count)
+            for count in VIEWERS
+        }
+        cost = round(shares[max(VIEWERS)] - shares[0], 2)
+        findings.at_most(f"{max(VIEWERS)} viewers at {rate:g} requests/s cost", cost, MOST_VIEWED, "% of a core")
+
+
+async def _viewed(server: stand.Server, rate: float, count: int, seconds: float) -> float:
+    """Share of a core that the process takes while so many read the stream of the dashboard."""
+    limits = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=limits[0], timeout=limits[1]) as client:
+        tasks = [asyncio.create_task(_view(client, server.admin)) for _ in range(count)]
+        load = asyncio.to_thread(open_loop, server, rate, BEGUN + seconds) if rate else asyncio.sleep(0)
+        loading = asyncio.ensure_future(load)
+        await asyncio.sleep(BEGUN)
+        before, began = server.usage()["front"], time.monotonic()
+        await asyncio.sleep(seconds)
+        share = (server.usage()["front"] - before) / (time.monotonic() - began)
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await loading
+    return share
+
+
+async def _view(client: aiohttp.ClientSession, admin: str) -> None:
+    """Read a stream as a page does."""
+    async with client.get(f"{admin}/internal/events") as answer:
+        answer.raise_for_status()
+        async for _ in answer.content.iter_any():
+            continue
+
+
+PARTS: parts.Parts = {"rest": rest, "viewers": viewers}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,7 @@
-"""What the ledger takes, what it costs, and what becomes of it while its database is away.
+"""What the ledger takes, and what it costs. What becomes of it while its database is away, chaos.py asks.
 
     python bench/cost/ledger.py                     rows per second and CPU time per request, about three minutes
     python bench/cost/ledger.py --seconds 4         a first impression
-    python bench/cost/ledger.py --outage 60         PostgreSQL stands still for that long under load, and is killed
 
 Rows per second: notes are added to a journal as fast as it takes them, in one process with the event loop and the writer of
 SQLite; the time ends when the last row is in the database. PostgreSQL is as it comes, with fsync, in a folder of its own on
@@ -23,7 +22,6 @@ import sqlite3
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,10 +49,6 @@ MOST_COST = 1.10
 RATE = 2_000.0
 BACKLOG = 10_000
 """Rows that wait for the database while as many are added as it takes."""
-BUFFER = 20_000
-"""`ledger_buffer` in the outage."""
-AROUND = 5.0
-"""Seconds of load before and after an outage."""
 
 _DURABLE = {"fsync": "on", "full_page_writes": "on", "autovacuum": "on", "shared_buffers": "128MB"}
 _COUNT = "SELECT count(*) FROM headway_requests"
@@ -65,24 +59,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each load (default %(default)g)")
     parser.add_argument("--rounds", type=int, default=3, help="of loads for the CPU time (default %(default)s)")
     parser.add_argument("--rate", type=float, default=RATE, help="of these loads (default %(default)g)")
-    parser.add_argument("--outage", type=float, help="do this instead, for so many seconds")
     parser.add_argument("--only", choices=("rows", "cost"), help="one of both")
     options = parser.parse_args()
     stand.end_in_order()
-    findings = Findings(
-        "ledger_outage" if options.outage else "ledger",
-        seconds=options.seconds,
-        rate=options.rate,
-        pinning=stand.PINNING,
-    )
+    findings = Findings("ledger", seconds=options.seconds, rate=options.rate, pinning=stand.PINNING)
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder, _postgres() as postgres:
-        if options.outage:
-            _availability(findings, postgres, options.rate, options.outage)
-        else:
-            if options.only != "cost":
-                _rows(findings, Path(folder), postgres, options.seconds)
-            if options.only != "rows":
-                _cost(findings, Path(folder), postgres, options.rate, options.seconds, options.rounds)
+        if options.only != "cost":
+            _rows(findings, Path(folder), postgres, options.seconds)
+        if options.only != "rows":
+            _cost(findings, Path(folder), postgres, options.rate, options.seconds, options.rounds)
     return findings.close()
 
 
@@ -190,56 +175,6 @@ def _cost(findings: Findings, folder: Path, postgres: PostgresServer, rate: floa
             findings.at_most(f"{name}: CPU time per request to that without a ledger", ratio, MOST_COST)
     findings.none("rows dropped", dropped)
     findings.table(f"Headway's process at {rate:,.0f} requests/s", rows)
-
-
-# While it is away.
-
-
-def _availability(findings: Findings, postgres: PostgresServer, rate: float, seconds: float) -> None:
-    """The first half of the outage the server stands still, in the second it is gone."""
-    url = postgres.fresh()
-    workers = math.ceil(rate * 1.3 / 1000)
-    flags = ("--ledger", url, "--ledger-buffer", str(BUFFER))
-    with stand.emulated(100, 100, workers, *flags, name="ledger_outage") as server:
-        open_loop(server, rate, 2.0)
-        before = server.rss()["front"]
-        most = [before]
-        timers = [
-            threading.Timer(AROUND, postgres.pause),
-            threading.Timer(AROUND + seconds / 2, postgres.kill),
-            threading.Timer(AROUND + seconds, postgres.start),
-        ]
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(0.25):
-                most.append(server.rss()["front"])
-
-        watcher = threading.Thread(target=watch)
-        for thread in (*timers, watcher):
-            thread.start()
-        measured = open_loop(server, rate, seconds + 2 * AROUND)
-        ended.set()
-        for thread in (*timers, watcher):
-            thread.join()
-        total = measured.report.total
-        told = sum(server.outcomes().values())
-        patience = time.monotonic() + 30.0
-        while time.monotonic() < patience:
-            kept, dropped = _count(postgres, url), int(server.total("headway_ledger_dropped_total"))
-            if kept + dropped == told:
-                break
-            time.sleep(0.2)
-    findings.table(
-        f"PostgreSQL away for {seconds:g} s of {seconds + 2 * AROUND:g} s, buffer of {BUFFER:,} rows",
-        [{
-            "requests": total.requests, "not answered": total.requests - total.answered, "p99 ms": total.latency_ms.p99,
-            "rows": kept, "dropped": dropped, "MiB before": before / 2**20, "MiB at most": max(most) / 2**20,
-        }],
-    )  # fmt: skip
-    findings.none("requests not answered", total.requests - total.answered)
-    findings.none("requests that are neither recorded nor counted as dropped", told - kept - dropped)
-    findings.at_most("bytes more for each row that may wait", (max(most) - before) / BUFFER, 2_000.0)
 
 
 if __name__ == "__main__":

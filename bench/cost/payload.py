@@ -1,7 +1,8 @@
-"""Large payloads: CPU time for each request over all processes, copies in memory, and small requests beside them.
+"""Large payloads: CPU time for each request over all processes, copies in memory, small requests beside them, and what holds a loop.
 
-    python bench/cost/payload.py                            about two minutes
-    python bench/cost/payload.py --seconds 3 --ways arena   a first impression
+    python bench/cost/payload.py                                         about three minutes
+    python bench/cost/payload.py --seconds 3 --ways arena --only cost    a first impression
+    python bench/cost/payload.py --only holds --in-hand 8                more of them at a time
 
 Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over
 `POST /v1/predict` as octets: in one process with the arena, in one process with frames, and in a fleet over Redis. Where
@@ -10,6 +11,9 @@ Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a n
 Copies are those of one request, with one GPU: the most memory that each process takes while one large request after the
 other is in hand, less what it took before, in multiples of the payload. Small requests come 20 times a second: alone, beside four small ones in hand, and beside four large
 ones. Any load has them wait for the next departure; what large ones cost them is the difference of the last two.
+
+`holds` tells by CPU time, so on a busy machine too, for how long one callback holds an event loop under the same load, as a small
+request waits for the loop as long as that; see bench/stand/holding.py. It leaves bench/out/holds.json.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import os
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +34,12 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.stand import fleet, processes, stand, triton_server
+from bench.stand import fleet, parts, processes, stand, triton_server
 from bench.stand.findings import Findings
 from bench.stand.stand import Broken, Server
 
 SIZE = 5_000_000
 SMALL = 100
-IN_HAND = 4
 SMALL_EVERY = 0.05
 """Seconds between two small requests."""
 ALONE = 6
@@ -44,8 +48,14 @@ MOST_MS = 4.0
 """Most milliseconds of CPU time of a large request in one process with its workers."""
 MOST_COPIES = 2.0
 """Most copies of a payload in the memory of one process."""
+HELD_WAYS = ("arena", "redis")
+MOST_HELD_MS = 15.0
+"""Most milliseconds of CPU time of one callback: a value of 5 MB is copied in pages that were never touched."""
+STARTING = ("run", "Service.start", "Batcher.start", "None")
+"""Callbacks of the beginning, and of processes that begin."""
+SHOWN = 3
 BODY_LIMIT = 16 << 20
-TARGETS = "bench/stand/large_targets.py"
+TARGETS = "bench/stand/targets.py"
 FLAGS = ("--max-body-bytes", str(BODY_LIMIT), "--max-batch-size", "8", "--log-level", "warning")
 DEADLINES = ("--request-timeout-ms", "30000", "--queue-timeout-ms", "20000")
 
@@ -73,39 +83,38 @@ Start = Callable[[str, int], contextlib.AbstractContextManager[Way]]
 
 
 def main() -> int:
-    ways: dict[str, Start] = {
-        "arena": partial(_serve, ()), "frames": partial(_serve, ("--arena-mb", "0")), "redis": _redis,
-    }  # fmt: skip
-    if triton_server.is_installed():
-        ways["triton"] = _triton
-    parser = argparse.ArgumentParser(description="Large payloads: CPU time, copies, and small requests beside.")
+    parser = argparse.ArgumentParser(
+        description="Large payloads: CPU time, copies, small requests beside, event loops."
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
-    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), metavar="WAY", help=", ".join(ways))
-    options = parser.parse_args()
-    stand.end_in_order()
+    parser.add_argument("--in-hand", type=int, default=4, help="large requests (default %(default)g)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
     stand.pin_to_load_core()
-    findings = Findings("payload", seconds=options.seconds, size=SIZE, in_hand=IN_HAND, pinning=stand.PINNING)
+    return parts.run(parser, PARTS, {"cost": "payload"})
+
+
+def cost(findings: Findings, options: argparse.Namespace) -> None:
+    """Measure each way in both directions."""
     rows: list[dict[str, object]] = []
     for name in options.ways:
         for direction in ("in",) if name == "triton" else ("in", "out"):
-            with ways[name](direction, 1) as way:
+            with WAYS[name](direction, 1) as way:
                 copies = _copies(way)
-            with ways[name](direction, 2) as way:
-                rows.append(_measure(findings, name, direction, way, copies, options.seconds))
-    findings.table(f"{SIZE / 1e6:g} MB, 2 GPUs of 100 ms", rows)
-    return findings.close()
+            with WAYS[name](direction, 2) as way:
+                rows.append(_measure(findings, name, direction, way, copies, options))
+    findings.table(f"{SIZE / 1e6:g} MB, {options.in_hand} in hand, 2 GPUs of 100 ms", rows)
 
 
 def _measure(
-    findings: Findings, name: str, direction: str, way: Way, copies: dict[str, float], seconds: float
+    findings: Findings, name: str, direction: str, way: Way, copies: dict[str, float], options: argparse.Namespace
 ) -> dict[str, object]:
-    """Measure one way in one direction."""
+    seconds, in_hand = options.seconds, options.in_hand
     start, done = way.usage(), [0]
     calm = _small_beside(way, seconds, contextlib.nullcontext)
     middle = way.usage()
-    beside = _small_beside(way, seconds, partial(_load_beside, way.url, way.large, done))
+    beside = _small_beside(way, seconds, partial(_load_beside, way.url, way.large, in_hand, done))
     end = way.usage()
-    control = _small_beside(way, seconds, partial(_load_beside, way.url, way.small, [0]))
+    control = _small_beside(way, seconds, partial(_load_beside, way.url, way.small, in_hand, [0]))
     each: dict[str, float] = {}
     for role, used in end.items():
         idle = middle[role] - start.get(role, 0.0)  # The second phase has the same small requests, and takes as long.
@@ -120,6 +129,39 @@ def _measure(
         "copies": ", ".join(f"{role} {count:.1f}" for role, count in sorted(copies.items())),
         "P95 small alone, ms": _p95(calm), "beside small, ms": _p95(control), "beside large, ms": _p95(beside),
     }  # fmt: skip
+
+
+def holds(findings: Findings, options: argparse.Namespace) -> None:
+    """Tell which callbacks hold the event loop of each process of ours that has a part in it."""
+    rows: list[dict[str, object]] = []
+    for name in options.ways:
+        for direction in ("in", "out") if name in HELD_WAYS else ():
+            rows += _held(findings, name, direction, options)
+    findings.table(f"{SIZE / 1e6:g} MB, {options.in_hand} in hand", rows)
+
+
+def _held(findings: Findings, name: str, direction: str, options: argparse.Namespace) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="headway-bench-holds-") as folder:
+        os.environ["HOLDS"], stand.module = folder, "bench.stand.holding"
+        try:
+            with WAYS[name](direction, 2) as way:
+                done, roles = [0], dict(way.pids)
+                load = partial(_load_beside, way.url, way.large, options.in_hand, done)
+                _small_beside(way, options.seconds, load)
+        finally:
+            stand.module = "headway"
+        for path in sorted(Path(folder).glob("*.json")):
+            role = roles.get(int(path.stem), "controller")
+            if role == "controller":
+                continue
+            held = {what: took for what, took in json.loads(path.read_text()).items() if what not in STARTING}
+            longest = sorted(held.items(), key=lambda one: -max(one[1]))[:SHOWN]
+            shown = ", ".join(f"{what} {max(took):.1f} ({len(took)})" for what, took in longest)
+            most = max((max(took) for took in held.values()), default=0.0)
+            findings.at_most(f"{name}, {direction}, {role}: longest callback", most, MOST_HELD_MS, "ms")
+            rows.append({"way": name, "5 MB": direction, "large": done[0], "role": role, "longest ms (times)": shown})
+    return rows
 
 
 def _copies(way: Way) -> dict[str, float]:
@@ -164,7 +206,7 @@ def _small_beside(
 
 
 @contextlib.contextmanager
-def _load_beside(url: str, request: bytes, done: list[int]) -> Iterator[None]:
+def _load_beside(url: str, request: bytes, in_hand: int, done: list[int]) -> Iterator[None]:
     """Requests in a closed loop, some at a time; `done` counts them."""
     over = threading.Event()
 
@@ -174,7 +216,7 @@ def _load_beside(url: str, request: bytes, done: list[int]) -> Iterator[None]:
                 client.ask(request)
                 done[0] += 1
 
-    threads = [threading.Thread(target=run) for _ in range(IN_HAND)]
+    threads = [threading.Thread(target=run) for _ in range(in_hand)]
     for thread in threads:
         thread.start()
     try:
@@ -294,6 +336,14 @@ def _pids(server: Server) -> dict[int, str]:
 def _p95(found: list[float]) -> float:
     return statistics.quantiles(found, n=20)[-1] * 1000 if len(found) > 1 else 0.0
 
+
+WAYS: dict[str, Start] = {
+    "arena": partial(_serve, ()),
+    "frames": partial(_serve, ("--arena-mb", "0")),
+    "redis": _redis,
+    **({"triton": _triton} if triton_server.is_installed() else {}),
+}
+PARTS: parts.Parts = {"cost": cost, "holds": holds}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,243 +1,203 @@
-"""CPU time for each request, side by side with mosec, the fastest batching server for Python that we know of.
+"""CPU time for each request beside mosec, the fastest batching server for Python that we know of, and how it grows.
 
-    python bench/cost/peer.py                            about three minutes
-    python bench/cost/peer.py --rounds 1 --seconds 5     a first impression
+    python bench/cost/peer.py                                          about ten minutes
+    python bench/cost/peer.py --only brim --rounds 1 --seconds 5       a first impression
+    python bench/cost/peer.py --only brim --profile bench/out          besides, what py-spy sees of the front process
 
-Both serve the same function (a text in capitals, no sleep) in one worker process, at most 64 in a batch, and get the
-same 115-byte JSON POST. Headway runs with everything on: an API key looked up and its rate limit counted for every
-request, metrics, the admin port. It is measured with the window policy at mosec's 2 ms, and with its default policy.
-mosec knows no keys and no limits; it is measured as it comes, and with msgspec in place of the JSON it comes with.
+brim     Both serve the same function (a text in capitals, no sleep) in one worker process, at most 64 in a batch, and get the
+         same 115-byte JSON POST, by wrk to the brim of one core. Headway runs with everything on: an API key looked up and its rate
+         limit counted for every request, metrics, the admin port. It is measured with the window policy at mosec's 2 ms, and
+         with its default policy. mosec knows no keys and no limits; it is measured as it comes, and with msgspec in place of
+         the JSON it comes with.
+rates    Open loop, Poisson: 1,000 requests/s on two GPUs and 3,000 on four, which sleep for 100 ms a batch of at most 100.
+         Headway has its defaults, a key and a limit; mosec waits 10 ms for a batch. A request that arrives alone costs several
+         times what one does at the brim: what it needs is no longer in the processor's caches.
+growth   Headway alone on such GPUs, eleven for each 10,000 requests/s, at 100 to 10,000 requests/s; then 1 to 64 workers at 900.
+         What a server does whether or not it is asked weighs most at the lowest rate.
+waiting  Memory of each further client that waits for its answer, while a GPU sleeps for long.
 
-The servers take turns, each round starting a fresh one. The figure that travels between machines is CPU time per
-request, user and system, of all the processes of a server together; the ratio is of means over the rounds. wrk
-loads them to the brim of one core; `headway bench` then cross-checks at a fixed rate, where batches are smaller.
+The servers take turns, each round starting a fresh one. The figure that travels between machines is CPU time per request, user
+and system, of all the processes of a server together; each part leaves a file of results: peer, peer_rates, growth, waiting.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import resource
+import socket
 import statistics
+import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.parse import urlsplit
 
-from bench.stand import generators, stand
-from bench.stand.findings import Findings
-from bench.stand.processes import Process
-from bench.stand.stand import Broken, Server
+from bench.cost.contenders import MAX_BATCH, MOSEC_BATCHES, WAIT_MS, WARM_UP, Contender, mosec
+from bench.stand import generators, parts, stand
+from bench.stand.findings import OUT, Findings
+from bench.stand.stand import Server
 
-MAX_BATCH, WAIT_MS = 64, 2
-BODY_BYTES = 115
-BODY = b'{"input": "%s"}' % (b"the quick brown fox " * 6)[: BODY_BYTES - 13]
-ROUTE = "/v1/inference"
-WARM_UP = 2.0
-MOSEC = "mosec"
-MOSEC_FAST = "mosec, msgspec"
-MOSEC_BATCH = "mosec_service_batch_size"
-WINDOW = "headway, window 2 ms"
-PACED = "headway, paced"
+OURS, MOSEC, MOSEC_FAST = "headway", "mosec", "mosec, msgspec"
+WINDOW, PACED = "headway, window 2 ms", "headway, paced"
+BRIM = "brim"
+KEYS = OUT / "peer-keys.toml"
 MOST, GOAL = 0.7, 0.6
-
-
-@dataclass(slots=True)
-class Contender:
-    """A server to be measured, and its rounds so far: microseconds of CPU by role, and requests per second."""
-
-    start: Callable[[], AbstractContextManager[Server]]
-    headers: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    batch_metric: str = "headway_batch_size"
-    rounds: list[dict[str, float]] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    fixed: list[dict[str, float]] = field(default_factory=list)
-    batches: list[float] = field(default_factory=list)
-    details: list[object] = field(default_factory=list)
-
-    @property
-    def cost(self) -> float:
-        """Mean microseconds for each request under wrk."""
-        return statistics.fmean(sum(one.values()) for one in self.rounds)
-
-    @property
-    def fixed_cost(self) -> float:
-        """The same at the fixed rate."""
-        return statistics.fmean(sum(one.values()) for one in self.fixed)
+GPU_MS, GPU_BATCH, GPU_WAIT_MS = 100.0, 100, 10
+RATES = {"1,000/s, 2 GPUs": (1_000.0, 2), "3,000/s, 4 GPUs": (3_000.0, 4)}
+"""Requests per second, and GPUs for them."""
+MOST_AT_RATES = 1.0
+"""Bound on the ratio of CPU time to mosec's."""
+GROWTH = {
+    "rates": [(rate, max(1, math.ceil(rate * 1.1 / 1000))) for rate in (100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)],
+    "numbers of workers": [(900.0, workers) for workers in (1, 4, 16, 64)],
+}
+SPREAD = 1.1 / 0.9
+"""Most that the largest cost may be of the smallest."""
+FEW, CLIENTS = 500, 4_000
+"""Clients that wait already, and those that come besides."""
+MOST_KB = 20.0
+HERTZ = 499
+"""Samples of the profile in a second."""
+_ASK = "POST /v1/inference HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n{body}"
 
 
 def main() -> int:
-    options = _options()
-    stand.end_in_order()
+    parser = argparse.ArgumentParser(description="CPU time per request beside mosec, and how it grows.")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)d)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where py-spy draws what the front process does")
     if not generators.has_wrk():
         print("wrk is not installed. On Debian and Ubuntu: apt-get install wrk", file=sys.stderr)
         return 2
-    findings = Findings(
-        "peer", rounds=options.rounds, seconds=options.seconds, rate=options.rate, max_batch=MAX_BATCH,
-        wait_ms=WAIT_MS, body=BODY.decode(), warm_up_s=WARM_UP, pinning=stand.PINNING,
-    )  # fmt: skip
-    findings.say(f"{options.rounds} rounds of {options.seconds:g} s for each server and load; {stand.PINNING}.")
-    with tempfile.TemporaryDirectory() as folder:
-        contenders = _contenders(Path(folder))
-        for _ in range(options.rounds):
-            for contender in contenders.values():
-                _measure(contender, options.seconds, options.rate)
-    _report(findings, contenders, options.rate)
-    return findings.close()
+    return parts.run(parser, PARTS, {"brim": "peer", "rates": "peer_rates"})
 
 
-def _contenders(folder: Path) -> dict[str, Contender]:
-    keys = folder / "keys.toml"
-    key = stand.write_key(keys)
-    ours = partial(
-        stand.headway, f"{stand.TARGETS}:upper",
-        *("--keys", str(keys), "--max-batch-size", str(MAX_BATCH), "--log-level", "warning"),
-    )  # fmt: skip
-    ask = partial(Contender, headers=(f"Authorization: Bearer {key}",), flags=("--key", key))
+def brim(findings: Findings, options: argparse.Namespace) -> None:
+    """Load all of them to the brim of a core."""
+    key = stand.write_key(KEYS)
+    common = ("--keys", str(KEYS), "--max-batch-size", str(MAX_BATCH), "--log-level", "warning")
+    ours = partial(stand.headway, f"{stand.TARGETS}:upper", *common)
     window = partial(ours, "--policy", "window", "--max-wait-ms", str(WAIT_MS), name="peer-window")
-    return {
-        WINDOW: ask(window),
-        MOSEC: Contender(partial(mosec, False), batch_metric=MOSEC_BATCH),
-        MOSEC_FAST: Contender(partial(mosec, True), batch_metric=MOSEC_BATCH),
-        PACED: ask(partial(ours, name="peer-paced")),
+    headers = (f"Authorization: Bearer {key}",)
+    contenders = {
+        WINDOW: Contender(window, headers=headers),
+        MOSEC: Contender(partial(mosec, False), batches=MOSEC_BATCHES),
+        MOSEC_FAST: Contender(partial(mosec, True), batches=MOSEC_BATCHES),
+        PACED: Contender(partial(ours, name="peer-paced"), headers=headers),
     }
-
-
-def _measure(contender: Contender, seconds: float, rate: float) -> None:
-    with contender.start() as server:
-        load = partial(generators.closed_loop, f"{server.url}{ROUTE}", BODY, headers=contender.headers)
-        load(seconds=WARM_UP)
-        before = server.usage()
-        done = load(seconds=seconds)
-        spent = generators.spent(before, server.usage())
-        if done.errors:
-            raise Broken(f"{server.name}: {done.errors} of {done.requests} requests failed under wrk")
-        contender.rounds.append({role: used / done.requests * 1e6 for role, used in spent.items()})
-        contender.rates.append(done.rate)
-        if rate > 0:
-            entries, batches = _batches(server, contender.batch_metric)
-            measured = generators.open_loop(server, rate, seconds, "--expect", "upper", *contender.flags)
-            total = measured.report.total
-            if total.answered < total.requests or measured.report.mismatches:
-                raise Broken(f"{server.name}: not every request at {rate:g}/s was answered: {total.outcomes}")
-            contender.fixed.append(measured.cpu_us)
-            more_entries, more_batches = _batches(server, contender.batch_metric)
-            contender.batches.append((more_entries - entries) / (more_batches - batches))
-            contender.details.append(measured)
-        contender.details.append(done)
-
-
-def _batches(server: Server, metric: str) -> tuple[float, float]:
-    """Entries in all batches so far, and batches."""
-    return server.total(f"{metric}_sum"), server.total(f"{metric}_count")
-
-
-def _report(findings: Findings, contenders: dict[str, Contender], rate: float) -> None:
-    peer = contenders[MOSEC]
-    rows = [
-        {
-            "server": name,
-            "µs CPU/request": contender.cost,
-            "front": _mean(contender.rounds, "front"),
-            "worker": _mean(contender.rounds, "worker"),
-            "other": contender.cost - _mean(contender.rounds, "front") - _mean(contender.rounds, "worker"),
-            "least": min(sum(one.values()) for one in contender.rounds),
-            "most": max(sum(one.values()) for one in contender.rounds),
-            "requests/s": statistics.fmean(contender.rates),
-            "ratio": contender.cost / peer.cost,
-        }
-        for name, contender in contenders.items()
-    ]
-    findings.table("wrk, 1 thread, 128 connections, one core for each server", rows)
-    if rate > 0:
-        rows = [
-            {
-                "server": name,
-                "µs CPU/request": contender.fixed_cost,
-                "front": _mean(contender.fixed, "front"),
-                "worker": _mean(contender.fixed, "worker"),
-                "batch": statistics.fmean(contender.batches),
-                "ratio": contender.fixed_cost / peer.fixed_cost,
-            }
-            for name, contender in contenders.items()
-        ]
-        findings.table(f"headway bench, {rate:,.0f} requests/s Poisson", rows)
-    for name, contender in contenders.items():
-        findings.keep(name, contender.details)
+    for number in range(options.rounds):
+        for name, contender in contenders.items():
+            with contender.start() as server:
+                contender.fill(BRIM, server, options.seconds)
+                if options.profile and not number and isinstance(server, Server) and name in (WINDOW, PACED):
+                    _profile(contender, server, options.seconds, options.profile / f"{server.name}.svg")
+    _show(findings, "wrk, 1 thread, 128 connections, one core for each server", BRIM, contenders)
     for name in (WINDOW, PACED):
-        ratio = contenders[name].cost / peer.cost
+        ratio = contenders[name].cost(BRIM) / contenders[MOSEC].cost(BRIM)
         findings.at_most(f"{name}: CPU time against mosec (goal {GOAL:g})", ratio, MOST)
-        fast = contenders[name].cost / contenders[MOSEC_FAST].cost
+        fast = contenders[name].cost(BRIM) / contenders[MOSEC_FAST].cost(BRIM)
         findings.figure(f"{name}: CPU time against mosec with msgspec", fast)
 
 
-def _mean(rounds: list[dict[str, float]], role: str) -> float:
-    return statistics.fmean(one.get(role, 0.0) for one in rounds)
+def _profile(contender: Contender, server: Server, seconds: float, path: Path) -> None:
+    """Have py-spy draw what the process that holds the connections does under the same load, by the wall clock.
 
-
-@contextmanager
-def mosec(
-    fast_json: bool = False,
-    max_batch: int = MAX_BATCH,
-    wait_ms: int = WAIT_MS,
-    batch_ms: float = 0.0,
-    workers: int = 1,
-) -> Iterator[Server]:
-    """Mosec, up and answering.
-
-    Arguments:
-        fast_json: whether msgspec decodes and encodes its JSON.
-        max_batch: most inputs in one batch.
-        wait_ms: milliseconds that a batch waits for more inputs.
-        batch_ms: run time of a batch in milliseconds.
-        workers: number of its worker processes.
+    It cannot tell running from waiting for a core, so the workers go to the other one meanwhile.
     """
-    port = stand.free_port()
-    program = str(stand.HERE / "mosec_server.py")
-    command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    environment = {
-        "BENCH_MAX_BATCH": str(max_batch),
-        "BENCH_MAX_WAIT_MS": str(wait_ms),
-        "BENCH_BATCH_MS": str(batch_ms),
-        "BENCH_WORKERS": str(workers),
-        "BENCH_MSGSPEC": "1" if fast_json else "",
-    }
-    with Server("peer-mosec", command, _mosec_role, environment) as server:
-        server.url = server.admin = f"http://127.0.0.1:{port}"
-        server.wait_for(lambda: _answers(server.url))
-        yield server
+    for pid in server.worker_pids():
+        stand.move_to_load_core(pid)
+    spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server.pid), "--nonblocking"]
+    spy += ["--duration", f"{max(1.0, seconds):.0f}", "--rate", str(HERTZ), "--output", str(path)]
+    with ThreadPoolExecutor(1) as threads:
+        load = threads.submit(contender.wrk, server, seconds + WARM_UP)
+        subprocess.run(spy, check=True, capture_output=True, timeout=seconds + 60.0)
+        load.result()
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(f"{url}{ROUTE}", data=BODY, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (HTTPError, URLError, OSError):
-        return False
+def rates(findings: Findings, options: argparse.Namespace) -> None:
+    """Ask both at rates that people have."""
+    flags = ("--expect", "upper", "--key", stand.write_key(KEYS))
+    for name, (rate, gpus) in RATES.items():
+        ours = partial(stand.emulated, GPU_MS, GPU_BATCH, gpus, "--keys", str(KEYS), name="rates-headway")
+        theirs = partial(mosec, max_batch=GPU_BATCH, wait_ms=GPU_WAIT_MS, batch_ms=GPU_MS, workers=gpus)
+        contenders = {OURS: Contender(ours, flags), MOSEC: Contender(theirs, batches=MOSEC_BATCHES)}
+        for _ in range(options.rounds):
+            for contender in contenders.values():
+                with contender.start() as server:
+                    contender.ask(name, server, rate, options.seconds)
+        _show(findings, f"{name} of {GPU_MS:g} ms, at most {GPU_BATCH}", name, contenders)
+        ours_us, theirs_us = (_median(one, name, lambda turn: turn.cost) for one in contenders.values())
+        ours_ms, theirs_ms = (_median(one, name, lambda turn: turn.p95_ms) for one in contenders.values())
+        findings.at_most(f"{name}: CPU time against mosec", ours_us / theirs_us, MOST_AT_RATES)
+        findings.at_most(f"{name}: P95 against mosec", ours_ms / theirs_ms, 1.0)
 
 
-def _mosec_role(process: Process) -> str:
-    """The Rust program is the front; of the Python processes those that multiprocessing spawned are workers."""
-    if process.name == "mosec":
-        return "front"
-    if "spawn_main" in process.command:
-        return "worker"
-    return "coordinator"
+def _median(contender: Contender, load: str, value: Callable[..., float]) -> float:
+    return statistics.median(value(turn) for turn in contender.turns[load])
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU time per request beside mosec.")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)d)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
-    parser.add_argument(
-        "--rate", type=float, default=4000.0, help="of the cross-check; 0 for none (default %(default)g)"
+def _show(findings: Findings, title: str, load: str, contenders: dict[str, Contender]) -> None:
+    peer = contenders[MOSEC].cost(load)
+    findings.table(title, [one.row(name, load, ("front", "worker"), peer) for name, one in contenders.items()])
+    for name, contender in contenders.items():
+        findings.keep(f"{load}: {name}", contender.turns[load])
+
+
+def growth(findings: Findings, options: argparse.Namespace) -> None:
+    """Ask Headway at more and more, and with more and more workers."""
+    for over, loads in GROWTH.items():
+        rows, turns = [], []
+        for rate, workers in loads:
+            contender = Contender(partial(stand.emulated, GPU_MS, GPU_BATCH, workers, name="growth"))
+            with contender.start() as server:
+                contender.ask(over, server, rate, options.seconds, all_answered=False)
+            turns += contender.turns[over]
+            rows.append({"GPUs": workers, **contender.row(f"{rate:,.0f}/s", over, ("front", "worker"), turns[0].cost)})
+        findings.table(f"By {over}; CPU in µs per request", rows)
+        findings.keep(over, turns)
+        costs = [turn.cost for turn in turns]
+        ratio = max(costs) / min(costs)
+        findings.at_most(f"CPU per request over all {over}: largest to smallest", ratio, round(SPREAD, 2))
+        findings.none(f"over all {over}: requests not answered", sum(turn.unanswered for turn in turns))
+
+
+def waiting(findings: Findings, options: argparse.Namespace) -> None:
+    """Measure what each further client adds that waits for its answer."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW + CLIENTS + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    patience = ("--request-timeout-ms", "60000", "--queue-timeout-ms", "60000", "--gpu-timeout-ms", "30000")
+    flags = (*patience, "--max-batch-size", "4096", "--log-level", "warning")
+    slow = stand.headway(f"{stand.TARGETS}:Slow", *flags, name="growth-memory")
+    with slow as server, contextlib.ExitStack() as held:
+        place = urlsplit(server.url)
+        sizes = []
+        for number in range(FEW + CLIENTS):
+            client = held.enter_context(socket.create_connection((place.hostname, place.port), timeout=10))
+            body = f'{{"input": "client number {number}"}}'
+            client.sendall(_ASK.format(host=place.netloc, length=len(body), body=body).encode())
+            if number + 1 in (FEW, FEW + CLIENTS):
+                _until_held(server, number + 1)
+                sizes.append(server.rss()["front"])
+    each = (sizes[1] - sizes[0]) / CLIENTS / 1024
+    findings.say(
+        f"{CLIENTS:,} more waiting clients: {(sizes[1] - sizes[0]) / 2**20:.1f} MiB more, {each:.1f} KiB each."
     )
-    return parser.parse_args()
+    findings.at_most("memory for each waiting client", each, MOST_KB, "KiB")
 
+
+def _until_held(server: Server, clients: int) -> None:
+    patience = time.monotonic() + 8
+    while (held := server.ask("/internal/health")["pending"]) < clients:
+        if time.monotonic() > patience:
+            raise stand.Broken(f"only {held} of {clients} requests are held:\n{server.output[-1000:]}")
+        time.sleep(0.05)
+
+
+PARTS: parts.Parts = {"brim": brim, "rates": rates, "growth": growth, "waiting": waiting}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,178 +1,142 @@
-"""What TLS costs the server: CPU for each request and handshake, memory for each connection, and a flood of half handshakes.
+"""What TLS costs the server: CPU for each request and connection, memory for each connection, and a flood of half handshakes.
 
     python bench/cost/tls.py                    about a minute
     python bench/cost/tls.py --flood 10000      with more half handshakes at once
 
-One process serves the same target three times: without TLS, with it, and with certificates of clients. Requests come from
-processes of their own, so that the CPU time of this one is the servers'. Connections are kept, as clients keep them.
+Three servers of the same function: without TLS, with it, and with certificates of clients. Requests go over one connection after the
+other was opened and kept, as clients keep them; a flood opens connections and sends no more than their first message.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import subprocess
+import socket
+import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import headway
-from bench.stand import processes, stand
+from bench.stand import stand
 from bench.stand.findings import Findings
-from headway.app.background import BackgroundService
+from bench.stand.stand import Server
 from tests.authority import Authority
 
 ROUNDS = 3
 CONNECTIONS = 500
+EIGHT = 8
+"""Connections over which requests are sent at once."""
+REQUEST = b'POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Length: 24\r\n\r\n{"input": "hello world"}'
 
-_CLIENT = """
-import socket, ssl, sys, time
-port, count, what, ca, certificate, key = sys.argv[1:]
-context = ssl.create_default_context(cafile=ca or None)
-if certificate:
-    context.load_cert_chain(certificate, key)
-
-def connected():
-    sock = socket.create_connection(("127.0.0.1", int(port)))
-    sock.settimeout(60)
-    return context.wrap_socket(sock, server_hostname="localhost") if ca else sock
-
-def hello():
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
-    except ssl.SSLWantReadError:
-        return outgoing.read()
-
-def ask(socks):
-    for sock in socks:
-        sock.sendall(b'POST /v1/inference HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 24\\r\\n\\r\\n{"input": "hello world"}')
-    for sock in socks:
-        if not sock.recv(65536).startswith(b"HTTP/1.1 200"):
-            raise SystemExit("no answer")
-
-if what == "ask":
-    socks, took = [connected() for _ in range(8)], []
-    ask(socks)
-    print("open", flush=True)
-    sys.stdin.readline()
-    for _ in range(int(count)):
-        began = time.monotonic()
-        ask(socks)
-        took.append(time.monotonic() - began)
-    print(sorted(took)[len(took) * 95 // 100] * 1000, flush=True)
-    sys.stdin.readline()
-else:
-    kept = []
-    for _ in range(int(count)):
-        if what == "half":
-            sock = socket.create_connection(("127.0.0.1", int(port)))
-            sock.sendall(hello())
-        else:
-            sock = connected()
-            ask([sock])
-        kept.append(sock)
-    print("open", flush=True)
-    sys.stdin.readline()
-"""
-"""Client that asks over eight connections, or opens many, whole or up to their first message, and keeps them.
-
-It goes on, and ends, when it hears a line.
-"""
+Connect = Callable[[Server], socket.socket]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What TLS costs the server.")
-    parser.add_argument(
-        "--times", type=int, default=250, help="times that eight requests are sent (default %(default)s)"
-    )
+    parser.add_argument("--times", type=int, default=1000, help="that eight requests are sent (default %(default)s)")
     parser.add_argument("--flood", type=int, default=2000, help="half handshakes at once (default %(default)s)")
     options = parser.parse_args()
     stand.end_in_order()
+    stand.pin_to_load_core()
     findings = Findings("tls", times=options.times, flood=options.flood)
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder, contextlib.ExitStack() as stack:
-        authority = Authority(Path(folder))
-        service, client, ca = authority.issue(), authority.issue("client"), str(authority.file)
-        tls: dict[str, str] = {"tls_cert": str(service[0]), "tls_key": str(service[1])}
-        files = {"plain": ("", "", ""), "TLS": (ca, "", ""), "mutual TLS": (ca, *map(str, client))}
-        more: dict[str, dict[str, str]] = {"plain": {}, "TLS": tls, "mutual TLS": {**tls, "tls_client_ca": ca}}
-        target = f"{stand.TARGETS}:upper"
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as name, contextlib.ExitStack() as stack:
+        kinds = _kinds(Authority(Path(name)))
         servers = {
-            kind: stack.enter_context(headway.serve(target, block=False, port=0, log_level="error", **given))
-            for kind, given in more.items()
+            kind: stack.enter_context(
+                stand.headway(f"{stand.TARGETS}:upper", "--log-level", "error", *flags, name=f"tls-{number}")
+            )
+            for number, (kind, (flags, _)) in enumerate(kinds.items())
         }
-        asked = {kind: [_ask(servers[kind], files[kind], options.times) for _ in range(ROUNDS)] for kind in files}
         rows = []
-        for kind, found in asked.items():
-            cpu, memory = _open(servers[kind], files[kind])
+        for kind, (_, connect) in kinds.items():
+            cpu, memory = _open(servers[kind], connect)
+            asked = min(_ask(servers[kind], connect, options.times)[0] for _ in range(ROUNDS))
             rows.append({
-                "": kind,
-                "CPU µs a request": min(used for used, _ in found),
-                "CPU µs a connection and its first request": cpu,
+                "": kind, "CPU µs a request": asked, "CPU µs a connection and its first request": cpu,
                 "kB an open connection": memory,
             })  # fmt: skip
         findings.table("cost for the server", rows)
-        calm = min(p95 for _, p95 in asked["TLS"])
-        with _client(servers["TLS"], files["TLS"], options.flood, "half"):
-            _, beside = _ask(servers["TLS"], files["TLS"], options.times)
-        rows = [
+        server, connect = servers["TLS"], kinds["TLS"][1]
+        _, calm = _ask(server, connect, options.times)
+        with _half_open(server, options.flood):
+            _, beside = _ask(server, connect, options.times)
+        findings.table("what others see of a flood", [
             {"": "calm", "P95 ms of eight": calm},
             {"": f"beside {options.flood} half handshakes", "P95 ms of eight": beside},
-        ]
-        findings.table("what others see of a flood", rows)
+        ])  # fmt: skip
     return findings.close()
 
 
-def _ask(server: BackgroundService, files: Sequence[str], times: int) -> tuple[float, float]:
+def _kinds(authority: Authority) -> dict[str, tuple[list[str], Connect]]:
+    """Flags of each kind of server, and how a client connects to it."""
+    certificate, key = map(str, authority.issue())
+    flags = ["--tls-cert", certificate, "--tls-key", key]
+    trusting, known = (ssl.create_default_context(cafile=str(authority.file)) for _ in range(2))
+    known.load_cert_chain(*authority.issue("client"))
+
+    def over(context: ssl.SSLContext) -> Connect:
+        return lambda server: context.wrap_socket(_connected(server), server_hostname="localhost")
+
+    return {
+        "plain": ([], _connected),
+        "TLS": (flags, over(trusting)),
+        "mutual TLS": ([*flags, "--tls-client-ca", str(authority.file)], over(known)),
+    }
+
+
+def _connected(server: Server) -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=60)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def _round(connections: list[socket.socket]) -> None:
+    """Send a request over each, and take the answers."""
+    for one in connections:
+        one.sendall(REQUEST)
+    for one in connections:
+        if not one.recv(65536).startswith(b"HTTP/1.1 200"):
+            raise stand.Broken("a request was not answered")
+
+
+def _ask(server: Server, connect: Connect, times: int) -> tuple[float, float]:
     """CPU time of the server in µs for each request, and the 95th percentile of eight requests at once, in ms."""
-    with _client(server, files, times, "ask") as client:
-        _hear(client)
-        before = time.process_time()
-        _tell(client)
-        p95 = float(_hear(client))
-        return (time.process_time() - before) / (times * 8) * 1e6, p95
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(connect(server)) for _ in range(EIGHT)]
+        _round(connections)
+        took, before = [], server.usage()["front"]
+        for _ in range(times):
+            began = time.monotonic()
+            _round(connections)
+            took.append(time.monotonic() - began)
+        used = server.usage()["front"] - before
+    return used / (times * EIGHT) * 1e6, sorted(took)[len(took) * 95 // 100] * 1000
 
 
-def _open(server: BackgroundService, files: Sequence[str]) -> tuple[float, float]:
+def _open(server: Server, connect: Connect) -> tuple[float, float]:
     """CPU time of the server in µs for each connection with one request, and its memory in kB."""
-    memory, before = _memory(), time.process_time()
-    with _client(server, files, CONNECTIONS, "whole") as client:
-        _hear(client)
-        return (time.process_time() - before) / CONNECTIONS * 1e6, (_memory() - memory) / CONNECTIONS / 1000
+    memory, before = server.rss()["front"], server.usage()["front"]
+    with contextlib.ExitStack() as held:
+        for _ in range(CONNECTIONS):
+            _round([held.enter_context(connect(server))])
+        used, more = server.usage()["front"] - before, server.rss()["front"] - memory
+    return used / CONNECTIONS * 1e6, more / CONNECTIONS / 1000
 
 
 @contextlib.contextmanager
-def _client(
-    server: BackgroundService, files: Sequence[str], count: int, what: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", _CLIENT, str(urlsplit(server.url).port), str(count), what, *files]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
-        try:
-            yield client
-        finally:
-            client.communicate(b"\n")
-
-
-def _hear(client: subprocess.Popen[bytes]) -> bytes:
-    line = client.stdout.readline() if client.stdout is not None else b""
-    if not line:
-        raise stand.Broken("the client has ended")
-    return line
-
-
-def _tell(client: subprocess.Popen[bytes]) -> None:
-    if client.stdin is not None:
-        client.stdin.write(b"\n")
-        client.stdin.flush()
-
-
-def _memory() -> int:
-    own = processes.look(os.getpid())
-    return own.rss if own is not None else 0
+def _half_open(server: Server, count: int) -> Iterator[None]:
+    """Connections of which each has sent the beginning of a handshake."""
+    context, incoming, outgoing = ssl.create_default_context(), ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    hello = outgoing.read()
+    with contextlib.ExitStack() as held:
+        for _ in range(count):
+            held.enter_context(_connected(server)).sendall(hello)
+        yield
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from bench.stand.generators import Measured, open_loop
 WARM_UP = 3.0
 LATE_MS = 5.0
 BUSY = 0.9
+ADDED_MS = 2.0
+"""Most that a lone request may pay at p99."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def _run(case: Case, seconds: float, findings: Findings) -> dict[str, object]:
     measured = _measure(case, seconds)
     findings.keep(case.name, measured)
     findings.at_most(f"{case.name}: p95", measured.report.total.latency_ms.p95, case.p95_ms, "ms")
-    findings.none(f"{case.name}: requests without a right answer", _failures(measured))
+    findings.none(f"{case.name}: requests without a right answer", measured.failures)
     return _row(case, measured)
 
 
@@ -85,7 +87,7 @@ def _climb(seconds: float, findings: Findings) -> None:
         measured = _measure(step, seconds)
         findings.keep(step.name, measured)
         limit = step.ideal_ms * STEPS[-1].p95_ms / STEPS[-1].ideal_ms
-        fine = measured.report.total.latency_ms.p95 <= limit and not _failures(measured)
+        fine = measured.report.total.latency_ms.p95 <= limit and not measured.failures
         rows.append(_row(step, measured) | {"p95 ≤": round(limit, 1), "carried": "yes" if fine else _culprit(measured)})
         if not fine:
             break
@@ -99,17 +101,7 @@ def _climb(seconds: float, findings: Findings) -> None:
 def _lone(seconds: float, findings: Findings) -> None:
     """H7: far enough apart that no two meet; the function takes microseconds."""
     with stand.headway(f"{stand.TARGETS}:upper", "--log-level", "warning", name="cases-H7") as server:
-        ours, bare = lone.alternate(server, seconds)
-    findings.keep("H7", {"headway": ours, "bare": bare})
-    totals, floor = [trip.total for trip in ours], [trip.total for trip in bare]
-    rows = [
-        lone.row("headway, round trip", totals),
-        lone.row("of it the server, run included", [trip.server for trip in ours]),
-        lone.row("a bare socket server, round trip", floor),
-    ]
-    findings.table("Lone requests, in turns to Headway and to a server that does nothing; ms", rows)
-    added = lone.percentile(totals, 99) - lone.percentile(floor, 99)
-    findings.at_most("H7: p99 of the round trip, less the bare server's", added, 2.0, "ms")
+        lone.measure(findings, server, seconds, "H7: p99 of the round trip, less the bare server's", ADDED_MS)
 
 
 def _measure(case: Case, seconds: float) -> Measured:
@@ -119,18 +111,13 @@ def _measure(case: Case, seconds: float) -> Measured:
         return open_loop(server, case.rate, seconds, "--expect", "upper")
 
 
-def _failures(measured: Measured) -> int:
-    total = measured.report.total
-    return total.requests - total.answered + (measured.report.mismatches or 0)
-
-
 def _row(case: Case, measured: Measured) -> dict[str, object]:
     report, latency = measured.report, measured.report.total.latency_ms
     return {
         "case": case.name,
         "GPUs": case.workers,
         "requests": report.total.requests,
-        "failed": _failures(measured),
+        "failed": measured.failures,
         "p50": latency.p50,
         "p95": latency.p95,
         "p99": latency.p99,

@@ -25,7 +25,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from bench.stand import generators, stand
 from bench.stand.findings import Findings
-from bench.stand.stand import Server
 
 BATCH_MS, MAX_BATCH, WORKERS, RATE = 20.0, 32, 2, 400.0
 MOST_P95_MS = 3.0
@@ -72,15 +71,10 @@ def _measure(name: str, seconds: float) -> Row:
     with COLLECTORS.get(name, _dead)() as url:
         flags = () if name == "off" else ("--trace",)
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
-        command = [
-            sys.executable, "-m", "headway", "serve", stand.EMULATED_GPU, "--port", "0", "--admin-port", "0", "--workers",
-            str(WORKERS), "--max-batch-size", str(MAX_BATCH), "--log-level", "error", *flags,
-        ]  # fmt: skip
-        emulated = {"EMULATED_MS": str(BATCH_MS), "EMULATED_MAX": str(MAX_BATCH)}
-        with Server(
-            f"collectors-{name.replace(' ', '-')}", command, lambda _: "front", emulated | environment
-        ) as server:
-            server.wait_for_banner("Try it:")
+        environment |= {"EMULATED_MS": str(BATCH_MS), "EMULATED_MAX": str(MAX_BATCH)}
+        shape = ("--workers", str(WORKERS), "--max-batch-size", str(MAX_BATCH), "--log-level", "error")
+        name = f"collectors-{name.replace(' ', '-')}"
+        with stand.headway(stand.EMULATED_GPU, *shape, *flags, name=name, environment=environment) as server:
             generators.open_loop(server, RATE, 1.0)
             found = generators.open_loop(server, RATE, seconds)
             dropped = {

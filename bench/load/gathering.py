@@ -71,7 +71,7 @@ def main() -> int:
     if runs:
         rows = [_row(name, turns) for name, turns in runs.items()]
         findings.table(f"{RATE:,.0f} requests/s on two GPUs; ms, CPU in µs per request", rows)
-        failed = sum(_failures(run.measured) for turns in runs.values() for run in turns)
+        failed = sum(run.measured.failures for turns in runs.values() for run in turns)
         findings.none("requests without a right answer", failed)
         for name, turns in runs.items():
             findings.keep(name, turns)
@@ -142,17 +142,8 @@ def _count(run: Run) -> float:
 def _lone(findings: Findings, seconds: float) -> None:
     """Far enough apart that no two meet; the function takes microseconds."""
     with fleet.fleet(f"{stand.TARGETS}:upper", name="gathering-lone") as made:
-        ours, bare = lone.alternate(made, seconds)
-    findings.keep("lone", {"headway": ours, "bare": bare})
-    totals, floor = [trip.total for trip in ours], [trip.total for trip in bare]
-    rows = [
-        lone.row("headway over Redis, round trip", totals),
-        lone.row("of it from gateway in to gateway out", [trip.server for trip in ours]),
-        lone.row("a bare socket server, round trip", floor),
-    ]
-    findings.table("Lone requests, in turns to Headway and to a server that does nothing; ms", rows)
-    added = lone.percentile(totals, 99) - lone.percentile(floor, 99)
-    findings.at_most("a lone request over Redis: p99 of the round trip, less the bare server's", added, ADDED_MS, "ms")
+        what = "a lone request over Redis: p99 of the round trip, less the bare server's"
+        lone.measure(findings, made, seconds, what, ADDED_MS)
 
 
 def _row(name: str, turns: list[Run]) -> dict[str, object]:
@@ -160,7 +151,7 @@ def _row(name: str, turns: list[Run]) -> dict[str, object]:
     return {
         "": name,
         "requests": sum(total.requests for total in totals),
-        "failed": sum(_failures(run.measured) for run in turns),
+        "failed": sum(run.measured.failures for run in turns),
         "fill": _mean(turns, _fill),
         "batches/s": _mean(turns, _count),
         "p50": statistics.fmean(total.latency_ms.p50 for total in totals),
@@ -175,11 +166,6 @@ def _row(name: str, turns: list[Run]) -> dict[str, object]:
 
 def _mean(turns: list[Run], value: Callable[[Run], float]) -> float:
     return statistics.fmean(value(run) for run in turns)
-
-
-def _failures(measured: Measured) -> int:
-    total = measured.report.total
-    return total.requests - total.answered + (measured.report.mismatches or 0)
 
 
 def _options() -> argparse.Namespace:

@@ -41,8 +41,9 @@ from bench.load.worst import KEY, NEIGHBOURS, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet, fleet, lone_service
-from bench.stand.generators import Measured, open_loop
+from bench.stand.generators import open_loop
 from bench.stand.stand import Server
+from tests.identity.writing import entry, key_of
 
 GPUS, BATCH_MS, MAX_BATCH = 2, 20.0, 8
 RATE = 100.0
@@ -134,7 +135,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
     findings.keep(f"{name}, {where}", {"calm": calm, "hostile": hostile, "attack": done})
     calm_p95, p95 = (one.report.total.latency_ms.p95 for one in (calm, hostile))
     return {
-        "load": name, "where": where, "errors": _errors(hostile), "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
+        "load": name, "where": where, "errors": hostile.failures, "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
         "at most": worst.bound, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
         "of them": ", ".join(f"{times} × {what}" for what, times in done.most_common(3)), "kept, lost": lost,
         "new client, max ms": None if newcomers is None else 1000 * newcomers.longest, "descriptors": most - held, "and left": left,
@@ -188,11 +189,6 @@ def _left(server: Server, before: int) -> int:
     while (left := server.descriptors() - before) > 0 and time.monotonic() < patience:
         time.sleep(0.1)
     return max(left, 0)
-
-
-def _errors(measured: Measured) -> int:
-    total = measured.report.total
-    return total.requests - total.answered
 
 
 class _Kept:
@@ -278,12 +274,9 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
     """The service, in one process or over Redis, and the keys of both tenants."""
     keys, rows = {}, []
     for name, rate, burst in (("calm", 0, 0), ("limited", 1000, 0), ("unlimited", 0, 0), ("listed", 60, 10)):
-        id, hashed, keys[name] = stand.fresh_key()
+        keys[name] = key_of(name)
         tenant, tier = ("calm", worst.calm_tier) if name == "calm" else ("worst", worst.tier)
-        rows.append(
-            f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\nuser = "{name}"\ntenant = "{tenant}"\ntier = "{tier}"\n'
-            f"rate = {rate}\n" + (f"burst = {burst}\n" if burst else "")
-        )
+        rows.append(entry(name, name, tenant, tier, f"rate = {rate}\n" + (f"burst = {burst}\n" if burst else "")))
     (folder / "keys.toml").write_text("".join(rows), encoding="utf-8")
     target, environment = f"{stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
     batch = ("--max-batch-size", str(MAX_BATCH))

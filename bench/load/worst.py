@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load import http2
-from bench.stand import stand
 from headway.grpc import messages
 from headway.oip.tensors import pack
+from tests.identity.writing import key_of
 
-KEY = b"?" * len(stand.fresh_key()[2])
+KEY = b"?" * len(key_of("worst"))
 """Placeholder of the tenant's key, as long as every key, since lengths that stand in a request hold for it."""
 
 Request = Callable[[int], bytes]

@@ -124,22 +124,23 @@ def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
 
 
 def _value(client: Any, key: bytes, name: bytes) -> Any:
-    kind = client.type(key)
     if name == b"q":
         return figures_of(client.get(key) or b"")
     if name in (b"e", b"p"):
         return f"{client.hlen(key)} entries"
-    if kind == b"hash":
-        return {_shown(field): _unpacked(value) for field, value in client.hgetall(key).items()}
-    if kind == b"zset":
-        return [(_shown(member), score) for member, score in client.zrange(key, 0, -1, withscores=True)]
-    if kind == b"list":
-        return [_shown(one) for one in client.lrange(key, 0, -1)]
-    if kind == b"stream":
-        return {"length": client.xlen(key), "last": _shown(repr(client.xrevrange(key, count=STREAM_ENTRIES))[:1000])}
-    if kind == b"set":
-        return [_shown(one) for one in client.smembers(key)]
-    return _shown(client.get(key))
+    match client.type(key):
+        case b"hash":
+            return {_shown(field): _unpacked(value) for field, value in client.hgetall(key).items()}
+        case b"zset":
+            return client.zrange(key, 0, -1, withscores=True)
+        case b"list":
+            return client.lrange(key, 0, -1)
+        case b"stream":
+            return {"length": client.xlen(key), "last": repr(client.xrevrange(key, count=STREAM_ENTRIES))[:1000]}
+        case b"set":
+            return list(client.smembers(key))
+        case _:
+            return client.get(key)
 
 
 def figures_of(packed: bytes) -> Mapping[str, float]:
@@ -154,12 +155,10 @@ def figures_of(packed: bytes) -> Mapping[str, float]:
 def _unpacked(value: bytes) -> Any:
     """Value as msgpack has it, if it is that."""
     try:
-        return _shown(repr(msgspec.msgpack.decode(value))[:2000])
+        return repr(msgspec.msgpack.decode(value))[:2000]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _shown(value)
+        return value
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return value if isinstance(value, str) else repr(value)
+def _shown(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else repr(value)

@@ -1,41 +1,56 @@
 """What clients see behind Envoy, HAProxy and nginx, one at a time, each with its file of `deploy/`, over TLS.
 
-    python bench/promises/proxied.py                          all of it behind each: about a quarter of an hour a proxy
+    python bench/promises/proxied.py                          all of it behind each: half an hour a proxy
     python bench/promises/proxied.py --proxy nginx --only rolling --seconds 60
+    python bench/promises/proxied.py --only troubles --troubles redis-stalled gateway-killed --proxy haproxy
 
 rolling    300 requests/s, half of them over HTTP/1.1, a third over gRPC, the rest over HTTP/2, while gateways and worker hosts are restarted
            one after the other, again and again
 slow       clients that send a byte at a time, and requests and polls that take 30 s, beside 100 requests/s
 race       all idle connections to the gateways are used at once, 10,000 times in all, at ages around those at which proxy and gateway
            give them up: the proxy after 4 s, the gateway after 5. Then again with a gateway that gives up first, after 1, to see what that costs
+troubles   what befalls a fleet, one thing after the other (TROUBLES), each with a fleet of its own: two gateways, two worker hosts with a GPU
+           made of sleep each, two controllers, and Redis, alone, under Sentinels or as a cluster. 100 requests/s, and after two seconds
+           the trouble. `recovery` is the seconds from its beginning to the end of the last request that failed or took over a second
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
+import shutil
+import signal
 import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
 
-from bench.promises.callers import Callers, History
-from bench.promises.crew import Crew
+from bench.promises.callers import Callers, GrpcCallers, History
 from bench.promises.crowd import loop_factory
-from bench.promises.grpc_callers import GrpcCallers
-from bench.stand import stand
+from bench.stand import fleet, stand
 from bench.stand.findings import Findings
+from bench.stand.fleet import Fleet
 from bench.stand.proxies import KINDS, Behind, Proxy
-from bench.stand.stand import Broken
-from bench.stand.stores import Store
+from bench.stand.stand import Broken, Server
+from bench.stand.stores import ReplicatedCluster
 from tests.clients.environments import client_command
+from tests.servers.ports import Port
+from tests.servers.redis import RedisServer
+from tests.servers.sentinel import SentinelSetup
 
 BATCH_MS, MAX_BATCH = 50.0, 32
-COUNTS = {"gateway": 2, "worker": 2, "controller": 1}
 LAME_DUCK_MS = 5000
 RATES = {"http/1.1": 150.0, "grpc": 100.0, "http/2": 50.0}
 """Requests per second while all is restarted."""
@@ -48,6 +63,12 @@ LINES, WAVES = 250, 40
 TARGET = f"{stand.TARGETS}:Waiting"
 LONG = ("--queue-timeout-ms", "60000", "--request-timeout-ms", "60000", "--task-timeout-ms", "60000")
 PATIENT = ("--gpu-timeout-ms", "40000", "--lease-ms", "60000")
+LAME_DUCK = ("--lame-duck-ms", str(LAME_DUCK_MS))
+BEFORE, AFTER = 2.0, 4.0
+"""Seconds of load before a trouble begins, and after it is over."""
+LATE = 1.0
+"""Seconds after which an answer counts as late in a trouble."""
+DISK_MB = 8
 
 Row = dict[str, object]
 
@@ -57,8 +78,8 @@ def main() -> int:
     stand.end_in_order()
     stand.pin_to_load_core()
     findings = Findings(
-        "proxied", rates=RATES, seconds=options.seconds, batch_ms=BATCH_MS, max_batch=MAX_BATCH, processes=COUNTS,
-        lame_duck_ms=LAME_DUCK_MS, pinning=stand.PINNING,
+        "proxied", rates=RATES, seconds=options.seconds, batch_ms=BATCH_MS, max_batch=MAX_BATCH, lame_duck_ms=LAME_DUCK_MS,
+        pinning=stand.PINNING,
     )  # fmt: skip
     rows: dict[str, list[Row]] = {name: [] for name in options.only}
     for kind in options.proxy:
@@ -83,7 +104,7 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
     """Restart everything that serves, under load, for `options.seconds`."""
     restarts: Counter[str] = Counter()
 
-    async def work(crew: Crew, front: Proxy) -> dict[str, History]:
+    async def work(scene: Scene, front: Proxy) -> dict[str, History]:
         loop = asyncio.get_running_loop()
         authority = front.certificates.trusted.read_bytes()
         loads: dict[str, Callers | GrpcCallers] = {
@@ -93,21 +114,22 @@ def rolling(kind: str, options: argparse.Namespace, findings: Findings) -> list[
         running = [loop.create_task(load.run()) for load in loads.values()]
         until = loop.time() + options.seconds
         while loop.time() < until:
-            for post in (*crew.of("gateway"), *crew.of("worker")):
-                if loop.time() < until:
-                    await post.end()
-                    await post.start()
-                    restarts[post.role] += 1
+            for role in ("gateway", "worker"):
+                for place in range(2):
+                    if loop.time() < until:
+                        await scene.end(role, place)
+                        await scene.start(role, place)
+                        restarts[role] += 1
         for load in loads.values():
             load.end_load()
         return dict(zip(loads, await asyncio.gather(*running), strict=True))
 
     with ExitStack() as stack:
-        crew, front = _scene(stack, kind, ("--lame-duck-ms", str(LAME_DUCK_MS)))
+        scene, front = _scene(stack, kind, LAME_DUCK)
         over_http_2 = _http_2(front)
         stack.callback(over_http_2.kill)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            histories = runner.run(work(crew, front))
+            histories = runner.run(work(scene, front))
         told = json.loads(over_http_2.communicate(timeout=60)[0].splitlines()[-1])
     found = [_row(kind, name, history) for name, history in histories.items()]
     found.append(
@@ -142,7 +164,7 @@ def _http_2(front: Proxy) -> subprocess.Popen[str]:
 def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
     """Slow clients, long requests and long polls beside a load."""
 
-    async def work(crew: Crew, front: Proxy) -> dict[str, Counter[str]]:
+    async def work(front: Proxy) -> dict[str, Counter[str]]:
         callers = Callers(front.url, 100.0, 0, front.certificates.context("http/1.1"))
         load = asyncio.create_task(callers.run())
         await asyncio.sleep(2.0)
@@ -161,9 +183,9 @@ def slow(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row
         return outcomes
 
     with ExitStack() as stack:
-        crew, front = _scene(stack, kind, LONG, PATIENT, workers=4)
+        _, front = _scene(stack, kind, LONG, PATIENT, workers=4)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            outcomes = runner.run(work(crew, front))
+            outcomes = runner.run(work(front))
     found: list[Row] = []
     for name, seen in outcomes.items():
         failed = seen.total() - seen["ok"]
@@ -289,24 +311,374 @@ async def _raced(front: Proxy, waves: int, around: tuple[float, float]) -> Count
     return outcomes
 
 
+# What befalls a fleet.
+
+Act = Callable[["Scene"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One of them.
+
+    Attributes:
+        what: in words.
+        act: makes it; returns when it is over.
+        store: builds what the fleet shares, in a folder.
+        failing: why clients may see errors, if they may; as the documents say.
+        flags: of all processes.
+        small_disk: the store is on a disk of DISK_MB, which needs root.
+    """
+
+    what: str
+    act: Act
+    store: Callable[[Path], AbstractContextManager[Store]] = lambda folder: RedisServer("redis", folder, durable=True)
+    failing: str = ""
+    flags: tuple[str, ...] = ()
+    small_disk: bool = False
+
+
+def restarted(role: str) -> Act:
+    async def act(scene: Scene) -> None:
+        for place in range(2):
+            await scene.end(role, place)
+            await scene.start(role, place)
+
+    return act
+
+
+def killed(role: str) -> Act:
+    async def act(scene: Scene) -> None:
+        scene.of(role)[0].kill()
+        await asyncio.sleep(2.0)
+        await scene.start(role, 0)
+
+    return act
+
+
+def still(role: str, seconds: float = 6.0) -> Act:
+    async def act(scene: Scene) -> None:
+        pids = fleet.gpu_pids(scene.of("worker")[0]) if role == "gpu" else [scene.of(role)[0].pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        for pid in pids if role != "gpu" else ():  # Its host has put another one in its place.
+            os.kill(pid, signal.SIGCONT)
+
+    return act
+
+
+async def gpu_killed(scene: Scene) -> None:
+    for pid in fleet.gpu_pids(scene.of("worker")[0]):
+        os.kill(pid, signal.SIGKILL)
+
+
+def redis_away(seconds: float, *, empty: bool = False) -> Act:
+    async def act(scene: Scene) -> None:
+        scene.redis.kill()
+        if empty:
+            shutil.rmtree(scene.redis.folder / "appendonlydir")
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(scene.redis.start)
+
+    return act
+
+
+def redis_stalled(seconds: float) -> Act:
+    async def act(scene: Scene) -> None:
+        scene.redis.pause()
+        await asyncio.sleep(seconds)
+        scene.redis.resume()
+
+    return act
+
+
+async def redis_flushed(scene: Scene) -> None:
+    await asyncio.to_thread(scene.redis.command, "FLUSHALL")
+
+
+async def redis_full(scene: Scene) -> None:
+    await asyncio.to_thread(scene.redis.command, "CONFIG", "SET", "maxmemory", 1)
+    await asyncio.sleep(3.0)
+    await asyncio.to_thread(scene.redis.command, "CONFIG", "SET", "maxmemory", "2gb")
+
+
+async def disk_full(scene: Scene) -> None:
+    """Fill the disk that the append-only file is on, and make room again."""
+    ballast = scene.redis.folder / "ballast"
+
+    def fill() -> None:
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+
+    await asyncio.to_thread(fill)
+    await asyncio.sleep(4.0)
+    ballast.unlink()
+
+
+async def sentinel_planned(scene: Scene) -> None:
+    assert isinstance(scene.store, SentinelSetup)
+    await asyncio.to_thread(scene.store.hand_over)
+    await asyncio.sleep(12.0)
+
+
+async def sentinel_killed(scene: Scene) -> None:
+    assert isinstance(scene.store, SentinelSetup)
+    scene.store.servers[0].kill()
+    await asyncio.to_thread(scene.store.fail_over)
+    await asyncio.sleep(12.0)
+
+
+async def cluster_planned(scene: Scene) -> None:
+    assert isinstance(scene.store, ReplicatedCluster)
+    for primary in scene.store.servers[:3]:
+        await asyncio.to_thread(scene.store.replica_of(primary).command, "CLUSTER", "FAILOVER")
+        await asyncio.sleep(2.0)
+
+
+async def cluster_killed(scene: Scene) -> None:
+    scene.redis.kill()
+    await asyncio.sleep(10.0)
+
+
+def _watched(folder: Path) -> SentinelSetup:
+    return SentinelSetup("redis", folder, durable=True)
+
+
+SHARDED = ("--shards", "4")
+AWAY = "Redis is away for longer than --broker-timeout-ms: 503"
+HELD = "what the process held at that instant"
+TROUBLES = {
+    "gateways-restarted": Trouble("gateways restarted one by one", restarted("gateway")),
+    "workers-restarted": Trouble("worker hosts restarted one by one", restarted("worker")),
+    "controllers-restarted": Trouble("controllers restarted one by one", restarted("controller")),
+    "gateway-killed": Trouble("a gateway killed (SIGKILL), back after 2 s", killed("gateway"), failing=HELD),
+    "worker-killed": Trouble("a worker host killed, back after 2 s", killed("worker")),
+    "gpu-killed": Trouble("a GPU process killed", gpu_killed),
+    "controller-killed": Trouble("a controller killed, back after 2 s", killed("controller")),
+    "gateway-stopped": Trouble("a gateway stands still (SIGSTOP) for 6 s", still("gateway"), failing=HELD),
+    "worker-stopped": Trouble("a worker host stands still for 6 s", still("worker")),
+    "gpu-stopped": Trouble("a GPU process stands still", still("gpu", 4.0), failing=HELD),
+    "controller-stopped": Trouble("a controller stands still for 6 s", still("controller")),
+    "redis-blip": Trouble("Redis stalls for 0.3 s", redis_stalled(0.3)),
+    "redis-stalled": Trouble("Redis stalls for 3 s", redis_stalled(3.0), failing=AWAY),
+    "redis-restarted": Trouble("Redis killed, back after 0.3 s", redis_away(0.3)),
+    "redis-killed": Trouble("Redis killed, back after 3 s", redis_away(3.0), failing=AWAY),
+    "redis-emptied": Trouble("Redis killed, back empty after 0.3 s", redis_away(0.3, empty=True)),
+    "redis-flushed": Trouble("all keys of Redis removed", redis_flushed),
+    "redis-memory": Trouble("Redis out of memory for 3 s", redis_full, failing="429 memory"),
+    "redis-disk": Trouble("Redis's disk full for 4 s", disk_full, failing=AWAY, small_disk=True),
+    "sentinel-planned": Trouble("planned failover by Sentinels", sentinel_planned, _watched),
+    "sentinel-killed": Trouble("primary killed under Sentinels", sentinel_killed, _watched, AWAY),
+    "cluster-planned": Trouble(
+        "planned failover of each primary of a cluster", cluster_planned, ReplicatedCluster, flags=SHARDED
+    ),
+    "cluster-killed": Trouble("a primary of a cluster killed", cluster_killed, ReplicatedCluster, AWAY, SHARDED),
+}
+
+
+def troubles(kind: str, options: argparse.Namespace, findings: Findings) -> list[Row]:
+    """Have one trouble after the other."""
+    rows: list[Row] = []
+    for name in options.troubles:
+        trouble = TROUBLES[name]
+        try:
+            history, began = _befallen(trouble, kind)
+        except (Broken, OSError, AssertionError, subprocess.CalledProcessError) as exc:
+            rows.append({"trouble": trouble.what, "behind": kind, "seen": f"could not run: {exc}"[:120]})
+            continue
+        outcomes, wrong = history.outcomes, history.outcomes["wrong"]
+        failed = len(history.requests) - outcomes["ok"] - wrong
+        ends = (one.ended - began for one in history.requests if one.outcome != "ok" or one.ended - one.due > LATE)
+        rows.append({
+            "trouble": trouble.what, "behind": kind, "requests": len(history.requests), "failed": failed, "wrong": wrong,
+            "recovery, s": round(max(0.0, *ends, 0.0), 1), "slowest, s": round(max(history.latencies, default=0.0), 2),
+            "seen": _seen(outcomes),
+        })  # fmt: skip
+        for example in history.examples[:3]:
+            findings.say(f"  {example}")
+        findings.none(f"{name} behind {kind}: wrong", wrong)
+        if not trouble.failing:
+            findings.none(f"{name} behind {kind}: failed", failed)
+    return rows
+
+
+def _befallen(trouble: Trouble, kind: str) -> tuple[History, float]:
+    """What clients saw of a trouble, and when it began."""
+
+    async def work(scene: Scene, front: Proxy) -> tuple[History, float]:
+        await asyncio.sleep(2.0)  # The balancer notices.
+        callers = Callers(front.url, 100.0, 0, front.certificates.context("http/1.1"))
+        load = asyncio.create_task(callers.run())
+        try:
+            await asyncio.sleep(BEFORE)
+            began = callers.loop.time()
+            await trouble.act(scene)
+            await asyncio.sleep(AFTER)
+            callers.end_load()
+            return await load, began
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+
+    with ExitStack() as stack:
+        place = stack.enter_context(_small_disk()) if trouble.small_disk else None
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-bench-", dir=place)))
+        store = stack.enter_context(trouble.store(folder))
+        scene, front = _scene(stack, kind, LAME_DUCK, controllers=2, flags=trouble.flags, store=store)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(work(scene, front))
+
+
+@contextlib.contextmanager
+def _small_disk() -> Iterator[Path]:
+    """A file system of DISK_MB, for as long as the context lasts. Needs to be root on Linux."""
+    with TemporaryDirectory(prefix="headway-disk-") as folder:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=False, capture_output=True)
+
+
 # What all have in common.
 
 
+class Store(Protocol):
+    """What a fleet shares: a server of Redis, or several."""
+
+    @property
+    def url(self) -> str:
+        """By which Headway finds it."""
+        ...
+
+
+class Scene:
+    """A fleet whose gateways keep their ports, and what it shares; use it as a context manager.
+
+    Arguments:
+        store: what it shares.
+        counts: how many of each role.
+        flags: of all.
+        gateways, workers: further flags of those.
+
+    Attributes:
+        ports: of the gateways.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        counts: dict[str, int],
+        flags: Sequence[str],
+        gateways: Sequence[str],
+        workers: Sequence[str],
+    ) -> None:
+        self.store = store
+        self._held = [(Port(), Port()) for _ in range(counts["gateway"])]
+        self.ports = [Behind(*(port.number for port in pair)) for pair in self._held]
+        environment = {"EMULATED_MS": str(BATCH_MS), "EMULATED_MAX": str(MAX_BATCH)}
+        common = ("--broker", store.url, *flags)
+        batch = ("--max-batch-size", str(MAX_BATCH))
+        self._fleet = Fleet(None, TARGET, "proxied", common, gateways, (*batch, *workers), environment)
+        self._counts = counts
+
+    def __enter__(self) -> Scene:
+        try:
+            for role, count in self._counts.items():
+                self.of(role).extend(self._started(role, place) for place in range(count))
+            for role in self._counts:
+                for place in range(len(self.of(role))):
+                    self._up(role, place)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def redis(self) -> RedisServer:
+        """The server, or the first one."""
+        found = self.store.servers[0] if isinstance(self.store, SentinelSetup | ReplicatedCluster) else self.store
+        assert isinstance(found, RedisServer)
+        return found
+
+    def of(self, role: str) -> list[Server]:
+        """The processes of a role."""
+        return self._fleet.rosters[role]
+
+    async def end(self, role: str, place: int) -> None:
+        """Tell one to end, and wait for that.
+
+        Raises:
+            Broken: its exit code is not 0.
+        """
+        server = self.of(role)[place]
+        if code := await asyncio.to_thread(server.stop):
+            raise Broken(f"{server.name} ended with exit code {code}:\n{server.output[-2000:]}")
+
+    async def start(self, role: str, place: int) -> None:
+        """Start one anew; returns when it serves, and a gateway is ready."""
+        self.of(role)[place] = self._started(role, place)
+        await asyncio.to_thread(self._up, role, place)
+
+    def close(self) -> None:
+        """End all."""
+        for server in self._fleet.every():
+            with contextlib.suppress(ProcessLookupError):
+                if server.is_running:
+                    os.kill(server.pid, signal.SIGCONT)
+        self._fleet.stop()
+        for pair in self._held:
+            for port in pair:
+                port.close()
+
+    def _started(self, role: str, place: int) -> Server:
+        if role != "gateway":
+            return self._fleet.start(role)
+        at = self.ports[place]
+        return self._fleet.start(role, flags=("--port", str(at.http), "--grpc-port", str(at.grpc)))
+
+    def _up(self, role: str, place: int) -> None:
+        server = fleet.wait_until_up(role, self.of(role)[place])
+        if role == "gateway":
+            server.wait_for(lambda: _ready(self.ports[place].http))
+
+
+def _ready(port: int) -> bool:
+    """Whether a gateway's public port says that it is ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
 def _scene(
-    stack: ExitStack, kind: str, gateways: tuple[str, ...] = (), workers_flags: tuple[str, ...] = (), workers: int = 2
-) -> tuple[Crew, Proxy]:
+    stack: ExitStack,
+    kind: str,
+    gateways: Sequence[str] = (),
+    worker_flags: Sequence[str] = (),
+    *,
+    workers: int = 2,
+    controllers: int = 1,
+    flags: Sequence[str] = (),
+    store: Store | None = None,
+) -> tuple[Scene, Proxy]:
     """A fleet that is ready, and the proxy in front of it."""
-    store = stack.enter_context(Store("proxied"))
-    flags = {"gateway": gateways, "worker": workers_flags}
-    crew = stack.enter_context(Crew(store.url, {**COUNTS, "worker": workers}, flags, BATCH_MS, MAX_BATCH, TARGET))
-    ports = [Behind(post.port, post.grpc_port) for post in crew.of("gateway")]
-    for post in crew.of("gateway"):
-        post.server.wait_for(post.ready)
-    return crew, stack.enter_context(Proxy(kind, ports))
+    if store is None:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-bench-")))
+        store = stack.enter_context(RedisServer("redis", folder, durable=True))
+    counts = {"controller": controllers, "worker": workers, "gateway": 2}
+    scene = stack.enter_context(Scene(store, counts, flags, gateways, worker_flags))
+    return scene, stack.enter_context(Proxy(kind, scene.ports))
 
 
 def _row(kind: str, over: str, history: History) -> Row:
-    latencies = sorted(history.latencies)
+    latencies = history.latencies
     outcomes = history.outcomes
     return {
         "behind": kind,
@@ -328,6 +700,7 @@ PARTS: dict[str, Callable[[str, argparse.Namespace, Findings], list[Row]]] = {
     "rolling": rolling,
     "slow": slow,
     "race": race,
+    "troubles": troubles,
 }
 
 
@@ -336,6 +709,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--proxy", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=float, default=180.0, help="of a rolling restart")
+    parser.add_argument("--troubles", nargs="+", choices=TROUBLES, default=list(TROUBLES), metavar="TROUBLE")
     return parser.parse_args()
 
 

@@ -1,97 +1,204 @@
-"""All departure policies on real traffic, through the simulator: the production core under virtual time.
+"""What the departure policies do, through the simulator: the production queue and policies under virtual time.
 
     python bench/simulated/policies.py --traces DIR
+    python bench/simulated/policies.py --only promised
 
-DIR holds the Azure traces (see traces.py). Without it, or for lack of one of them, Poisson traffic and the traces that
-are there are run.
+promised   The cases that the default policy is made for: does it keep what was promised? Poisson arrivals, and a batch takes its
+           time whatever its size.
+policies   All policies on real traffic and on Poisson arrivals. Deadlines are 30 s, so that hardly anything is refused and
+           latencies tell all. Traffic of a high coefficient of variation of its gaps (CV) comes in bursts, which more GPUs help
+           against, and no policy.
+formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it
+           is full or its window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees its own
+           share of the traffic only, so its batches are the emptier the more gateways there are; and it closes them whether or not
+           a GPU is free. Both cost GPUs. That real gateways, brokers and clocks keep to it, bench/load/gathering.py measures.
 
-Time is compressed so that the mean rate is 1,000 requests/s; each trace is played twice, and the first time is the
-warm-up. A batch takes 100 ms and holds at most 100; 1.5 ms pass between a GPU's answer and its next batch. Deadlines
-are 30 s, so that hardly anything is refused and latencies tell all. Traffic of a high coefficient of variation of its
-gaps (CV) comes in bursts, which more GPUs help against, and no policy.
+DIR holds the Azure traces (see traces.py); those that are not there are left out. Time is compressed so that the mean rate is 1,000
+requests/s; each trace is played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. Everywhere
+1.5 ms pass between a GPU's answer and its next batch. The same seed gives the same figures on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
-import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.simulated.traces import traffic
+from bench.stand import parts
 from bench.stand.findings import Findings
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
 from headway.simulator.record import Record
+from headway.simulator.report import make_report, percentile
 from headway.simulator.scenario import POLICIES, Scenario
+from tests.simulator.preformed import simulate_preformed
 
 RATE = 1_000.0
-GPUS = (2, 3, 4)
 ALPHA, MAX_BATCH = 0.1, 100
 PATIENCE = 30.0
-PROMISE_MS = 200.0
+PROMISE = 0.2
+"""Seconds within which latencies are counted, or are to be at the 95th percentile."""
 POISSON_SECONDS = 30.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="All policies on real traffic, through the simulator.")
+    parser = argparse.ArgumentParser(description="What the departure policies do, through the simulator.")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    options = parser.parse_args()
-    findings = Findings("policies", rate=RATE, batch_ms=ALPHA * 1000, max_batch=MAX_BATCH, deadline_s=PATIENCE)
     try:
-        found = traffic(options.traces, findings)
+        return parts.run(parser, PARTS)
     except SettingError as exc:
         print(exc, file=sys.stderr)
         return 2
-    begun = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A load, the GPUs that are to carry it, and the latency that they are to keep.
+
+    Attributes:
+        alpha: seconds that a batch takes.
+        bound: milliseconds that `percentile` of the requests may take.
+        seconds: of simulated time.
+    """
+
+    name: str
+    rate: float
+    workers: int
+    alpha: float
+    max_batch: int
+    percentile: str
+    bound: float
+    seconds: float = 40.0
+
+
+PROMISES = (
+    Promise("H1", 1_000, 2, 0.100, 100, "p95", 155, 120.0),
+    Promise("H2", 10_000, 11, 0.100, 100, "p95", 125),
+    Promise("H3", 1_000, 2, 0.050, 32, "p95", 85, 120.0),
+    Promise("H4", 10_000, 17, 0.050, 32, "p95", 70),
+    Promise("H5", 10_000, 32, 0.200, 64, "p99", 240),
+    Promise("H6", 10_000, 9, 0.050, 64, "p99", 80),
+)
+
+
+def promised(findings: Findings, _: argparse.Namespace) -> None:
+    """Keep what was promised."""
+    rows: list[dict[str, object]] = []
+    for one in PROMISES:
+        scenario = Scenario(
+            rate=one.rate, workers=one.workers, alpha=one.alpha, max_batch=one.max_batch, duration=one.seconds, seed=0
+        )
+        report = make_report(simulate(scenario))
+        latency = report.total.latency_ms
+        load = report.offered_rate / report.capacity if report.capacity else None
+        rows.append({"case": one.name, "load": load, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99})
+        findings.at_most(f"{one.name}: {one.percentile}", getattr(latency, one.percentile), one.bound, "ms")
+    findings.table("Poisson arrivals, 1.5 ms between two batches of a GPU; latency in ms", rows)
+
+
+def policies(findings: Findings, options: argparse.Namespace) -> None:
+    """Set all policies side by side."""
+    traces = traffic(options.traces, findings)
     rows: list[dict[str, object]] = []
     p95: dict[tuple[str, int, str], float] = {}
-    for (name, trace), gpus, policy in itertools.product(found.items(), GPUS, POLICIES):
-        figures = _figures(_simulated(trace, gpus, policy))
-        p95[name, gpus, policy] = figures["p95"]
-        rows.append({"traffic": name, "GPUs": gpus, "policy": policy, **figures})
+    for (name, trace), gpus, policy in itertools.product(traces.items(), (2, 3, 4), POLICIES):
+        record = simulate(replace(_scenario(trace), workers=gpus, policy=policy))
+        latencies = _latencies(record)
+        p95[name, gpus, policy] = latencies["p95"]
+        within = sum(seconds <= PROMISE for seconds in record.latency)
+        rows.append({
+            "traffic": name, "GPUs": gpus, "policy": policy, "CV": record.gap_variation, **latencies,
+            f"% within {PROMISE * 1000:g} ms": 100 * within / sum(record.offered),
+            "batch": sum(record.size) / max(1, len(record.size)), "lost": sum(record.lost.values()),
+        })  # fmt: skip
     findings.table(f"{RATE:,.0f} requests/s, {ALPHA * 1000:g} ms a batch of at most {MAX_BATCH}; latency in ms", rows)
-    findings.say(f"{len(rows)} simulations in {time.monotonic() - begun:.0f} s.")
-    for name in found.keys() - {"code"}:  # whose bursts set the 95th percentile, whatever the policy
-        paced, *others = (p95[name, GPUS[0], policy] for policy in ("paced", *(set(POLICIES) - {"paced"})))
-        findings.at_most(f"{name}, {GPUS[0]} GPUs: p95 of paced over the best other's", paced / min(others), 1.05)
-    return findings.close()
+    for name in traces.keys() - {"code"}:  # whose bursts set the 95th percentile, whatever the policy
+        paced, *others = (p95[name, 2, policy] for policy in ("paced", *(set(POLICIES) - {"paced"})))
+        findings.at_most(f"{name}, 2 GPUs: p95 of paced over the best other's", paced / min(others), 1.05)
 
 
-def _simulated(trace: tuple[float, ...], gpus: int, policy: str) -> Record:
-    lap = len(trace) / RATE if trace else POISSON_SECONDS
-    return simulate(
-        Scenario(
-            rate=RATE,
-            workers=gpus,
-            alpha=ALPHA,
-            max_batch=MAX_BATCH,
-            policy=policy,
-            trace=trace,
-            duration=2 * lap,
-            warmup=lap,
-            queue_timeout=PATIENCE,
-            timeout=PATIENCE,
-            seed=1,
-        )
-    )
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A way to form batches. `ahead`: before a GPU is free, so that their number does not depend on the GPUs."""
+
+    name: str
+    run: Callable[[Scenario], Record]
+    ahead: bool = True
 
 
-def _figures(record: Record) -> dict[str, float]:
-    latency = sorted(record.latency)
-    p50, p95, p99 = (latency[int(len(latency) * share)] * 1000 for share in (0.50, 0.95, 0.99))
-    within = sum(1 for seconds in latency if seconds * 1000 <= PROMISE_MS)
+SHARED = Design("at the claim", simulate, ahead=False)
+DESIGNS = (
+    SHARED,
+    Design("by gateways, 10 ms", partial(simulate_preformed, window=0.01)),
+    Design("by gateways, 40 ms", partial(simulate_preformed, window=0.04)),
+    Design("by gateways, full only", partial(simulate_preformed, window=math.inf)),
+)
+PLENTY = 300
+"""GPUs enough for any batch to leave when it is formed."""
+
+
+def formation(findings: Findings, options: argparse.Namespace) -> None:
+    """Set designs side by side, by number of gateways."""
+    for name, trace in traffic(options.traces, findings).items():
+        fill: dict[tuple[Design, int], float] = {}
+        rows: list[dict[str, object]] = []
+        for design, gateways in itertools.product(DESIGNS, (1, 3, 10)):
+            figures = _formed(design, replace(_scenario(trace), gateways=gateways, gather=0.002))
+            fill[design, gateways] = figures["fill %"] or 0.0
+            rows.append({"batches formed": design.name, "gateways": gateways, **figures})
+        findings.table(f"{name}: {RATE:,.0f} requests/s in all on 2 GPUs; latency in ms", rows)
+        off = abs(fill[SHARED, 3] / fill[SHARED, 1] - 1)
+        findings.at_most(f"{name}: by how much 3 gateways change the fill", off, 0.05)
+    findings.say("GPUs busy: how many the batches keep busy. With more than there are, the queue grows without end.")
+
+
+def _formed(design: Design, scenario: Scenario) -> dict[str, float | None]:
+    record = design.run(replace(scenario, workers=PLENTY) if design.ahead else scenario)
+    batches = len(record.size) / (scenario.duration - scenario.warmup)
+    busy = batches * scenario.cycle(MAX_BATCH)
+    latencies: Mapping[str, float | None] = dict.fromkeys(("p50", "p95", "p99"))
+    if not design.ahead or busy < scenario.workers:
+        latencies = _latencies(design.run(scenario))
+    enough = next(_enough(design, scenario, max(scenario.workers, math.ceil(busy))), None)
     return {
-        "CV": record.gap_variation,
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
-        f"% within {PROMISE_MS:g} ms": 100 * within / sum(record.offered),
-        "batch": sum(record.size) / max(1, len(record.size)),
-        "lost": sum(record.lost.values()),
+        "batches/s": batches,
+        "fill %": 100 * sum(record.size) / len(record.size) / MAX_BATCH,
+        "GPUs busy": busy,
+        **latencies,
+        f"GPUs for p95 < {PROMISE * 1000:g}": enough,
     }
 
+
+def _enough(design: Design, scenario: Scenario, least: int) -> Iterator[int]:
+    """Numbers of GPUs that keep the promise, from the least on; none where any number is too few."""
+    for gpus in (PLENTY, *range(least, PLENTY)):
+        kept = _latencies(design.run(replace(scenario, workers=gpus)))["p95"] < PROMISE * 1000
+        if gpus == PLENTY and not kept:
+            return
+        if gpus < PLENTY and kept:
+            yield gpus
+
+
+def _scenario(trace: tuple[float, ...]) -> Scenario:
+    lap = len(trace) / RATE if trace else POISSON_SECONDS
+    return Scenario(
+        rate=RATE, workers=2, alpha=ALPHA, max_batch=MAX_BATCH, trace=trace, duration=2 * lap, warmup=lap,
+        queue_timeout=PATIENCE, timeout=PATIENCE, seed=1,
+    )  # fmt: skip
+
+
+def _latencies(record: Record) -> dict[str, float]:
+    ascending = sorted(record.latency)
+    return {f"p{share * 100:g}": percentile(ascending, share) * 1000 for share in (0.5, 0.95, 0.99)}
+
+
+PARTS: parts.Parts = {"promised": promised, "policies": policies, "formation": formation}
 
 if __name__ == "__main__":
     sys.exit(main())

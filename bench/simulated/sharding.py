@@ -1,6 +1,6 @@
-"""A queue cut into shards: what it costs, and whether that stays as the fleet grows. Simulated, but for the claims.
+"""A queue cut into shards or zones, and a fleet of any size: what it costs, and whether that stays as the fleet grows. Simulated.
 
-    python bench/simulated/sharding.py
+    python bench/simulated/sharding.py                          a quarter of an hour
     python bench/simulated/sharding.py --only fleet claims
 
 fleet    1 to 64 worker hosts of one GPU each at 90 % load, and 11 at 10,000 requests/s, whole or cut. With m slots at home
@@ -14,7 +14,23 @@ deaths   8 of 64 workers die at once and are back after 3 s: the shards change w
 claims   CPU time of the production queue for one claim of 100 entries, one claim that is told to wait, and one entry that
          is offered, by entries waiting and by slots. It must stay flat.
 
-100 ms a batch of at most 100; 1.5 ms between a GPU's answer and its next batch; four gateways, each of which makes a call
+zones    24 GPUs as one queue, in three zones, and in three zones with two shards each; at 60, 80, 90 and 95 % load. Batches ought to
+         stay in their zones.
+across   three zones at 80 % load by the share of a full batch's time that something must have waited for before another zone helps; in the
+         calm, and with one GPU three times as slow. 1 is the production threshold; 0 is to take whatever may leave.
+uneven   half of the load in one zone of three, with two gateways of four, by load of the whole fleet.
+lost     all hosts of one zone of three die at 8 s under 40, 50 and 60 % load, while gateways go on sending there until they have noticed,
+         after 2.5 s. What those hosts ran is given to others when its leases end, after 3 s. `caught up`: until the hosts that are left can
+         have run all that again besides what comes, a GPU for a whole batch each; `back`: until P95 is what it is in the end, by seed.
+
+sizes    what 10,000 to 1,000,000 requests/s take: gateways, Redis nodes and GPUs, how busy what all processes ask in common keeps one
+         Redis node, and what breaks first. One fleet goes as far as that node carries it; beyond, the design cuts models over fleets,
+         each with a Redis of its own, behind the same proxies (docs/fleet.md). Costs are CPU time per request, measured over Redis at
+         2,000 requests/s on two cores; at higher rates a call carries more, and each costs less. So it says what is enough, not what is least.
+thousand 1,000 GPUs at 100,000 requests/s beside 10 at 1,000: fill, P95, and the variation of gaps. Latency must lie between a batch's
+         time and a gap more; so the larger fleet has the shorter tail.
+
+100 ms a batch of at most 100; 1.5 ms between a GPU's answer and its next batch; four gateways (six with zones), each of which makes a call
 at most every 2 ms.
 """
 
@@ -22,26 +38,34 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from bench.simulated.hosts import ALPHA, MAX_BATCH, OVERHEAD, PER_GPU, latency_and_fill, latency_between, scenario_of
 from bench.stand.findings import Findings
 from headway.core import policies, shards
+from headway.core import zones as zone_rules
 from headway.core.batch import Departure
 from headway.core.departure import Hold
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
-from headway.simulator.engine import Choose, simulate
+from headway.simulator.engine import LEASE_SECONDS, Choose, simulate
 from headway.simulator.record import Record
-from headway.simulator.report import make_report
+from headway.simulator.report import Report, make_report, percentile
 from headway.simulator.scenario import Kill, Scenario
 
+ALPHA, MAX_BATCH, OVERHEAD = 0.1, 100, 0.0015
+PER_GPU = MAX_BATCH / (ALPHA + OVERHEAD)
+"""Requests per second of one host."""
+SETTLED, REQUESTS = 6.0, 120_000
+"""Seconds of warm-up, and requests measured, at least MEASURED seconds of them."""
+MEASURED = 2.0
 LOAD = 0.9
 HOSTS = (1, 4, 16, 64)
 SHARDS = (1, 4, 16)
@@ -49,8 +73,8 @@ CLAIMS, TIERS = 300, 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What it costs to cut a queue into shards.")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="some of the parts")
+    parser = argparse.ArgumentParser(description="What shards, zones and the size of a fleet cost.")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args()
     findings = Findings("sharding", batch_ms=ALPHA * 1000, max_batch=MAX_BATCH, load=LOAD)
     begun = time.monotonic()
@@ -58,6 +82,33 @@ def main() -> int:
         PARTS[name](findings)
     findings.say(f"{time.monotonic() - begun:.0f} s.")
     return findings.close()
+
+
+def scenario_of(hosts: int, rate: float, **changes: object) -> Scenario:
+    """Scenario of so many hosts at a rate; each gateway makes a call at most every 2 ms."""
+    known: dict[str, object] = {
+        "rate": rate,
+        "workers": hosts,
+        "alpha": ALPHA,
+        "max_batch": MAX_BATCH,
+        "overhead": OVERHEAD,
+        "duration": SETTLED + max(MEASURED, REQUESTS / rate),
+        "warmup": SETTLED,
+        "gather": 0.002,
+    }
+    return Scenario(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def latency_and_fill(report: Report) -> dict[str, float]:
+    """Percentiles of latency in ms, and the fill of batches in percent."""
+    latency = report.total.latency_ms
+    return {"p50": latency.p50, "p95": latency.p95, "p99": latency.p99, "fill %": 100 * report.batches.fill}
+
+
+def latency_between(record: Record, since: float, until: float, share: float = 0.95) -> float:
+    """Percentile in ms of the latency of requests that came within a span."""
+    then = sorted(took for at, took in zip(record.arrived, record.latency, strict=True) if since <= at < until)
+    return 1000 * percentile(then, share)
 
 
 def fleet(findings: Findings) -> None:
@@ -147,16 +198,6 @@ def claims(findings: Findings) -> None:
         cost.append(claim)
     findings.table(f"CPU time of the queue in this process; a claim takes {MAX_BATCH} entries", rows)
     findings.at_most("dearest claim over the cheapest", max(cost) / min(cost), 2.0)
-
-
-PARTS: dict[str, Callable[[Findings], None]] = {
-    "fleet": fleet,
-    "slots": slots,
-    "choice": choice,
-    "help": help_,
-    "deaths": deaths,
-    "claims": claims,
-}
 
 
 def _scenario(hosts: int, rate: float = 0.0, **changes: object) -> Scenario:
@@ -274,6 +315,221 @@ def _entries() -> list[Entry]:
         for number in range(7 * TIERS)
     ]
 
+
+# Zones.
+
+ZONE_HOSTS, ZONE_COUNT = 24, 3
+ZONE_LOADS = (0.6, 0.8, 0.9, 0.95)
+LOST_AT, WINDOW, SEEDS = 8.0, 0.25, 3
+"""Instant of the loss, seconds of requests that P95 is taken of, and runs."""
+
+
+def zones(findings: Findings) -> None:
+    rows = []
+    for load in ZONE_LOADS:
+        for name, count, cut in (("one queue", 1, 1), ("3 zones", 3, 1), ("3 zones of 2 shards", 3, 2)):
+            record = simulate(_in_zones(load, zones=count, shards=cut))
+            ideal = 1000 * (ALPHA * (1 + 0.95 * count * cut / ZONE_HOSTS) + OVERHEAD)
+            figures = _crossing(record)
+            rows.append({"load": load, "queues": name, "ideal p95": ideal, **figures})
+            if name == "3 zones":
+                findings.at_most(
+                    f"batches that cross between zones at {load:.0%} load", figures["crossed %"] / 100, 0.02
+                )
+    findings.table("24 hosts, in one queue and in zones; latency in ms", rows)
+
+
+def across(findings: Findings) -> None:
+    rows = []
+    for share in (0.0, 0.5, 1.0, 2.0, float("inf")):
+        row: dict[str, object] = {"helped after, batches": share}
+        for case, changes in (("calm", {}), ("slow", {"slow": 3.0})):
+            with _threshold(share):
+                figures = _crossing(simulate(_in_zones(0.8, zones=3, **changes)))
+            row |= {f"{case} {name}": figures[name] for name in ("p95", "p99", "fill %", "crossed %")}
+        with _threshold(share):
+            figures = _crossing(simulate(_in_zones(0.7, zones=3, gateways=4)))
+        row |= {f"uneven {name}": figures[name] for name in ("p95", "p99", "crossed %")}
+        rows.append(row)
+    findings.table("24 hosts in 3 zones by the threshold of help; latency in ms", rows)
+
+
+def uneven(findings: Findings) -> None:
+    rows = []
+    for load in (0.4, 0.6, 0.8):
+        for name, changes in (("one queue", {"zones": 1}), ("3 zones", {"zones": 3})):
+            record = simulate(_in_zones(load, gateways=4, **changes))
+            rows.append({"load": load, "queues": name, **_crossing(record), "lost": sum(record.lost.values())})
+            findings.none(f"requests lost, {name} at {load:.0%}", sum(record.lost.values()))
+    findings.table("Half of the load in one zone of three; latency in ms", rows)
+
+
+def lost(findings: Findings) -> None:
+    rows = []
+    spans = ((6.0, 8.0), (8.0, 8.5), (8.5, 9.5), (9.5, 10.5), (10.5, 11.0), (11.0, 14.0))
+    for load in (0.4, 0.5, 0.6):
+        for name, count in (("one queue", 1), ("3 zones", 3)):
+            records = [_loss(load, count, seed) for seed in range(SEEDS)]
+            first, backs = records[0], [_back(record) for record in records]
+            row: dict[str, object] = {"load": load, "queues": name}
+            for since, until in spans:
+                row[f"p95, {since:g} to {until:g} s"] = latency_between(first, since, until)
+            crossed = sum(at < LOST_AT for at in first.crossed), sum(at >= LOST_AT for at in first.crossed)
+            lost = sum(sum(record.lost.values()) for record in records)
+            row |= {"caught up after s": _caught_up(load), "back after s": ", ".join(map(str, backs))}
+            rows.append({**row, "crossed before / after": f"{crossed[0]} / {crossed[1]}", "lost": lost})
+            findings.none(f"requests lost, {name} at {load:.0%} load", lost)
+            if count > 1:
+                most = _caught_up(load) + WINDOW
+                findings.at_most(f"seconds until P95 is back at {load:.0%} load", max(backs), most, "s")
+    findings.table("8 of 24 hosts, a zone, die at 8 s; latency in ms", rows)
+
+
+def _in_zones(load: float, **changes: object) -> Scenario:
+    known: dict[str, object] = {"queue_timeout": 10.0, "timeout": 20.0, "gateways": 6}
+    return scenario_of(ZONE_HOSTS, load * ZONE_HOSTS * PER_GPU, **{**known, **changes})
+
+
+def _crossing(record: Record) -> dict[str, float]:
+    report = make_report(record)
+    crossed = 100 * len(record.crossed) / max(report.batches.count, 1)
+    return {**latency_and_fill(report), "crossed %": crossed}
+
+
+def _loss(load: float, count: int, seed: int) -> Record:
+    """Run of the fleet in so many zones that loses a third of its hosts."""
+    kill = Kill(LOST_AT, ZONE_HOSTS // ZONE_COUNT, silent=True)
+    changes = {"kills": (kill,), "restart": 3600.0, "duration": 16.0, "warmup": 6.0}
+    return simulate(_in_zones(load, zones=count, seed=seed, **changes))
+
+
+def _caught_up(load: float) -> float:
+    """Seconds after the loss in which the hosts that are left can have run again what the others ran: a batch each, once its lease ends."""
+    gone = ZONE_HOSTS // ZONE_COUNT
+    spare = ZONE_HOSTS - gone - load * ZONE_HOSTS
+    return LEASE_SECONDS + gone * (ALPHA + OVERHEAD) / spare
+
+
+def _back(record: Record) -> float:
+    """Seconds after the loss from which on P95 of the requests of each window is what it is in the end, within a tenth."""
+    settled = latency_between(record, 13.0, 16.0)
+    steps = [LOST_AT + WINDOW * step for step in range(20)]
+    return max(
+        (at + WINDOW - LOST_AT for at in steps if latency_between(record, at, at + WINDOW) > 1.1 * settled), default=0.0
+    )
+
+
+@contextmanager
+def _threshold(share: float) -> Iterator[None]:
+    """The threshold of help, changed for a while."""
+    kept = zone_rules.behind
+
+    def behind(depth: int, slots: int, waited: float, batch_seconds: float) -> bool:
+        return depth > 0 and (not slots or waited > share * batch_seconds)
+
+    zone_rules.behind = behind
+    try:
+        yield
+    finally:
+        zone_rules.behind = kept
+
+
+# The size of a fleet.
+
+RATES = (10_000, 100_000, 1_000_000)
+GATEWAY, HOST, REDIS = 103e-6, 58e-6, 70e-6
+"""Seconds of CPU for each request: in a gateway, in the hosts of the workers, and in Redis."""
+ROW_READ, ROW_DECODED = 1.5e-6, 3.2e-6
+"""Seconds of CPU for each worker that a process asks for: in Redis, and in the process. 1,000 workers in one answer."""
+BEAT = 89e-6
+"""Seconds of CPU in Redis for each heartbeat of a worker."""
+LOOKS, BEATS = 2.0, 2.0
+"""Looks at all workers that each gateway takes in a second, and heartbeats of each worker."""
+BUSY = 0.6
+"""Share of a core that a process is planned to be busy."""
+FILL = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a rate takes."""
+
+    rate: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs with batches that are as full as planned."""
+        return math.ceil(self.rate * ALPHA / (MAX_BATCH * FILL))
+
+    @property
+    def nodes(self) -> int:
+        """Redis nodes for what requests cost, a core each."""
+        return math.ceil(self.rate * REDIS / BUSY)
+
+    @property
+    def gateways(self) -> int:
+        """Gateways, a core each, which also read what all workers tell."""
+        left = BUSY - LOOKS * self.gpus * ROW_DECODED
+        return math.ceil(self.rate * GATEWAY / left) if left > 0.0 else 0
+
+    @property
+    def in_common(self) -> float:
+        """Share of one Redis node's core that goes into what all processes ask of one place: who is there."""
+        return self.gpus * (BEATS * BEAT + LOOKS * self.gateways * ROW_READ)
+
+    @property
+    def breaks(self) -> str:
+        """What breaks first if nothing is done about it."""
+        if self.nodes == 1:
+            return "nothing"
+        return "one Redis node's core" if self.in_common <= BUSY else "the node that knows who is there"
+
+
+def sizes(findings: Findings) -> None:
+    rows: list[dict[str, object]] = []
+    for rate in RATES:
+        whole = Size(rate)
+        fleets = next(count for count in range(1, 10_000) if Size(rate / count).in_common <= BUSY)
+        one = Size(rate / fleets)
+        rows.append(
+            {
+                "requests/s": rate, "GPUs": whole.gpus, "gateways": fleets * one.gateways, "Redis nodes": fleets * one.nodes,
+                "cores of hosts": math.ceil(rate * HOST / BUSY), "who is there, % of a node": 100 * whole.in_common,
+                "breaks first": whole.breaks, "fleets": fleets,
+            }
+        )  # fmt: skip
+    findings.table("What a rate takes, with batches of 100 ms and of at most 100, 70 % full", rows)
+
+
+def thousand(findings: Findings) -> None:
+    rows: list[dict[str, object]] = []
+    p95: dict[int, float] = {}
+    for gpus, rate, seconds in ((10, 1_000.0, 60.0), (1_000, 100_000.0, 14.0)):
+        scenario = Scenario(
+            workers=gpus, alpha=0.64, max_batch=100, rate=rate, duration=seconds, warmup=8.0, queue_timeout=30.0, timeout=30.0
+        )  # fmt: skip
+        report = make_report(simulate(scenario))
+        figures = latency_and_fill(report)
+        rows.append({"GPUs": gpus, "requests/s": rate, **figures, "variation of gaps": report.batches.gap_cv})
+        p95[gpus] = figures["p95"]
+    findings.table("The default policy, batches of 640 ms and of at most 100", rows)
+    findings.at_most("P95 of 1,000 GPUs over that of 10", p95[1_000] / p95[10], 1.0)
+
+
+PARTS: dict[str, Callable[[Findings], None]] = {
+    "fleet": fleet,
+    "slots": slots,
+    "choice": choice,
+    "help": help_,
+    "deaths": deaths,
+    "claims": claims,
+    "zones": zones,
+    "across": across,
+    "uneven": uneven,
+    "lost": lost,
+    "sizes": sizes,
+    "thousand": thousand,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

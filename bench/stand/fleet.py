@@ -261,10 +261,12 @@ class Fleet:
         """All processes of Headway."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
-    def start(self, role: str, zone: str = "", version: str = "", models: Sequence[str] = ()) -> Server:
+    def start(
+        self, role: str, zone: str = "", version: str = "", models: Sequence[str] = (), flags: Sequence[str] = ()
+    ) -> Server:
         """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
 
-        It is in a zone and of a version if these are named, and runs further models if there are any.
+        It is in a zone and of a version if these are named, and runs further models if there are any. `flags` are its own.
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
@@ -289,6 +291,7 @@ class Fleet:
             environment["MODEL_VERSION"] = version
         port = stand.free_port() if self.grpc and takes else 0
         command += ["--grpc-port", str(port)] if port else []
+        command += flags
         server = Server(name, command, _role_of(role), environment)
         server.grpc_port, server.zone, server.version, server.models = port, zone, version, tuple(models)
         self.ever.append(server)

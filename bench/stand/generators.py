@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +52,12 @@ class Measured:
     def server_us(self) -> float:
         """Microseconds for each answered request, of all the server's processes."""
         return sum(self.cpu_us.values())
+
+    @property
+    def failures(self) -> int:
+        """Requests without a right answer."""
+        total = self.report.total
+        return total.requests - total.answered + (self.report.mismatches or 0)
 
     @property
     def answered(self) -> float:
@@ -126,13 +131,26 @@ class Wrk:
         requests: answered.
         rate: of them per second.
         errors: of connections, and answers that were no 2xx.
-        p99_ms: latency; closed loop, so a stall counts once for each connection only.
+        p95_ms, p99_ms: latency; closed loop, so a stall counts once for each connection only.
     """
 
     requests: int
     rate: float
     errors: int
+    p95_ms: float
     p99_ms: float
+
+
+_WRK = """
+wrk.method = "POST"
+wrk.body = "{body}"
+function done(summary, latency, requests)
+  local wrong = summary.errors
+  io.write("\\ntold ", summary.requests, " ", summary.requests / summary.duration * 1e6, " ",
+    wrong.connect + wrong.read + wrong.write + wrong.timeout + wrong.status, " ",
+    latency:percentile(95) / 1000, " ", latency:percentile(99) / 1000, "\\n")
+end
+"""
 
 
 def has_wrk() -> bool:
@@ -141,37 +159,28 @@ def has_wrk() -> bool:
 
 
 def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, headers: Sequence[str] = ()) -> Wrk:
-    """Wrk with one thread, posting one body over and over on keep-alive connections.
+    """Wrk with one thread, posting one body over and over on keep-alive connections, for whole seconds.
 
     Raises:
         Broken: it did not report.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "post.lua"
-        quoted = "".join(f"\\{byte:03d}" for byte in body)
-        script.write_text(f'wrk.method = "POST"\nwrk.body = "{quoted}"\n', encoding="ascii")
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(script)]
+        script.write_text(_WRK.format(body="".join(f"\\{byte:03d}" for byte in body)), encoding="ascii")
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1.0, seconds):.0f}s", "-s", str(script)]
         for header in ("Content-Type: application/json", *headers):
             command += ["-H", header]
         done = subprocess.run(
             on_load_core([*command, url]), capture_output=True, text=True, timeout=seconds + _PATIENCE, check=False
         )
-    said = done.stdout
-    total, rate = re.search(r"(\d+) requests in", said), re.search(r"Requests/sec: +([\d.]+)", said)
-    if done.returncode or total is None or rate is None:
-        raise Broken(f"wrk ended with {done.returncode}: {said[-1000:]}{done.stderr[-1000:]}")
-    sockets = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", said)
-    refused = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
-    errors = sum(map(int, sockets.groups())) if sockets else 0
-    return Wrk(int(total[1]), float(rate[1]), errors + (int(refused[1]) if refused else 0), _p99(said))
+    told = done.stdout.rpartition("told ")[2].split()
+    if done.returncode or len(told) != 5:
+        raise Broken(f"wrk ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    rate, p95, p99 = (float(told[place]) for place in (1, 3, 4))
+    return Wrk(int(told[0]), rate, int(told[2]), p95, p99)
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """CPU seconds between two usages, by role; roles that used nothing are left out."""
     difference = {role: after[role] - before.get(role, 0.0) for role in after}
     return {role: seconds for role, seconds in difference.items() if seconds > 0.0}
-
-
-def _p99(said: str) -> float:
-    found = re.search(r"99% +([\d.]+)(us|ms|s)", said)
-    return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]] if found else 0.0

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.stand import stand
+from bench.stand.findings import Findings
 from bench.stand.generators import Service
 from bench.stand.stand import Server
 
@@ -70,6 +71,24 @@ def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip
                     raise stand.Broken(f"{text!r} was answered by {answer['output']!r}")
                 trips.append(Trip(total, answer["metadata"]["latency_ms"] if client is one else 0.0))
     return ours, bare
+
+
+def measure(findings: Findings, server: Service, seconds: float, what: str, most: float) -> None:
+    """Take such round trips, show them, and check the milliseconds that are added at p99.
+
+    Raises:
+        stand.Broken: an answer is not the one to its request.
+    """
+    ours, bare = alternate(server, seconds)
+    findings.keep("lone", {"headway": ours, "bare": bare})
+    totals, floor = [trip.total for trip in ours], [trip.total for trip in bare]
+    rows = [
+        row("headway, round trip", totals),
+        row("of it the server, run included", [trip.server for trip in ours]),
+        row("a bare socket server, round trip", floor),
+    ]
+    findings.table("Lone requests, in turns to Headway and to a server that does nothing; ms", rows)
+    findings.at_most(what, percentile(totals, 99) - percentile(floor, 99), most, "ms")
 
 
 def row(name: str, values: Sequence[float]) -> dict[str, object]:

@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.stand import processes
 from bench.stand.findings import OUT
 from bench.stand.processes import Process
-from headway.identity.api_keys.credential import LIVE, NOISE, digest, generate, parse
+from tests.identity.writing import entry, key_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -52,8 +52,8 @@ _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 _PINS = len(_CORES) > 1 and shutil.which("taskset") is not None
 PINNING = f"servers on core {_CORES[0]}, load on core {_CORES[-1]}" if _PINS else "nothing is pinned"
 
-_PUBLIC = re.compile(r"^ *public +(http://[^/\s]+)", re.MULTILINE)
-_ADMIN = re.compile(r"^ *admin +(http://[^/\s]+)", re.MULTILINE)
+_PUBLIC = re.compile(r"^ *public +(https?://[^/\s]+)", re.MULTILINE)
+_ADMIN = re.compile(r"^ *admin +(https?://[^/\s]+)", re.MULTILINE)
 
 
 class Broken(Exception):
@@ -305,22 +305,19 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
     )
 
 
-def write_key(path: Path, tier: str = "enterprise") -> str:
-    """Write a keys file with one fresh key, whose rate limit is counted but too high to be met; returns the key."""
-    id, hashed, key = fresh_key()
-    path.write_text(
-        f'[[keys]]\nid = "{id}"\nsha256 = "{hashed}"\n'
-        f'user = "bench"\ntenant = "bench"\ntier = "{tier}"\nrate = 1e9\nburst = 1e9\n',
-        encoding="utf-8",
-    )
-    return key
+def write_key(path: Path) -> str:
+    """Write a keys file with one key, whose rate limit is counted but too high to be met; returns the key."""
+    return write_keys(path, ["bench"])["bench"]
 
 
-def fresh_key() -> tuple[str, str, str]:
-    """A new API key: its id, the hex digest of its secret, and itself."""
-    key = generate(LIVE, os.urandom(NOISE))
-    id, secret = parse(key.encode()) or ("", b"")
-    return id, digest(secret).hex(), key
+def write_keys(
+    path: Path, names: Sequence[str], tier: str = "enterprise", rate: float = 1e9, burst: float = 1e9
+) -> dict[str, str]:
+    """Write a keys file with a key for each tenant, of letters and digits; returns the keys."""
+    limit = f"rate = {rate}\nburst = {burst}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(entry(name, name, name, tier, limit) for name in names), encoding="utf-8")
+    return {name: key_of(name) for name in names}
 
 
 def free_port() -> int:

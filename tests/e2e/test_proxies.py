@@ -19,8 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.promises.callers import Callers
-from bench.promises.grpc_callers import PREDICT, GrpcCallers
+from bench.promises.callers import PREDICT, Callers, GrpcCallers
 from bench.stand.proxies import KINDS, Behind, Certificates
 from headway.grpc import messages
 from tests.clients.environments import client_command

@@ -1,0 +1,217 @@
+"""Servers that are measured side by side, in turns: to the brim of their core by wrk, and by open loops at given rates."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from bench.stand import generators, stand
+from bench.stand.fleet import Fleet, Operations
+from bench.stand.generators import Measured, Wrk
+from bench.stand.processes import Process
+from bench.stand.stand import Broken, Server
+
+MAX_BATCH, WAIT_MS = 64, 2
+BODY_BYTES = 115
+BODY = b'{"input": "%s"}' % (b"the quick brown fox " * 6)[: BODY_BYTES - 13]
+ROUTE = "/v1/inference"
+BATCHES = ("headway_batch_size_sum", "headway_batch_size_count")
+MOSEC_BATCHES = ("mosec_service_batch_size_sum", "mosec_service_batch_size_count")
+WARM_UP = 2.0
+"""Seconds of load before what counts: batch times and arrivals are learnt in service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One load on one server.
+
+    Attributes:
+        cpu_us: microseconds for each answered request, by role.
+        rate: answered requests per second.
+        batch: mean entries in a batch.
+        p95_ms, p99_ms: latency; of wrk's closed loop when that was the load.
+        requests, unanswered: how many were answered, and how many were not.
+        operations: what Redis was asked to do; None where there is none.
+        report: what the generator said.
+    """
+
+    cpu_us: Mapping[str, float]
+    rate: float
+    batch: float
+    p95_ms: float
+    p99_ms: float
+    requests: int
+    unanswered: int
+    operations: Operations | None
+    report: Wrk | Measured
+
+    @property
+    def cost(self) -> float:
+        """Microseconds for each request, of all processes."""
+        return sum(self.cpu_us.values())
+
+
+@dataclass(slots=True)
+class Contender:
+    """A server to be measured, and its turns so far by load.
+
+    Attributes:
+        start: brings it up.
+        flags: of `headway bench`.
+        headers: of wrk's requests.
+        batches: metrics of the entries and batches so far.
+        route: where requests go.
+        body: what wrk sends.
+        turns: so far.
+    """
+
+    start: Callable[[], AbstractContextManager[Server | Fleet]]
+    flags: tuple[str, ...] = ("--expect", "upper")
+    headers: tuple[str, ...] = ()
+    batches: tuple[str, str] = BATCHES
+    route: str = ROUTE
+    body: bytes = BODY
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+
+    def mean(self, load: str, value: Callable[[Turn], float]) -> float:
+        """Over all turns under a load."""
+        return statistics.fmean(value(turn) for turn in self.turns[load])
+
+    def cost(self, load: str) -> float:
+        """Mean microseconds for each request under a load."""
+        return self.mean(load, lambda turn: turn.cost)
+
+    def wrk(self, server: Server | Fleet, seconds: float) -> Wrk:
+        """Load to the brim."""
+        return generators.closed_loop(f"{server.url}{self.route}", self.body, seconds, headers=self.headers)
+
+    def fill(self, load: str, server: Server | Fleet, seconds: float) -> None:
+        """Take a turn at the brim, after a warm-up.
+
+        Raises:
+            Broken: a request failed.
+        """
+        self.wrk(server, WARM_UP)
+        before, used, asked = self._batches(server), server.usage(), _operations(server)
+        done = self.wrk(server, seconds)
+        spent = generators.spent(used, server.usage())
+        if done.errors:
+            raise Broken(f"{done.errors} of {done.requests} requests at the brim failed")
+        cpu_us = {role: seconds_used / done.requests * 1e6 for role, seconds_used in spent.items()}
+        batch = _mean_batch(before, self._batches(server))
+        since = _since(asked, server)
+        self._keep(load, Turn(cpu_us, done.rate, batch, done.p95_ms, done.p99_ms, done.requests, 0, since, done))
+
+    def ask(self, load: str, server: Server | Fleet, rate: float, seconds: float, *, all_answered: bool = True) -> None:
+        """Take a turn at a rate, after a warm-up.
+
+        Raises:
+            Broken: a request was not answered, or wrongly, where all must be.
+        """
+        generators.open_loop(server, rate, WARM_UP, *self.flags, path=self.route)
+        before, asked = self._batches(server), _operations(server)
+        measured = generators.open_loop(server, rate, seconds, *self.flags, path=self.route)
+        total = measured.report.total
+        if measured.failures and all_answered:
+            raise Broken(f"not every request at {rate:g}/s was answered: {total.outcomes}")
+        latency, batch = total.latency_ms, _mean_batch(before, self._batches(server))
+        self._keep(
+            load,
+            Turn(
+                measured.cpu_us, total.answered_rate, batch, latency.p95, latency.p99, total.answered, measured.failures,
+                _since(asked, server), measured,
+            ),
+        )  # fmt: skip
+
+    def row(self, name: str, load: str, roles: tuple[str, ...], peer: float) -> dict[str, object]:
+        """Row of a table; `peer` is the cost of the one that all are set beside."""
+        cost = self.cost(load)
+        by_role = {role: self.mean(load, lambda turn, role=role: turn.cpu_us.get(role, 0.0)) for role in roles}  # type: ignore[misc]
+        return {
+            "server": name,
+            "µs CPU/request": cost,
+            "ratio": cost / peer,
+            **by_role,
+            "other": cost - sum(by_role.values()),
+            "least": min(turn.cost for turn in self.turns[load]),
+            "most": max(turn.cost for turn in self.turns[load]),
+            "batch": self.mean(load, lambda turn: turn.batch),
+            "requests/s": self.mean(load, lambda turn: turn.rate),
+            "p95 ms": self.mean(load, lambda turn: turn.p95_ms),
+            "p99 ms": self.mean(load, lambda turn: turn.p99_ms),
+        }
+
+    def _keep(self, load: str, turn: Turn) -> None:
+        self.turns.setdefault(load, []).append(turn)
+
+    def _batches(self, server: Server | Fleet) -> tuple[float, float]:
+        entries, batches = self.batches
+        return server.total(entries), server.total(batches)
+
+
+def _mean_batch(before: tuple[float, float], after: tuple[float, float]) -> float:
+    return (after[0] - before[0]) / max(1.0, after[1] - before[1])
+
+
+def _operations(server: Server | Fleet) -> Operations | None:
+    return server.redis.operations() if isinstance(server, Fleet) else None
+
+
+def _since(before: Operations | None, server: Server | Fleet) -> Operations | None:
+    after = _operations(server)
+    return after - before if after is not None and before is not None else None
+
+
+@contextmanager
+def mosec(
+    fast_json: bool = False,
+    max_batch: int = MAX_BATCH,
+    wait_ms: int = WAIT_MS,
+    batch_ms: float = 0.0,
+    workers: int = 1,
+) -> Iterator[Server]:
+    """Mosec, up and answering.
+
+    Arguments:
+        fast_json: whether msgspec decodes and encodes its JSON.
+        max_batch: most inputs in one batch.
+        wait_ms: milliseconds that a batch waits for more inputs.
+        batch_ms: run time of a batch in milliseconds.
+        workers: number of its worker processes.
+    """
+    port = stand.free_port()
+    program = str(stand.HERE / "mosec_server.py")
+    command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    environment = {
+        "BENCH_MAX_BATCH": str(max_batch),
+        "BENCH_MAX_WAIT_MS": str(wait_ms),
+        "BENCH_BATCH_MS": str(batch_ms),
+        "BENCH_WORKERS": str(workers),
+        "BENCH_MSGSPEC": "1" if fast_json else "",
+    }
+    with Server("peer-mosec", command, _mosec_role, environment) as server:
+        server.url = server.admin = f"http://127.0.0.1:{port}"
+        server.wait_for(lambda: _answers(server.url))
+        yield server
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(f"{url}{ROUTE}", data=BODY, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (HTTPError, URLError, OSError):
+        return False
+
+
+def _mosec_role(process: Process) -> str:
+    """The Rust program is the front; of the Python processes those that multiprocessing spawned are workers."""
+    if process.name == "mosec":
+        return "front"
+    if "spawn_main" in process.command:
+        return "worker"
+    return "coordinator"

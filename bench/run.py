@@ -40,7 +40,10 @@ def _program(group: str, what: str, short: str = "", full: str = "") -> Program:
 
 
 PROGRAMS = {
-    "policies": _program("simulated", "the cases of the default policy, and all policies on real traffic, simulated"),
+    "policies": _program(
+        "simulated",
+        "the cases of the default policy, all policies on real traffic, and poison, simulated",
+    ),
     "never_worse": _program("simulated", "the default policy on random services", "--configurations 16"),
     "sharding": _program("simulated", "a queue cut into shards, simulated"),
     "warm_models": _program("simulated", "loads of models on GPUs that cannot hold all", "--seconds 900"),
@@ -64,9 +67,13 @@ PROGRAMS = {
     "ledger": _program("cost", "rows per second, and what they cost", "--seconds 4", "--rounds 10 --seconds 10"),
     "many": _program("cost", "many keys, names and versions", "--keys 100000 --names 10000 --versions 150"),
     "idle": _program("cost", "what is done at rest, and for those who look", "--seconds 10"),
-    "exactness": _program("promises", "every answer to its own request", "--requests 100000", "--requests 1000000"),
+    "exactness": _program(
+        "promises",
+        "every answer to its own request, and does anything grow?",
+        "--requests 100000 --minutes 0.5",
+        "--requests 1000000 --minutes 20",
+    ),
     "chaos": _program("promises", "everything is killed, Redis too", "--seconds 60", "--seconds 600"),
-    "soak": _program("promises", "does anything grow?", "--minutes 0.5", "--minutes 20"),
     "proxied": _program(
         "promises",
         "restarts, slow clients, idle connections and troubles behind each proxy",

@@ -1,16 +1,22 @@
-"""Every answer is the answer to its own request, and every request ends exactly once, whatever goes wrong.
+"""Every answer is the answer to its own request, and every request ends exactly once, whatever goes wrong. And does anything grow?
 
-    python bench/promises/exactness.py                      a million requests, some minutes
-    python bench/promises/exactness.py --requests 100000    a first impression
-    python bench/promises/exactness.py --ways native        by the native route alone
-    python bench/promises/exactness.py --broker redis       with the broker in Redis
-    python bench/promises/exactness.py --models 5           five models, each of which knows its own texts
+    python bench/promises/exactness.py                            a million requests, some minutes; then a soak of two
+    python bench/promises/exactness.py --only exactness --requests 100000    a first impression
+    python bench/promises/exactness.py --ways native              by the native route alone
+    python bench/promises/exactness.py --broker redis             with the broker in Redis
+    python bench/promises/exactness.py --models 5                 five models, each of which knows its own texts
+    python bench/promises/exactness.py --only soak --minutes 20   long enough to tell
+    python bench/promises/exactness.py --only soak --kill-every 0.4   crashes above all: does a dead worker leave anything behind?
 
 A crowd of clients sends unique texts by all ways into the service, some of them several in a request, and checks each answer. One in ten leaves while it waits; some tear a request
 apart, some send an input that the model refuses, or one that makes its whole batch fail. One batch in two hundred
 fails for no reason, and every two seconds a worker is killed with SIGKILL, so batches are run again whole, in halves,
 and alone. In the end the clients' books are compared with the server's: outcome by outcome, the server counted what
 the clients saw, and the difference is those who left.
+
+`soak` has the same at a moderate rate. The memory of the front process, the memory of its workers, open descriptors, threads and
+processes are sampled; the medians of the second fifth and of the last fifth of the time must be alike. When the clients are gone,
+descriptors must be back to where they were before them. The books are audited as above; it leaves bench/out/soak.json.
 """
 
 from __future__ import annotations
@@ -22,17 +28,20 @@ import os
 import random
 import secrets
 import signal
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from bench.promises.crowd import WAYS, Crowd, Manners, Tallied, loop_factory
-from bench.stand import stand
+from bench.stand import parts, processes, stand
 from bench.stand.findings import Findings
 from bench.stand.fleet import Redis
 from bench.stand.stand import Server
-from tests.promises.ways_in import native_of
+from tests.promises.ways_in import WayIn, native_of
 
 CLIENTS = 256
 GPUS = 2
@@ -44,24 +53,38 @@ UNTOLD = ("left", "let go")
 """Outcomes of texts of which their clients were told nothing, so that the server may have counted any."""
 SLOWEST = 2_000.0
 """Requests per second at which the run would take as long as it may."""
+SOAK_RATE = 800.0
+SOAK = Manners(leave=0.1, tear=0.01, reject=0.0005, poison=0.0001, pause=CLIENTS / SOAK_RATE)
+SAMPLES = 100
+MORE_MB, MORE_DESCRIPTORS = 8.0, 32
 
 
 def main() -> int:
-    options = _options()
-    stand.end_in_order()
+    parser = argparse.ArgumentParser(description="The request-to-answer mapping under cancellation, retries and kills.")
+    add = parser.add_argument
+    add("--requests", type=int, default=1_000_000, help="how many (default %(default)d)")
+    add("--seconds", type=float, default=0.0, help="most of the load (default: 60, and one for each 2,000 requests)")
+    add("--models", type=int, default=1, help="asked by the native route alone where there are several (default 1)")
+    add("--minutes", type=float, default=2.0, help="of the soak (default %(default)g)")
+    add("--kill-every", type=float, default=10.0, help="seconds between kills in the soak (default %(default)g)")
+    add("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
+    add("--ways", choices=WAYS, default="all", help="ways into the service (default %(default)s)")
+    add("--broker", choices=("memory", "redis"), default="memory", help="default %(default)s")
+    return parts.run(parser, PARTS)
+
+
+def exactness(findings: Findings, options: argparse.Namespace) -> None:
+    """Send so many requests, as fast as they are answered."""
     stand.pin_to_load_core()
-    findings = Findings(
-        "exactness", seed=options.seed, clients=CLIENTS, workers=GPUS, kill_every_s=KILL_EVERY, failing_batches=RAISES,
-        ways=options.ways, broker=options.broker, models=options.models, pinning=stand.PINNING,
-    )  # fmt: skip
-    findings.say(f"{options.requests:,} requests, seed {options.seed}; {stand.PINNING}.")
-    environment = {"BENCH_MS": f"{BATCH_MS}", "BENCH_RAISE": f"{RAISES}"}
-    environment["BENCH_SEED"] = str(options.seed)
+    findings.say(f"{options.requests:,} requests, seed {options.seed}.")
+    environment = {"BENCH_MS": f"{BATCH_MS}", "BENCH_RAISE": f"{RAISES}", "BENCH_SEED": str(options.seed)}
     models = [f"m{number}" for number in range(options.models)] if options.models > 1 else []
+    ways = tuple(map(native_of, models)) or WAYS[options.ways]
     with flaky("exactness", options.broker, 1 if models else GPUS, environment, models) as server:
         begun = time.monotonic()
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            counters, kills = runner.run(_drive(server, options))
+        longest = options.seconds or 60 + options.requests / SLOWEST
+        load = Load(Manners(), ways, options.requests, longest, KILL_EVERY)
+        counters, kills = load.run(server, options.seed)
         seconds = time.monotonic() - begun
         counted = settled(server)
         health = server.ask("/internal/health")
@@ -70,7 +93,6 @@ def main() -> int:
     findings.none("requests the server still holds afterwards", health["pending"] + health["queue_depth"])
     findings.none("exit code of the server", server.exit_code or 0)
     findings.say(f"{retries:,.0f} entries were queued again; {health['dead_letters']:,} dead letters are kept.")
-    return findings.close()
 
 
 @contextlib.contextmanager
@@ -92,20 +114,38 @@ def flaky(
         yield server
 
 
-async def _drive(server: Server, options: argparse.Namespace) -> tuple[Tallied, int]:
-    """The load and the kills; returns what became of the requests, and how many workers were killed."""
-    kills: list[int] = []
-    ways = WAYS[options.ways]
-    if options.models > 1:
-        ways = tuple(native_of(f"m{number}") for number in range(options.models))
-    crowd = Crowd(server.url, CLIENTS, Manners(), options.seed, ways, server.grpc_port)
-    killing = asyncio.create_task(kill_workers(server, KILL_EVERY, random.Random(f"kills {options.seed}"), kills))
-    try:
-        seconds = options.seconds or 60 + options.requests / SLOWEST
-        return await crowd.run(options.requests, seconds=seconds), len(kills)
-    finally:
-        killing.cancel()
-        await asyncio.wait({killing})
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What clients do to a server: until `requests` were sent or `seconds` are over.
+
+    Attributes:
+        kill_every: mean seconds between two kills of a worker.
+    """
+
+    manners: Manners
+    ways: Sequence[WayIn]
+    requests: int
+    seconds: float
+    kill_every: float
+
+    def run(self, server: Server, seed: int, *watch: Callable[[], Coroutine[Any, Any, None]]) -> tuple[Tallied, int]:
+        """What became of the requests, and how many workers were killed; `watch` goes on meanwhile."""
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(self._drive(server, seed, *watch))
+
+    async def _drive(
+        self, server: Server, seed: int, *watch: Callable[[], Coroutine[Any, Any, None]]
+    ) -> tuple[Tallied, int]:
+        kills: list[int] = []
+        crowd = Crowd(server.url, CLIENTS, self.manners, seed, self.ways, server.grpc_port)
+        killing = kill_workers(server, self.kill_every, random.Random(f"kills {seed}"), kills)
+        chores = [asyncio.create_task(one) for one in (killing, *(begin() for begin in watch))]
+        try:
+            return await crowd.run(self.requests, self.seconds), len(kills)
+        finally:
+            for chore in chores:
+                chore.cancel()
+            await asyncio.wait(chores)
 
 
 async def kill_workers(server: Server, every: float, rng: random.Random, kills: list[int]) -> None:
@@ -185,31 +225,93 @@ def _report(findings: Findings, counters: Tallied, counted: Counter[str], kills:
     )
 
 
-def add_ways(parser: argparse.ArgumentParser) -> None:
-    """Add the options on how requests come and where they wait."""
-    parser.add_argument("--ways", choices=WAYS, default="all", help="ways into the service (default %(default)s)")
-    parser.add_argument("--broker", choices=("memory", "redis"), default="memory", help="default %(default)s")
+# Does anything grow?
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The request-to-answer mapping under cancellation, retries and kills.")
-    parser.add_argument("--requests", type=int, default=1_000_000, help="how many (default %(default)d)")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of all dice (default: a new one)")
-    parser.add_argument(
-        "--models",
-        type=int,
-        default=1,
-        help="models, asked by the native route alone where there are several (default 1)",
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server held at an instant: memory in MiB, counts of the rest."""
+
+    at: float
+    front_mb: float
+    workers_mb: float
+    descriptors: int
+    threads: int
+    processes: int
+
+
+def soak(findings: Findings, options: argparse.Namespace) -> None:
+    """Send at a moderate rate for so many minutes, and look at the server meanwhile."""
+    stand.pin_to_load_core()
+    seconds = options.minutes * 60
+    findings.say(f"{options.minutes:g} minutes at about {SOAK_RATE:,.0f}/s, seed {options.seed}.")
+    environment = {"BENCH_MS": "10", "BENCH_RAISE": "0.002", "BENCH_SEED": str(options.seed)}
+    samples: list[Sample] = []
+    with flaky("soak", options.broker, GPUS, environment) as server:
+
+        async def watch() -> None:
+            begun = time.monotonic()
+            while True:
+                await asyncio.sleep(seconds / SAMPLES)
+                samples.append(sample(server, time.monotonic() - begun))
+
+        before = sample(server, 0.0)
+        load = Load(SOAK, WAYS[options.ways], sys.maxsize, seconds, options.kill_every)
+        counters, kills = load.run(server, options.seed, watch)
+        counted = settled(server)
+        time.sleep(1.0)  # the server looks for connections that have gone twice a second
+        after = sample(server, seconds)
+    audit(findings, counters, counted, kills)
+    _judge(findings, samples, before, after)
+    findings.none("exit code of the server", server.exit_code or 0)
+    findings.say(
+        f"{counters.sent:,} requests, {counters.outcomes['left']:,} left, {counters.torn:,} torn, {kills} kills."
     )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=0.0,
-        help="most seconds of the load (default: a minute, and one for each 2,000 requests)",
-    )
-    add_ways(parser)
-    return parser.parse_args()
 
+
+def sample(server: Server, at: float) -> Sample:
+    """Look at the server now; `at` is the instant to note."""
+    rss = server.rss()
+    return Sample(
+        at=round(at, 1),
+        front_mb=rss.get("front", 0) / 2**20,
+        workers_mb=rss.get("worker", 0) / 2**20,
+        descriptors=server.descriptors(),
+        threads=processes.threads(server.pid),
+        processes=len(processes.family(server.pid)),
+    )
+
+
+def _judge(findings: Findings, samples: list[Sample], before: Sample, after: Sample) -> None:
+    fifth = len(samples) // 5
+    early, late = _median(samples[fifth : 2 * fifth]), _median(samples[-fifth:])
+    rows = [
+        {"when": when, **asdict(one)}
+        for when, one in (("before", before), ("second fifth", early), ("last fifth", late), ("after", after))
+    ]
+    findings.table("What the server holds (medians)", rows)
+    findings.keep("samples", [asdict(one) for one in samples])
+    findings.at_most("front: growth of memory", late.front_mb - early.front_mb, MORE_MB, "MiB")
+    findings.at_most("workers: growth of memory", late.workers_mb - early.workers_mb, MORE_MB, "MiB")
+    findings.at_most("growth of descriptors under load", late.descriptors - early.descriptors, MORE_DESCRIPTORS)
+    findings.at_most("descriptors left behind by clients", after.descriptors - before.descriptors, 2)
+    findings.at_most("growth of threads", late.threads - early.threads, 0)
+    findings.at_most("processes left behind", after.processes - before.processes, 0)
+
+
+def _median(samples: list[Sample]) -> Sample:
+    """The median of each figure."""
+    return Sample(
+        at=statistics.median(one.at for one in samples),
+        front_mb=statistics.median(one.front_mb for one in samples),
+        workers_mb=statistics.median(one.workers_mb for one in samples),
+        descriptors=round(statistics.median(one.descriptors for one in samples)),
+        threads=round(statistics.median(one.threads for one in samples)),
+        processes=round(statistics.median(one.processes for one in samples)),
+    )
+
+
+PARTS: parts.Parts = {"exactness": exactness, "soak": soak}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """What the departure policies do, through the simulator: the production queue and policies under virtual time.
 
     python bench/simulated/policies.py --traces DIR
-    python bench/simulated/policies.py --only promised
+    python bench/simulated/policies.py --only promised poison
 
 promised   The cases that the default policy is made for: does it keep what was promised? Poisson arrivals, and a batch takes its
            time whatever its size.
@@ -12,6 +12,11 @@ formation  Where batches are formed: in one queue when a GPU is free, or, as is 
            is full or its window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees its own
            share of the traffic only, so its batches are the emptier the more gateways there are; and it closes them whether or not
            a GPU is free. Both cost GPUs. That real gateways, brokers and clocks keep to it, bench/load/gathering.py measures.
+poison     What inputs that make the model fail cost the others: two GPUs, batches of at most 32 in 160 ms, so 400 requests/s at most;
+           200/s of them are good. Each table is made for three models that take as long for a full batch, and differ in what a batch
+           costs before its first input. The search for a culprit runs small batches, so that part decides how much of it there is
+           time for. First, one tenant of its own sends nothing but poison, beside the good ones of another. Then everybody is one
+           caller, and some of its inputs are poison. Nobody retries.
 
 DIR holds the Azure traces (see traces.py); those that are not there are left out. Time is compressed so that the mean rate is 1,000
 requests/s; each trace is played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. Everywhere
@@ -50,6 +55,7 @@ POISSON_SECONDS = 30.0
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the departure policies do, through the simulator.")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
+    parser.add_argument("--seconds", type=float, default=120.0, help="simulated load of each case of poison")
     try:
         return parts.run(parser, PARTS)
     except SettingError as exc:
@@ -185,6 +191,71 @@ def _enough(design: Design, scenario: Scenario, least: int) -> Iterator[int]:
             yield gpus
 
 
+# Inputs that make the model fail.
+
+POISONED = Scenario(rate=200.0, workers=2, alpha=0.16, max_batch=32)
+"""Good requests a second of those who are not poison, and their GPUs."""
+FULL = 0.160
+FIXED_MS = (10, 20, 40)
+"""Of the full batch's time, what does not depend on its size."""
+
+
+def poison(findings: Findings, options: argparse.Namespace) -> None:
+    """Send poison beside good requests, and among them."""
+    beside, within = list(_beside(options.seconds)), list(_within(options.seconds))
+    findings.table("Poison of one tenant beside 200 good requests/s of another", beside)
+    findings.table("One caller, 200 requests/s", within)
+    findings.none("good requests of another tenant that got no answer", sum(row["harmed"] for row in beside))
+    findings.at_most("rise of their p95", max(row["rise, ms"] for row in beside), FULL * 1000, "ms")
+    for percent, bound in ((1, 99.9), (2, 99.0)):
+        found = [row["answered, %"] for row in within if row["poison, %"] == percent and row["fixed, ms"] in (10, 20)]
+        findings.at_least(f"good ones answered at {percent} % of one caller", min(found), bound, "%")
+
+
+def _beside(seconds: float) -> Iterator[dict[str, float]]:
+    for fixed in FIXED_MS:
+        calm = _p95(_poisoned(fixed, seconds, POISONED.rate, 0.0))
+        for poison in (5.0, 16.0):
+            runs = _poisoned(fixed, seconds, POISONED.rate + poison, poison / (POISONED.rate + poison), apart=True)
+            yield {
+                "fixed, ms": fixed,
+                "poison/s": poison,
+                "harmed": sum(run.harmed for run in runs),
+                "p95, ms": _p95(runs),
+                "rise, ms": _p95(runs) - calm,
+            }
+
+
+def _within(seconds: float) -> Iterator[dict[str, float]]:
+    for fixed in FIXED_MS:
+        for percent in (0, 1, 2, 5):
+            runs = _poisoned(fixed, seconds, POISONED.rate, percent / 100)
+            yield {
+                "fixed, ms": fixed,
+                "poison, %": percent,
+                "answered, %": round(100 * sum(run.unharmed for run in runs) / len(runs), 2),
+                "p50, ms": _share(runs, 0.5),
+                "p95, ms": _p95(runs),
+            }
+
+
+def _poisoned(fixed: int, seconds: float, rate: float, poison: float, apart: bool = False) -> list[Record]:
+    alpha = fixed / 1000
+    scenario = replace(
+        POISONED, rate=rate, alpha=alpha, beta=(FULL - alpha) / POISONED.max_batch, duration=seconds,
+        warmup=min(10.0, seconds / 2), poison=poison, poisoner=apart,
+    )  # fmt: skip
+    return [simulate(replace(scenario, seed=seed)) for seed in range(3)]
+
+
+def _p95(runs: list[Record]) -> float:
+    return _share(runs, 0.95)
+
+
+def _share(runs: list[Record], share: float) -> float:
+    return round(1000 * percentile(sorted(latency for run in runs for latency in run.latency), share), 1)
+
+
 def _scenario(trace: tuple[float, ...]) -> Scenario:
     lap = len(trace) / RATE if trace else POISSON_SECONDS
     return Scenario(
@@ -198,7 +269,7 @@ def _latencies(record: Record) -> dict[str, float]:
     return {f"p{share * 100:g}": percentile(ascending, share) * 1000 for share in (0.5, 0.95, 0.99)}
 
 
-PARTS: parts.Parts = {"promised": promised, "policies": policies, "formation": formation}
+PARTS: parts.Parts = {"promised": promised, "policies": policies, "formation": formation, "poison": poison}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.model import WorkerInfo
+from headway.runtime.resource import BareResource
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 
@@ -21,7 +22,7 @@ FIRST_AFTER = 1.0
 """Seconds between the first two; each further pause is twice as long, as a fleet changes most while it comes up."""
 
 
-class SnapshotSource:
+class SnapshotSource(BareResource):
     """Source of one process's snapshots. It is a resource of a process whose broker can go away; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -35,9 +36,6 @@ class SnapshotSource:
         self._last: Snapshot | None = None
         self._taken_at = 0.0
         self._stopped = asyncio.Event()
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Take a snapshot now and then."""

@@ -13,6 +13,7 @@ import structlog
 
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import KeyMark, KeyStore
+from headway.runtime.resource import BareResource
 from headway.runtime.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
@@ -23,7 +24,7 @@ AGAIN = 10.0
 """Seconds until a store that did not answer is asked again."""
 
 
-class UnusedKeys:
+class UnusedKeys(BareResource):
     """A `lifecycle.Resource` that counts the keys once, and logs their number. It keeps nothing from starting.
 
     Arguments:
@@ -37,15 +38,9 @@ class UnusedKeys:
         self._who = who
         self._wall = wall
 
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
     def start(self, supervisor: Supervisor) -> None:
         """Start counting."""
         supervisor.start("unused keys", self._look)
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
 
     async def _look(self) -> None:
         while True:

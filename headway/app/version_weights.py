@@ -8,7 +8,7 @@ from headway.config import Settings, read_weights_again
 from headway.core.versions import read_weights
 from headway.errors import SettingError
 from headway.gateway.model_rules import RuleTable
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.resource import BareResource
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
@@ -33,7 +33,7 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
             raise SettingError(f"models.{one.name}.version_weights", text, reason, hint)
 
 
-class WeightsResource:
+class WeightsResource(BareResource):
     """Weights as a resource of their gateway's process; see `headway.app.lifecycle.Resource` and `Rereadable`.
 
     Arguments:
@@ -45,15 +45,6 @@ class WeightsResource:
 
     def __init__(self, settings: Settings, rules: RuleTable) -> None:
         self._settings, self._rules = settings, rules
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """See Resource. Nothing runs."""
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
 
     async def reread(self) -> None:
         """Go by the weights that the file has now.

@@ -15,6 +15,7 @@ from headway.model import WorkerStatus
 from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
+from headway.runtime.resource import BareResource
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 
@@ -83,7 +84,7 @@ class FlowMeter:
         return grown
 
 
-class BoardReporter:
+class BoardReporter(BareResource):
     """Reporter of one process, as a resource of it; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -114,9 +115,6 @@ class BoardReporter:
         self._fleet_figures: FleetFigures | None = None
         """Figures that are still to be told."""
         self._stopped = asyncio.Event()
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Start reporting."""

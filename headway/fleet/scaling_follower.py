@@ -12,7 +12,7 @@ from headway.core.scaling.shares import shares
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.ports import Fleet, ScalingDriver
 from headway.runtime.periodic import PERIOD, Periodic
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.resource import PeriodicResource
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +20,7 @@ STALE_AFTER = 10.0
 """Seconds without a newly published number after which the last one is followed no more."""
 
 
-class ScalingFollower:
+class ScalingFollower(PeriodicResource):
     """Follower in one process, as a resource of it; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -40,17 +40,7 @@ class ScalingFollower:
         """Broker instant of the last number of each model, and when it was first read here."""
         self._warned: set[tuple[str, str]] = set()
         """Models with the drivers of their controller that were warned of."""
-        self._periodic = Periodic("scaling follower", self._follow, clock, every=PERIOD)
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start following."""
-        self._periodic.start(supervisor)
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
+        super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
 
     async def _follow(self) -> None:
         capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())

@@ -20,7 +20,7 @@ from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
 from headway.runtime.periodic import PERIOD, Periodic
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.resource import PeriodicResource
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ SILENT_AFTER = 3 * PERIOD
 """Seconds since its last heartbeat after which another gateway counts no more."""
 
 
-class CapacityWatcher:
+class CapacityWatcher(PeriodicResource):
     """Watcher of the fleet for one gateway.
 
     Arguments:
@@ -47,7 +47,7 @@ class CapacityWatcher:
         self._gateway = gateway
         self._fleet = fleet
         self._clock = clock
-        self._periodic = Periodic("capacity watcher", self._look, clock, every=self.every)
+        super().__init__(Periodic("capacity watcher", self._look, clock, every=self.every))
         self._published: dict[str, float] = {}
         """Broker instant at which each model's capacity was last published."""
         self._heard_at: dict[str, float] = {}
@@ -57,16 +57,6 @@ class CapacityWatcher:
     def every(self) -> float:
         """Seconds until the next look: more while no request comes to the gateway, or waits there."""
         return REST_EVERY if self._calm and not self._gateway.pending else LOOK_EVERY
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start watching."""
-        self._periodic.start(supervisor)
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
 
     async def _look(self) -> None:
         began = self._clock()

@@ -21,7 +21,7 @@ from headway.core.values import name_of
 from headway.model import Entry, Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.periodic import Periodic
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.resource import PeriodicResource
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the workers."""
@@ -269,7 +269,7 @@ class Learner(Protocol):
         ...
 
 
-class KindsWatcher:
+class KindsWatcher(PeriodicResource):
     """Watcher of the workers, for what a gateway knows of its models and their weights; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -292,17 +292,7 @@ class KindsWatcher:
     ) -> None:
         self._learners: list[Learner] = [*([] if before is None else [before]), kinds, *after]
         self._registry = registry
-        self._periodic = Periodic("kinds of models", self.look, clock, every=every)
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start watching."""
-        self._periodic.start(supervisor)
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
+        super().__init__(Periodic("kinds of models", self.look, clock, every=every))
 
     async def look(self) -> None:
         """Look at the workers once."""

@@ -20,7 +20,7 @@ from headway.core.health import degraded_at
 from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus, queue_name
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.resource import PeriodicResource
 from headway.worker.gpu_turns import NOT_ITS_TURN
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ _COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
 """Statuses of a worker that is there and will claim again, unless it has been silent for long."""
 
 
-class StrayWatcher:
+class StrayWatcher(PeriodicResource):
     """Watcher for queues that nobody serves, as a resource of its process; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -151,20 +151,10 @@ class StrayWatcher:
         self, batchers: Callable[[], Iterable[Batcher]], registry: Registry, clock: Callable[[], float]
     ) -> None:
         self._batchers, self._registry, self._clock = batchers, registry, clock
-        self._periodic = Periodic("strays", self._look_in_turn, clock, every=LOOK_EVERY)
+        super().__init__(Periodic("strays", self._look_in_turn, clock, every=LOOK_EVERY))
         self._next_at = 0.0
         self._healthy_at: dict[str, float] = {}
         """Instant at which each queue last had a healthy worker."""
-
-    async def open(self) -> None:
-        """See Resource. Nothing is needed."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start watching."""
-        self._periodic.start(supervisor)
-
-    async def close(self) -> None:
-        """See Resource. Nothing is held."""
 
     async def _look_in_turn(self) -> None:
         if self._clock() >= self._next_at:

@@ -34,7 +34,8 @@ def counts(history: History) -> Iterator[Violation]:
                 told["ok"] += len(one.texts)
             else:
                 by_stack = one.way.startswith("gRPC") and one.status == 504  # It may be the client's own clock's.
-                sure = one.code not in UNCOUNTED and not by_stack
+                unknown = one.code == "NO_WORKERS" and bool(one.wanted or one.model)  # Not found, or not found yet.
+                sure = one.code not in UNCOUNTED and not by_stack and not unknown
                 (told if sure else unsure)[one.code.lower()] += 1
                 open_ += len(one.texts) - 1
         open_ += sum(unsure.values())

@@ -42,6 +42,14 @@ def test_a_gateway_has_counted_what_its_clients_were_told_and_no_more_than_they_
     assert {violation.promise for violation in check(it.history)} == wrong
 
 
+@pytest.mark.parametrize(("wanted", "wrong"), [("", {MISSING}), ("3", set())])
+def test_a_version_that_is_not_known_now_is_refused_before_there_is_a_request(wanted: str, wrong: set[str]) -> None:
+    it = Scribe()
+    it.ask((0.0, 3.0), "a", wanted=wanted, status=503, code="NO_WORKERS")
+    it.history.evidence.counted["gateway"] = {"ok": 0}
+    assert {violation.promise for violation in check(it.history)} == wrong
+
+
 def test_what_other_gateways_were_asked_is_no_matter() -> None:
     it = Scribe()
     [output] = it.run("a", at=(1.0, 2.0))

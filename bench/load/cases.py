@@ -1,33 +1,52 @@
-"""The cases that Headway is designed for, with real servers, real clients and GPUs made of sleep.
+"""The cases that Headway is designed for, with real servers, real clients and GPUs made of sleep; and one queue for all gateways and hosts.
 
-    python bench/load/cases.py                 about six minutes
-    python bench/load/cases.py --seconds 10    a first impression
+    python bench/load/cases.py                             about ten minutes
+    python bench/load/cases.py --seconds 10 --rounds 1     a first impression
     python bench/load/cases.py --only H1 H7
+    python bench/load/cases.py --only B2 hosts remote      over Redis; leaves bench/out/gathering.json
 
 H1, H3   1,000 requests/s on two GPUs: the 95th percentile against what perfectly even spacing would give
-H2       10,000 requests/s on eleven GPUs, in steps: as far as this machine carries it, and what stops it
 H7       a lone request on an idle system: what Headway adds to the run of the function
+H2       10,000 requests/s on eleven GPUs, in steps: as far as this machine carries it, and what stops it
+B2       1,000 requests/s on two GPUs made of sleep (100 ms a batch of at most 100), over Redis: through one gateway, and
+         through three at 333 requests/s each. Batches must be as full, and as many.
+hosts    the same rate on two worker hosts with one GPU each, beside the single process `serve` with two: the 95th
+         percentile of latency may be 10 ms more
+remote   a lone request on an idle system over Redis: what is added at p99
 
 Load is open-loop, Poisson, counted from the instant each request was due, so the load generator's own lateness is
-in every figure (but H7's: see bench/stand/lone.py). Each server is warmed up for some seconds first: the batch time and the
-rate are learnt in service.
+in every figure (but those of lone requests: see bench/stand/lone.py). Each server is warmed up for some seconds first: the
+batch time and the rate are learnt in service. B2 and hosts take turns, with the same seed for all of one round, and their
+figures are means over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
-from bench.stand import lone, stand
+from bench.stand import fleet, generators, lone, stand
 from bench.stand.findings import Findings
-from bench.stand.generators import Measured, open_loop
+from bench.stand.fleet import Fleet
+from bench.stand.generators import Measured
+from bench.stand.stand import Server
 
-WARM_UP = 3.0
+WARM_UP = 5.0
 LATE_MS = 5.0
 BUSY = 0.9
-ADDED_MS = 2.0
+ADDED_MS = {"H7": 2.0, "remote": 5.0}
 """Most that a lone request may pay at p99."""
+APART = 0.05
+"""Largest difference of mean fill, and of the number of batches, between one gateway and three."""
+LATER_MS = 10.0
+"""Most that the 95th percentile on two hosts may exceed that of the single process."""
+LOCAL, SHARED = ("H1", "H3", "H7", "H2"), ("B2", "hosts", "remote")
+"""Cases of one process, and of a fleet; each of the two leaves a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,78 +75,85 @@ STEPS = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one load found: mean entries in a batch, batches per second, and the report."""
+
+    fill: float
+    batches: float
+    measured: Measured
+
+    @property
+    def p95(self) -> float:
+        """Latency in ms."""
+        return self.measured.report.total.latency_ms.p95
+
+
+Start = Callable[[], AbstractContextManager[Server] | AbstractContextManager[Fleet]]
+"""What starts a service."""
+
+
 def main() -> int:
     options = _options()
     stand.end_in_order()
-    findings = Findings("cases", seconds=options.seconds, warm_up_s=WARM_UP, pinning=stand.PINNING)
-    findings.say(f"Load for {options.seconds:g} s each; {stand.PINNING}.")
-    chosen = set(options.only)
-    rows = [_run(case, options.seconds, findings) for case in CASES if case.name in chosen]
+    codes = []
+    for name, measure, cases in (("cases", _local, LOCAL), ("gathering", _shared, SHARED)):
+        chosen = [case for case in cases if case in options.only]
+        if chosen:
+            findings = Findings(
+                name, seconds=options.seconds, rounds=options.rounds, warm_up_s=WARM_UP, pinning=stand.PINNING
+            )
+            findings.say(f"{' '.join(chosen)} with load for {options.seconds:g} s each; {stand.PINNING}.")
+            measure(findings, chosen, options)
+            codes.append(findings.close())
+    return max(codes)
+
+
+# In one process.
+
+
+def _local(findings: Findings, chosen: Sequence[str], options: argparse.Namespace) -> None:
+    """Measure the cases of one process."""
+    rows = []
+    for case in CASES:
+        if case.name in chosen:
+            run = _run(_served(case), case.rate, options.seconds)
+            findings.keep(case.name, run.measured)
+            findings.at_most(f"{case.name}: p95", run.p95, case.p95_ms, "ms")
+            findings.none(f"{case.name}: requests without a right answer", run.measured.failures)
+            rows.append(_row(case, case.name, [run]))
     if rows:
         findings.table("1,000 requests/s on two GPUs; ms, CPU in µs per request, cores in shares", rows)
     if "H7" in chosen:
-        _lone(options.seconds, findings)
+        with stand.headway(f"{stand.TARGETS}:upper", "--log-level", "warning", name="cases-H7") as server:
+            what = "H7: p99 of the round trip, less the bare server's"
+            lone.measure(findings, server, options.seconds, what, ADDED_MS["H7"])
     if "H2" in chosen:
         _climb(options.seconds, findings)
-    return findings.close()
 
 
-def _run(case: Case, seconds: float, findings: Findings) -> dict[str, object]:
-    measured = _measure(case, seconds)
-    findings.keep(case.name, measured)
-    findings.at_most(f"{case.name}: p95", measured.report.total.latency_ms.p95, case.p95_ms, "ms")
-    findings.none(f"{case.name}: requests without a right answer", measured.failures)
-    return _row(case, measured)
+def _served(case: Case) -> Start:
+    name = f"cases-{case.name.replace(' ', '-').replace('/', '-')}"
+    return partial(stand.emulated, case.batch_ms, case.max_batch, case.workers, name=name)
 
 
 def _climb(seconds: float, findings: Findings) -> None:
     """H2 in steps, until one is not carried."""
     rows, carried = [], 0.0
     for step in STEPS:
-        measured = _measure(step, seconds)
-        findings.keep(step.name, measured)
+        run = _run(_served(step), step.rate, seconds)
+        findings.keep(step.name, run.measured)
         limit = step.ideal_ms * STEPS[-1].p95_ms / STEPS[-1].ideal_ms
-        fine = measured.report.total.latency_ms.p95 <= limit and not measured.failures
-        rows.append(_row(step, measured) | {"p95 ≤": round(limit, 1), "carried": "yes" if fine else _culprit(measured)})
+        fine = run.p95 <= limit and not run.measured.failures
+        told = "yes" if fine else _culprit(run.measured)
+        rows.append(_row(step, step.name, [run]) | {"p95 ≤": round(limit, 1), "carried": told})
         if not fine:
             break
         carried = step.rate
     findings.table("100 ms a batch of at most 100, eleven GPUs for 10,000 requests/s; as above", rows)
     findings.at_least("H2: requests/s carried on this machine", carried, STEPS[-1].rate)
     if carried == STEPS[-1].rate:
-        findings.at_most("H2: p95", measured.report.total.latency_ms.p95, STEPS[-1].p95_ms, "ms")
-
-
-def _lone(seconds: float, findings: Findings) -> None:
-    """H7: far enough apart that no two meet; the function takes microseconds."""
-    with stand.headway(f"{stand.TARGETS}:upper", "--log-level", "warning", name="cases-H7") as server:
-        lone.measure(findings, server, seconds, "H7: p99 of the round trip, less the bare server's", ADDED_MS)
-
-
-def _measure(case: Case, seconds: float) -> Measured:
-    name = f"cases-{case.name.replace(' ', '-').replace('/', '-')}"
-    with stand.emulated(case.batch_ms, case.max_batch, case.workers, name=name) as server:
-        open_loop(server, case.rate, WARM_UP)
-        return open_loop(server, case.rate, seconds, "--expect", "upper")
-
-
-def _row(case: Case, measured: Measured) -> dict[str, object]:
-    report, latency = measured.report, measured.report.total.latency_ms
-    return {
-        "case": case.name,
-        "GPUs": case.workers,
-        "requests": report.total.requests,
-        "failed": measured.failures,
-        "p50": latency.p50,
-        "p95": latency.p95,
-        "p99": latency.p99,
-        "max": latency.max,
-        "ideal p95": round(case.ideal_ms, 1),
-        "server µs": measured.server_us,
-        "server core": measured.core,
-        "load core": report.generator.cpu_share,
-        "lag p99": report.generator.lag_ms.p99,
-    }
+        findings.at_most("H2: p95", run.p95, STEPS[-1].p95_ms, "ms")
 
 
 def _culprit(measured: Measured) -> str:
@@ -140,10 +166,119 @@ def _culprit(measured: Measured) -> str:
     return "no: see the latencies"
 
 
+# Over Redis.
+
+ONE, THREE = "one gateway", "three gateways"
+SINGLE, TWO_HOSTS = "single process", "two hosts of one GPU"
+
+
+def _shared(findings: Findings, chosen: Sequence[str], options: argparse.Namespace) -> None:
+    """Measure the cases of a fleet; each round takes all of them in turn."""
+    case = CASES[0]
+    over_redis = partial(fleet.emulated, case.batch_ms, case.max_batch)
+    setups: dict[str, Start] = {}
+    if "B2" in chosen:
+        setups[ONE] = partial(over_redis, hosts=1, gpus=case.workers, name="gathering-one")
+        setups[THREE] = partial(over_redis, hosts=1, gpus=case.workers, gateways=3, name="gathering-three")
+    if "hosts" in chosen:
+        setups[SINGLE] = _served(case)
+        setups[TWO_HOSTS] = partial(over_redis, hosts=case.workers, gpus=1, name="gathering-hosts")
+    runs: dict[str, list[Run]] = {name: [] for name in setups}
+    for number in range(options.rounds):
+        for name, start in setups.items():
+            runs[name].append(_run(start, case.rate, options.seconds, seed=number))
+    if runs:
+        rows = [_row(case, name, turns) for name, turns in runs.items()]
+        findings.table(f"{case.rate:,.0f} requests/s on two GPUs; ms, CPU in µs per request", rows)
+        failed = sum(run.measured.failures for turns in runs.values() for run in turns)
+        findings.none("requests without a right answer", failed)
+        for name, turns in runs.items():
+            findings.keep(name, turns)
+    _compare(findings, chosen, runs)
+    if "remote" in chosen:
+        with fleet.fleet(f"{stand.TARGETS}:upper", name="gathering-lone") as made:
+            what = "a lone request over Redis: p99 of the round trip, less the bare server's"
+            lone.measure(findings, made, options.seconds, what, ADDED_MS["remote"])
+
+
+def _compare(findings: Findings, chosen: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> None:
+    """Three gateways with one, and two hosts with one process."""
+    if "B2" in chosen:
+        findings.figure("B2: mean batch through one gateway", _fill(runs[ONE]))
+        findings.figure("B2: mean batch through three gateways", _fill(runs[THREE]))
+        for what, value in (("mean fill", _fill), ("batches per second", _batches)):
+            apart = abs(value(runs[THREE]) / value(runs[ONE]) - 1.0)
+            findings.at_most(f"B2: {what}, three gateways against one: difference", 100 * apart, 100 * APART, "%")
+    if "hosts" in chosen:
+        later = _p95(runs[TWO_HOSTS]) - _p95(runs[SINGLE])
+        findings.at_most("p95 on two hosts, less that of the single process", later, LATER_MS, "ms")
+
+
+# What both have in common.
+
+
+def _run(start: Start, rate: float, seconds: float, seed: int | None = None) -> Run:
+    """Start a service, warm it up, and put it under load: with a seed through all its gateways, else by `headway bench`."""
+    with start() as service:
+        urls = service.urls if isinstance(service, Fleet) else [service.url]
+
+        def load(seconds: float) -> Measured:
+            if seed is None:
+                return generators.open_loop(service, rate, seconds, "--expect", "upper")
+            return generators.spread(service, urls, rate, seconds, seed)
+
+        load(WARM_UP)
+        entries, batches = _in_batches(service)
+        measured = load(seconds)
+        more_entries, more_batches = _in_batches(service)
+    count = max(1.0, more_batches - batches)
+    return Run((more_entries - entries) / count, count / measured.report.elapsed_s, measured)
+
+
+def _in_batches(service: Server | Fleet) -> tuple[float, float]:
+    """Entries in all batches so far, and batches."""
+    return service.total("headway_batch_size_sum"), service.total("headway_batch_size_count")
+
+
+def _fill(turns: Sequence[Run]) -> float:
+    return statistics.fmean(run.fill for run in turns)
+
+
+def _batches(turns: Sequence[Run]) -> float:
+    return statistics.fmean(run.batches for run in turns)
+
+
+def _p95(turns: Sequence[Run]) -> float:
+    return statistics.fmean(run.p95 for run in turns)
+
+
+def _row(case: Case, name: str, turns: Sequence[Run]) -> dict[str, object]:
+    totals = [run.measured.report.total for run in turns]
+    own = [run.measured.report.generator for run in turns]
+    return {
+        "": name,
+        "GPUs": case.workers,
+        "requests": sum(total.requests for total in totals),
+        "failed": sum(run.measured.failures for run in turns),
+        "fill": _fill(turns),
+        "batches/s": _batches(turns),
+        "p50": statistics.fmean(total.latency_ms.p50 for total in totals),
+        "p95": _p95(turns),
+        "p99": statistics.fmean(total.latency_ms.p99 for total in totals),
+        "max": max(total.latency_ms.max for total in totals),
+        "ideal p95": round(case.ideal_ms, 1),
+        "CPU µs": statistics.fmean(run.measured.server_us for run in turns),
+        "server core": max(run.measured.core for run in turns),
+        "load core": max(one.cpu_share for one in own),
+        "lag p99": max(one.lag_ms.p99 for one in own),
+    }
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The cases that Headway is designed for.")
     parser.add_argument("--seconds", type=float, default=60.0, help="load for each case (default %(default)g)")
-    names = [case.name for case in CASES] + ["H7", "H2"]
+    parser.add_argument("--rounds", type=int, default=2, help="turns of B2 and hosts (default %(default)d)")
+    names = [*LOCAL, *SHARED]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CASE", help=", ".join(names))
     return parser.parse_args()
 

@@ -11,7 +11,7 @@ policies   All policies on real traffic and on Poisson arrivals. Deadlines are 3
 formation  Where batches are formed: in one queue when a GPU is free, or, as is usual, by each gateway, which closes a batch when it
            is full or its window is over, and pushes it whole into a queue (`tests.simulator.preformed`). Such a gateway sees its own
            share of the traffic only, so its batches are the emptier the more gateways there are; and it closes them whether or not
-           a GPU is free. Both cost GPUs. That real gateways, brokers and clocks keep to it, bench/load/gathering.py measures.
+           a GPU is free. Both cost GPUs. That real gateways, brokers and clocks keep to it, bench/load/cases.py measures.
 poison     What inputs that make the model fail cost the others: two GPUs, batches of at most 32 in 160 ms, so 400 requests/s at most;
            200/s of them are good. Each table is made for three models that take as long for a full batch, and differ in what a batch
            costs before its first input. The search for a culprit runs small batches, so that part decides how much of it there is

@@ -35,9 +35,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import grpc
+
 from bench.load import http2
-from bench.load.stream_writer import write_streams
-from bench.load.worst import KEY, NEIGHBOURS, WORST, Worst
+from bench.load.worst import KEY, NEIGHBOURS, STREAM, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet, fleet, lone_service
@@ -361,7 +362,7 @@ async def _do_worst(name: str, url: str, key: str) -> int:
     addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, url.split(","))]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
-    act = write_streams if worst.streams else _frames if worst.grpc else _client
+    act = _streams if worst.streams else _frames if worst.grpc else _client
     clients = [
         asyncio.create_task(_in_turn(act, number, worst, addresses[number % len(addresses)], key, numbers, answers))
         for number in range(worst.connections)
@@ -470,6 +471,39 @@ async def _skip(reader: asyncio.StreamReader, size: int) -> None:
         if not content:
             raise EOFError
         size -= len(content)
+
+
+async def _streams(
+    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
+) -> None:
+    """One connection of it with all its streams, by a client that heeds flow control; each is made again whenever it ends."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=options) as channel:
+        await asyncio.gather(*(_write_stream(worst, channel, key, numbers, answers) for _ in range(worst.streams)))
+
+
+async def _write_stream(
+    worst: Worst, channel: grpc.aio.Channel, key: str, numbers: Iterator[int], answers: Counter[str]
+) -> None:
+    while True:
+        call: Any = channel.stream_stream(STREAM)(metadata=(("authorization", f"Bearer {key}"),))
+        reading = asyncio.create_task(_count_answers(call, answers))
+        try:
+            while True:
+                await call.write(worst.request(next(numbers)))
+                answers["sent"] += 1
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            answers["ended"] += 1
+            await asyncio.sleep(0.05)
+        finally:
+            reading.cancel()
+
+
+async def _count_answers(call: Any, answers: Counter[str]) -> None:
+    """Count the answers of a stream until it ends."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for answer in call:
+            answers["answered" if len(answer) > 10_000 else "refused"] += 1
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -120,7 +120,7 @@ WORST: dict[str, Worst] = {
 
 _PREDICT = f"/{messages.HEADWAY}/Predict"
 _INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
-_STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
+STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
 _WATCH = f"/{messages.HEALTH}/Watch"
 _REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
 _AUTHORIZATION = (("authorization", f"Bearer {KEY.decode()}"),)
@@ -147,7 +147,7 @@ def _liar(number: int) -> bytes:
 def _trickle(number: int) -> bytes:
     """Streams that begin, and then a byte of a message on each of them in turn."""
     if number < _STREAMS:
-        return http2.headers(number, _STREAM, _AUTHORIZATION) + http2.frame(
+        return http2.headers(number, STREAM, _AUTHORIZATION) + http2.frame(
             http2.DATA, 0, http2.stream_of(number), b"\0\0\x0f\xff\xff"
         )
     return http2.frame(http2.DATA, 0, http2.stream_of(number % _STREAMS), b"a")
@@ -189,7 +189,7 @@ WORST |= {
         grpc=True,
     ),
     "silent streams": Worst(
-        "streams that are opened and never written", lambda n: http2.headers(n, _STREAM, _AUTHORIZATION), 20, grpc=True,
+        "streams that are opened and never written", lambda n: http2.headers(n, STREAM, _AUTHORIZATION), 20, grpc=True,
         once=_STREAMS,
     ),
     "streams": Worst(

@@ -55,15 +55,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.promises.collecting import collect, lines_of
+from bench.promises.changes import Growth, Rollout, flags_of_host, flags_of_scaler, report
+from bench.promises.collecting import LEDGERS, Ledger, collect, ledger_of, lines_of
 from bench.promises.crowd import loop_factory
-from bench.promises.evidence import LATE_SECONDS, Witness
-from bench.promises.growth import Growth, flags_of_host, flags_of_scaler
-from bench.promises.ledgers import KINDS, Ledger, ledger_of
-from bench.promises.registry_watch import RegistryWatch
-from bench.promises.rollout import Rollout, report
-from bench.promises.stalls import stalls_noted
 from bench.promises.trouble import Trouble
+from bench.promises.watches import LATE_SECONDS, RegistryWatch, Witness, stalls_noted
 from bench.stand import fleet, lone, stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet
@@ -364,7 +360,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--zones", type=int, default=0, help="zones of the fleet (default %(default)s)")
     parser.add_argument(
-        "--ledger", choices=KINDS, default=KINDS[0], help="where every request is recorded (default %(default)s)"
+        "--ledger", choices=LEDGERS, default=LEDGERS[0], help="where every request is recorded (default %(default)s)"
     )
     parser.add_argument(
         "--sharing",

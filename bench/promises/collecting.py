@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
 import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import redis
 
 from bench.stand.fleet import PREFIX, Fleet
 from bench.stand.stand import Server
-from tests.promises.evidence import Evidence, Key, Letter, Line
+from tests.promises.evidence import Evidence, Key, Letter, Line, Row
 from tests.promises.letters import MOST
+from tests.promises.look_up import rows_in_file, rows_in_postgres
+from tests.servers.postgres import PostgresServer
 
 LINE = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\S+) \[(?P<level>warning|error|critical) *\] (?P<event>.*?) \[[\w.]+\](?P<text>.*)"
@@ -81,3 +87,38 @@ def lines_in(process: str, output: str) -> Iterator[Line]:
         if found is not None:
             at = datetime.fromisoformat(found["at"]).timestamp() - offset
             yield Line(process, at, found["level"], found["event"], found["text"].strip())
+
+
+# The ledger.
+
+LEDGERS = ("postgres", "sqlite")
+"""Kinds of ledgers: a database that can be killed and paused, or a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One ledger: its URL, and its server, which a file has not."""
+
+    url: str
+    server: PostgresServer | None = None
+    file: Path | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of processes that write it, inputs and outputs too."""
+        return ["--ledger", self.url, "--ledger-content"]
+
+    def rows(self) -> list[Row]:
+        """All its rows."""
+        return rows_in_file(self.file) if self.file is not None else asyncio.run(rows_in_postgres(self.url))
+
+
+@contextlib.contextmanager
+def ledger_of(kind: str, folder: Path) -> Iterator[Ledger]:
+    """A ledger of a kind, empty, until the context ends."""
+    if kind == "sqlite":
+        file = folder / "ledger.db"
+        yield Ledger(f"sqlite:///{file}", file=file)
+        return
+    with PostgresServer() as server:
+        yield Ledger(server.fresh(), server)

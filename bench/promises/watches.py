@@ -1,9 +1,12 @@
-"""Evidence of requests that wait for longer than they should: what every process and Redis tell of them while they wait.
+"""Watches of a fleet while it is in trouble: of requests that wait for longer than they should, of Redis, and of the registry.
 
 A request that ends with 504 leaves nothing behind that says why. So requests are watched while they are under way, and of one that
 waits for too long this is written down at once: the operation, the troubles until then, what each gateway tells of it and of
 its workers, and of each queue in Redis the figures, the lanes, the leases, what waits apart, the idle slots, flights and followers, with all
 that is known of this very entry.
+
+Stalls of Redis that nobody has staged are noted, too: on a busy machine its disk may keep it for seconds, as each write waits for
+that. And so are the slots that the registry has as healthy.
 """
 
 from __future__ import annotations
@@ -12,23 +15,26 @@ import asyncio
 import contextlib
 import json
 import struct
+import threading
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import redis
 
-from bench.stand.fleet import PREFIX, Fleet
+from bench.stand.fleet import MODEL, PREFIX, Fleet, Redis
 from bench.stand.stand import Server
 from headway.brokers.redis.figures import BEFORE_TIERS, SECTIONS, TIER
+from tests.promises.evidence import Sighting, Slot
+from tests.promises.faults import Fault
 from tests.promises.operation import ASKS, History, Operation
 
 LATE_SECONDS = 14.0
 """Age of a request at which something is wrong: pauses last 6 s, leases 3, and a host is replaced within some seconds."""
-LOOK_EVERY = 0.5
+LATE_LOOKED_FOR_EVERY = 0.5
 """Seconds between two looks for such requests."""
 MOST = 12
 """Most requests of which evidence is written down."""
@@ -59,7 +65,7 @@ class Witness:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(LATE_LOOKED_FOR_EVERY)
             for operation in self._late(time.monotonic()):
                 if len(self.files) < MOST:
                     path = self._folder / f"chaos-late-{operation.number}.json"
@@ -162,3 +168,95 @@ def _unpacked(value: bytes) -> Any:
 
 def _shown(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else repr(value)
+
+
+# Stalls.
+
+STALLS_LOOKED_FOR_EVERY = 0.2
+"""Seconds between two questions."""
+STALLED = 1.0
+"""Seconds after which a question without an answer is a stall."""
+
+
+@contextlib.contextmanager
+def stalls_noted(store: Redis | None, faults: list[Fault]) -> Iterator[None]:
+    """Note as a pause each time that Redis does not answer a write of another connection, while the context lasts."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch_stalls, args=(store, faults, over))
+    if store is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if store is not None:
+            thread.join()
+
+
+def _watch_stalls(store: Redis, faults: list[Fault], over: threading.Event) -> None:
+    began = time.monotonic()
+    while not over.wait(STALLS_LOOKED_FOR_EVERY):
+        answered = _answers_writes(store)
+        now = time.monotonic()
+        if answered:
+            staged = any(fault.what.startswith("redis") and (fault.ended or now) >= began for fault in faults)
+            if now - began > STALLED and not staged:
+                faults.append(Fault("redis paused", began, now, "redis"))
+            began = now
+
+
+def _answers_writes(store: Redis) -> bool:
+    try:
+        with store.client() as client:
+            return bool(client.set("stalls", "", px=1000))
+    except redis.RedisError:
+        return False
+
+
+# The registry.
+
+REGISTRY_LOOKED_AT_EVERY = 0.5
+"""Seconds between two looks."""
+
+
+class RegistryWatch:
+    """Watch of the registry of a fleet, or of a service.
+
+    Arguments:
+        made: the fleet; any of its gateways is asked.
+        sightings: where looks are noted.
+    """
+
+    def __init__(self, made: Fleet, sightings: list[Sighting]) -> None:
+        self._made, self._sightings = made, sightings
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(REGISTRY_LOOKED_AT_EVERY)
+            for door in self._made.doors:
+                at = time.monotonic()
+                listed = await asyncio.to_thread(_listed, door)
+                if listed:
+                    self._sightings.append(Sighting(at, [slot for one in listed if (slot := self._slot(one))]))
+                    break
+
+    def _slot(self, told: dict[str, Any]) -> Slot | None:
+        """Slot of a line of the registry; None if it is not healthy, or its host is gone."""
+        name = told["worker_id"]
+        pid = name.partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
+        host = next((one for one in self._made.hosts if str(one.pid) == pid or self._made.services), None)
+        if told["status"] != "healthy" or host is None:
+            return None
+        place = f"{host.name}/{told['gpu']}" if told.get("gpu") else name
+        model = "" if told["model"] == MODEL else told["model"]
+        return Slot(place, host.name, told["pid"], model, host.version, host.zone)
+
+
+def _listed(door: Server) -> list[dict[str, Any]]:
+    """Workers as a gateway lists them; none where it does not answer."""
+    try:
+        found: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]
+    except (OSError, urllib.error.HTTPError, msgspec.DecodeError):
+        return []
+    return found

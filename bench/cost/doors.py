@@ -98,9 +98,6 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=60.0, help="by each door beside those (default %(default)g)")
     parser.add_argument("--times", type=int, default=1000, help="that eight requests go over TLS (default %(default)s)")
     parser.add_argument("--flood", type=int, default=2000, help="half handshakes at once (default %(default)s)")
-    if not generators.has_wrk():
-        print("wrk is not installed. On Debian and Ubuntu: apt-get install wrk", file=sys.stderr)
-        return 2
     return parts.run(parser, PARTS, {"cost": "doors"})
 
 

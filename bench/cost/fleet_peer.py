@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.cost.contenders import BODY_BYTES, MAX_BATCH, WAIT_MS, WARM_UP, Contender
-from bench.stand import fleet, generators, stand, triton_server
+from bench.stand import fleet, stand, triton_server
 from bench.stand.findings import Findings
 
 TRITON = "Triton"
@@ -49,9 +49,6 @@ _PREFIX = len("01234567-000000000 ")
 def main() -> int:
     options = _options()
     stand.end_in_order()
-    if not generators.has_wrk():
-        print("wrk is not installed. On Debian and Ubuntu: apt-get install wrk", file=sys.stderr)
-        return 2
     if not triton_server.is_installed():
         print("Triton's server is not installed: make triton", file=sys.stderr)
         return 2

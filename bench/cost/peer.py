@@ -38,7 +38,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.cost.contenders import MAX_BATCH, MOSEC_BATCHES, WAIT_MS, WARM_UP, Contender, mosec
-from bench.stand import generators, parts, stand
+from bench.stand import parts, stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.stand import Server
 
@@ -71,9 +71,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server (default %(default)d)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load (default %(default)g)")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where py-spy draws what the front process does")
-    if not generators.has_wrk():
-        print("wrk is not installed. On Debian and Ubuntu: apt-get install wrk", file=sys.stderr)
-        return 2
     return parts.run(parser, PARTS, {"brim": "peer", "rates": "peer_rates"})
 
 

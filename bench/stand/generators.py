@@ -153,17 +153,15 @@ end
 """
 
 
-def has_wrk() -> bool:
-    """Whether wrk is installed."""
-    return shutil.which("wrk") is not None
-
-
 def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, headers: Sequence[str] = ()) -> Wrk:
     """Wrk with one thread, posting one body over and over on keep-alive connections, for whole seconds.
 
     Raises:
         Broken: it did not report.
+        SystemExit: it is not installed.
     """
+    if shutil.which("wrk") is None:
+        sys.exit("wrk is not installed. On Debian and Ubuntu: apt-get install wrk")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "post.lua"
         script.write_text(_WRK.format(body="".join(f"\\{byte:03d}" for byte in body)), encoding="ascii")

@@ -188,6 +188,16 @@ def test_all_addresses_of_a_name_share_one_port() -> None:
     behind(Route("/", here), main)
 
 
+def test_a_target_without_a_path_is_that_of_the_root() -> None:
+    async def main(door: Listener, client: Client) -> None:
+        for target in (b"http://a", b"http://a?x=1"):
+            await client.send(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (200, b"here")
+
+    behind(Route("/", here), main)
+
+
 def test_a_listener_that_dies_is_replaced() -> None:
     async def main(stand: Stand) -> None:
         (listener,) = stand.door._listeners

@@ -40,6 +40,7 @@ from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, Conne
 from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
+from headway.http.server.large_bodies import LARGE
 from headway.http.server.read_turns import HANDFUL
 from headway.http.server.unread_answers import Unread, bound
 
@@ -209,7 +210,7 @@ class Connection(asyncio.Protocol):
             return
         address = self.transport.get_extra_info("peername")
         request = self.asked = Request(
-            head, url.path, url.query or b"", SHOWN + self.id, address[:2] if isinstance(address, tuple) else None,
+            head, url.path or b"/", url.query or b"", SHOWN + self.id, address[:2] if isinstance(address, tuple) else None,
             self.encode_error, self.context.shut, self.shutdown, self._want_body,
         )  # fmt: skip
         self.phase = ROUTE
@@ -276,10 +277,9 @@ class Connection(asyncio.Protocol):
         empty = response.status in (204, 304)
         fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
         head = self._frame(request, response.status, fields)
-        if empty or request.method == "HEAD":
-            self.transport.write(head)
-        else:
-            self.transport.write(head + response.body)
+        body = b"" if empty or request.method == "HEAD" else response.body
+        for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
+            self.transport.write(part)
 
     async def _stream(self, request: Request, response: StreamedAnswer) -> None:
         """Write an answer piece by piece, each when its client has taken those before."""

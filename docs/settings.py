@@ -34,17 +34,17 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     group = ""
     for name, field in FIELDS.items():
-        if field.metadata["group"] != group:
-            group = field.metadata["group"]
+        if field.group != group:
+            group = field.group
             yield f"| **{group}** | | | | |"
         switch = f" / `--no-{flag(name)[2:]}`" if kind(name) is bool else ""
-        spelt = f"`{flag(name)}`{switch}" if field.metadata["has_flag"] else "–"
+        spelt = f"`{flag(name)}`{switch}" if field.has_flag else "–"
         cells = (spelt, f"`{PREFIX}{name.upper()}`", f"`{name}`", _default(name))
-        yield f"| {' | '.join(cells)} | {field.metadata['help'].replace('|', '&#124;')} |"
+        yield f"| {' | '.join(cells)} | {field.help.replace('|', '&#124;')} |"
 
 
 def _default(name: str) -> str:
-    value, unit = FIELDS[name].default, FIELDS[name].metadata["unit"]
+    value, unit = FIELDS[name].default, FIELDS[name].unit
     if value is None or value == "":
         return "–"
     shown = "off" if value is False else f"{value:.15g}" if isinstance(value, float) else str(value)

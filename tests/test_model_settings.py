@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headway.config import FIELDS, Settings, idle, load
-from headway.config.models import MODEL_FIELDS, VERSION_FIELDS, VERSIONS, ModelSettings, split_target
+from headway.config.models import VERSIONS, ModelSettings, split_target
+from headway.config.settings import MODEL_FIELDS, VERSION_FIELDS
 from headway.errors import SettingError
 
 TWO = """

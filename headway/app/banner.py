@@ -10,7 +10,7 @@ from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES, Parts
 from headway.config import CHARS, Settings, fallbacks_of
-from headway.config.scaling import LOCAL
+from headway.config.checks import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.core.values import as_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -95,7 +94,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     timeout = settings.broker_timeout_ms / 1000
     connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)
     lease, kept = settings.lease_ms / 1000, _kept(settings)
-    room, apart_from = settings.max_queue_mb << 20, (settings.large_payload_kb << 10) or math.inf
+    room, apart_from = settings.max_queue_mb << 20, settings.large_payload_bytes
     rng, shards = random.random, settings.shards
     broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from, settings.zone)
     fleet = RedisFleet(connection)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Settings
-from headway.config.checks import MOST_WORKERS
-from headway.config.scaling import LOCAL
+from headway.config.checks import LOCAL, MOST_WORKERS
 from headway.errors import SettingError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

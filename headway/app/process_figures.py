@@ -9,7 +9,7 @@ from typing import Protocol
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import Parts
 from headway.config import Settings, fallbacks_of
-from headway.config.scaling import NONE
+from headway.config.checks import NONE
 from headway.controller.controller import Controller
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate

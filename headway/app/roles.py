@@ -9,81 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.config import FIELDS
+from headway.config.fields import Part
 from headway.model import Role
-
-_OF_CLIENTS = (
-    "version_weights",
-    "host",
-    "port",
-    "grpc_port",
-    "grpc_max_age_s",
-    "keys",
-    "jwt",
-    "max_queue",
-    "queue_timeout_ms",
-    "request_timeout_ms",
-    "max_body_bytes",
-    "max_header_bytes",
-    "cors_origins",
-    "max_connections",
-    "header_timeout_ms",
-    "body_timeout_ms",
-    "keep_alive_ms",
-    "lame_duck_ms",
-    "fallback",
-    "fallback_version",
-    "fallback_concurrency",
-    "access_log",
-    "chat_template",
-    "control_chars",
-    "input_policy",
-    "keys_retention_days",
-    "max_bodies_mb",
-    "max_caller_connections",
-    "max_input_chars",
-    "max_parameters",
-    "tier_rates",
-    "user_rate",
-    "user_burst",
-)
-_OF_SLOTS = (
-    "target_arguments",
-    "workers",
-    "devices",
-    "reload",
-    "recycle_rss_mb",
-    "recycle_after_s",
-    "arena_mb",
-    "lease_ms",
-)
-_OF_BATCHES = (
-    "model_version",
-    "start_timeout_ms",
-    "gpu_timeout_ms",
-    "max_wait_ms",
-    "policy",
-    "reserved_share",
-    "remote_format",
-    "remote_model",
-    "remote_rate",
-    "remote_token",
-    "remote_headers",
-    "remote_headers_file",
-    "remote_ca",
-    "remote_cert",
-    "remote_key",
-)
-_OF_CONTROL = (
-    "target_utilisation",
-    "scale_policy",
-    "scale_rules",
-    "scale_cooldown_s",
-    "scale_start_s",
-    "scale_target",
-    "scale_slots",
-)
-_OF_NUMBER = ("autoscale", "min_workers", "max_workers")
-_OF_REQUESTS = ("zone",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +34,8 @@ class Parts:
     @property
     def settings(self) -> tuple[str, ...]:
         """Names of the settings of such a process. Those of batches matter to a gateway's fallback, too."""
-        unused = (
-            *(() if self.gateway else _OF_CLIENTS),
-            *(() if self.batchers else _OF_SLOTS),
-            *(() if self.gateway or self.batchers else _OF_BATCHES),
-            *(() if self.controller else _OF_CONTROL),
-            *(() if self.controller or self.batchers else _OF_NUMBER),
-            *(() if self.gateway or self.batchers else _OF_REQUESTS),
-        )
-        return tuple(name for name in FIELDS if name not in unused)
+        has = {Part.GATEWAY: self.gateway, Part.BATCHERS: self.batchers, Part.CONTROLLER: self.controller}
+        return tuple(name for name, one in FIELDS.items() if one.parts is None or any(has[part] for part in one.parts))
 
     @property
     def needs_workers(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.app.devices import CPU
 from headway.app.model_plans import ModelPlan
 from headway.config import Settings
-from headway.config.scaling import KUBERNETES, LOCAL
+from headway.config.checks import KUBERNETES, LOCAL
 from headway.controller.autoscaler import Autoscaler
 from headway.core.scaling import rules
 from headway.core.scaling.scaler import ScaleLimits

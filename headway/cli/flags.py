@@ -38,7 +38,7 @@ def with_settings(
     environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets the
     same message and exit code wherever it was written.
     """
-    chosen = tuple(name for name in names if FIELDS[name].metadata["has_flag"])
+    chosen = tuple(name for name in names if FIELDS[name].has_flag)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def command(config: str | None = None, **given: Any) -> None:
@@ -71,20 +71,20 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _option(name: str) -> Any:
-    metadata = FIELDS[name].metadata
+    one = FIELDS[name]
     switch = kind(name) is bool
     option = typer.Option(
         f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),
-        metavar=metadata["unit"].upper() or _WORDS[kind(name)] or None,
-        help=f"{metadata['help']}{_default(name)}",
-        rich_help_panel=metadata["group"],
+        metavar=one.unit.upper() or _WORDS[kind(name)] or None,
+        help=f"{one.help}{_default(name)}",
+        rich_help_panel=one.group,
         show_default=False,
     )
     return Annotated[bool | None, option] if switch else Annotated[str | None, option]
 
 
 def _default(name: str) -> str:
-    value, unit = FIELDS[name].default, FIELDS[name].metadata["unit"]
+    value, unit = FIELDS[name].default, FIELDS[name].unit
     if value is None or value is False or value == "":
         return ""
     shown = f"{value:.15g}" if isinstance(value, float) else str(value)

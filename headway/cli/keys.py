@@ -25,11 +25,8 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
-_CHANGE = (*_PLACE, "keys_retention_days")
-"""Settings of commands that change keys. These remove long ended keys as well, as services may be allowed to read only.
-"""
 _REMOVED = 10_000
-"""Most keys that one command removes."""
+"""Most long ended keys that a command removes which changes keys, as services may be allowed to read only."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
@@ -56,7 +53,7 @@ class KeysError(HeadwayError):
 
 
 @keys.command()
-@with_settings((*_CHANGE, "tiers", "default_tier"))
+@with_settings((*_PLACE, "tiers", "default_tier"))
 def create(
     settings: Settings,
     user: Annotated[str, typer.Option(metavar="TEXT", help="Who it is for, unique in the tenant.")] = "",
@@ -121,7 +118,7 @@ def create(
         model_limits=_model_limits(model_rate or (), model_burst or (), only),
     )
     text, key = _fresh(new)
-    _with(settings, _changing(settings, lambda store: store.add(key)), create=True)
+    _with(settings, _changing(lambda store: store.add(key)), create=True)
     _hand_out(text, f"Kept in {_place(settings)}.")
 
 
@@ -142,7 +139,7 @@ def list_keys(settings: Settings, json: AsJson = False) -> None:
 
 
 @keys.command()
-@with_settings(_CHANGE)
+@with_settings(_PLACE)
 def revoke(settings: Settings, id: _Id) -> None:
     """End a key at once. Services that run refuse it within 5 s."""
     known = _id(id)
@@ -153,13 +150,13 @@ def revoke(settings: Settings, id: _Id) -> None:
         await store.expire(known, _REVOKED)
         return key
 
-    key = _with(settings, _changing(settings, end))
+    key = _with(settings, _changing(end))
     ended = not _live(key, now)
     typer.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
 
 
 @keys.command()
-@with_settings(_CHANGE)
+@with_settings(_PLACE)
 def rotate(
     settings: Settings,
     id: _Id,
@@ -199,7 +196,7 @@ def rotate(
         _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends {when}.")
         await store.expire(old.id, until)
 
-    _with(settings, _changing(settings, replace))
+    _with(settings, _changing(replace))
 
 
 def duration(flag: str, text: str, least: float) -> float:
@@ -379,16 +376,13 @@ def _place(settings: Settings) -> str:
     return settings.keys if settings.keys not in ("", "ledger") else "the ledger's database"
 
 
-def _changing(
-    settings: Settings, work: Callable[[KeyStore], Awaitable[_T]]
-) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
+def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
     """Wrap `work` so that keys that ended long ago are removed afterwards, which may fail."""
 
     async def both(store: KeyStore) -> _T:
         done = await work(store)
-        if settings.keys_retention_days:
-            with contextlib.suppress(StoreUnavailable):
-                await store.remove_ended(time.time() - settings.keys_retention_days * _UNITS["d"], _REMOVED)
+        with contextlib.suppress(StoreUnavailable):
+            await store.remove_ended(time.time() - Settings.keys_retention_s, _REMOVED)
         return done
 
     return both

@@ -42,6 +42,6 @@ def point_out_target(error: Any, command: str | None) -> None:
 def takers_of(option: str) -> list[str]:
     """Commands of the roles that take an option."""
     name = next((name for name in FIELDS if option in (flag(name), f"--no-{flag(name)[2:]}")), "")
-    if not name or not FIELDS[name].metadata["has_flag"]:
+    if not name or not FIELDS[name].has_flag:
         return []
     return [role.value for role, parts in ROLES.items() if name in parts.settings]

@@ -92,7 +92,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="MS",
-            help=FIELDS["max_wait_ms"].metadata["help"],
+            help=FIELDS["max_wait_ms"].help,
             rich_help_panel=_MODEL,
         ),
     ] = None,

@@ -116,7 +116,7 @@ def simulate(
         float | None,
         typer.Option(
             metavar="MS",
-            help=FIELDS["max_wait_ms"].metadata["help"],
+            help=FIELDS["max_wait_ms"].help,
             rich_help_panel=_BATCHING,
         ),
     ] = None,

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import math
 import re
 from collections.abc import Callable
-from dataclasses import Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from headway.config import broker, database, remote_headers, times
-from headway.config.scaling import AUTOSCALE, KUBERNETES, LOCAL, SCALE_POLICIES
 from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.core.scaling import rules as scale_rules
-from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
+    from headway.config.fields import Setting
     from headway.config.settings import Settings
 
 ALL_ROWS = "all"
@@ -32,6 +29,11 @@ LEDGER_ROWS = ("ended", ALL_ROWS)
 """Values of `ledger_rows`: rows of requests that have ended, or of all that were taken in."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CONTROL_CHARS = ("keep", "strip", "refuse")
+NONE, LOCAL, KUBERNETES = "none", "local", "kubernetes"
+AUTOSCALE = (NONE, LOCAL, KUBERNETES)
+"""Ways in which the number of workers is set: not at all, in these processes, or by Kubernetes."""
+SCALE_POLICIES = ("rules", "plan")
+"""Policies by which the number of workers is chosen."""
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
 """Longest deadline of a request, of its wait and of its batch, in ms."""
@@ -50,48 +52,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refuse(settings: Settings, name: str, reason: str, hint: str) -> NoReturn:
-    raise SettingError(name, shown(settings.__dataclass_fields__[name], getattr(settings, name)), reason, hint)
-
-
-def shown(field: Field[Any], value: object) -> object:
-    """`value` as far as it may be printed, if it is meant for `field`."""
-    show: Callable[[str], str] | None = field.metadata["show"]
-    if show is None:
-        return value
-    return show(value) if isinstance(value, str) else "…"
-
-
-def _between(name: str, low: float, high: float) -> Callable[[Settings], None]:
-    def check(settings: Settings) -> None:
-        value = getattr(settings, name)
-        if value is not None and not (math.isfinite(value) and low <= value <= high):
-            unit = settings.__dataclass_fields__[name].metadata["unit"].partition(" to ")[0].strip("0123456789")
-            span = f"{low:.15g} and {high:.15g} {unit}"
-            _refuse(settings, name, f"must lie between {span.strip()}", "Choose a value in that range.")
-
-    return check
-
-
-def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[Settings], None]:
-    def check(settings: Settings) -> None:
-        value = getattr(settings, name)
-        if value not in allowed:
-            near = difflib.get_close_matches(value, allowed, 1)
-            meant = f"Did you mean {near[0]}? " if near else ""
-            _refuse(settings, name, "is not known", f"{meant}Use {' or '.join(allowed)}.")
-
-    return check
-
-
-def _made_of(name: str, pattern: str, reason: str, hint: str) -> Callable[[Settings], None]:
-    form = re.compile(pattern)
-
-    def check(settings: Settings) -> None:
-        if not form.fullmatch(getattr(settings, name)):
-            _refuse(settings, name, reason, hint)
-
-    return check
+def refuse(settings: Settings, name: str, reason: str, hint: str) -> NoReturn:
+    """Raise the SettingError of a field's value."""
+    field: Setting = settings.__dataclass_fields__[name].metadata["setting"]
+    raise SettingError(name, field.shown(getattr(settings, name)), reason, hint)
 
 
 def _tiers(settings: Settings) -> None:
@@ -99,11 +63,11 @@ def _tiers(settings: Settings) -> None:
     fit = all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names)
     if not fit or len(set(names)) != len(names) or len(names) > 8:
         reason = "must be 1 to 8 different names of letters, digits or -_."
-        _refuse(settings, "tiers", reason, "For example enterprise,paid,free.")
+        refuse(settings, "tiers", reason, "For example enterprise,paid,free.")
     if settings.default_tier not in names:
         near = difflib.get_close_matches(settings.default_tier, names, 1)
         reason = f"is not one of the tiers {settings.tiers} of `tiers`"
-        _refuse(settings, "default_tier", reason, f"Use {' or '.join(near or names)}.")
+        refuse(settings, "default_tier", reason, f"Use {' or '.join(near or names)}.")
 
 
 _DEVICE = re.compile(r"cpu|[0-9]{1,4}|(GPU-|MIG-(GPU-)?)[0-9A-Fa-f]+(-[0-9A-Fa-f]+)*(/[0-9]+/[0-9]+)?")
@@ -115,16 +79,16 @@ def _devices(settings: Settings) -> None:
     if not ids:
         return
     if not all(ids):
-        _refuse(settings, "devices", "has an empty id in it", "Name one id per worker, for example 0,1.")
+        refuse(settings, "devices", "has an empty id in it", "Name one id per worker, for example 0,1.")
     for id in ids:
         if not _DEVICE.fullmatch(id):
             hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
-            _refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
+            refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
     fewer = settings.autoscale == LOCAL and settings.workers < len(ids)
     if len(ids) != settings.workers and not fewer:
         count = "1 device" if len(ids) == 1 else f"{len(ids)} devices"
         reason = f"names {count} for {settings.workers} workers (`workers`)"
-        _refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
+        refuse(settings, "devices", reason, "Name one id per worker, or leave it out.")
 
 
 def _versions(settings: Settings) -> None:
@@ -135,7 +99,7 @@ def _versions(settings: Settings) -> None:
                 hint = (
                     "Leave it out; or run each version in a process of its own over one broker, with `model_version`."
                 )
-                _refuse(settings, name, reason, hint)
+                refuse(settings, name, reason, hint)
 
 
 def _min_warm(settings: Settings) -> None:
@@ -144,7 +108,7 @@ def _min_warm(settings: Settings) -> None:
         return
     if settings.min_warm > settings.workers:
         reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
-        _refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
+        refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
     kept = [int(dict(one.values).get("min_warm", settings.min_warm)) for one in settings.models]
     for one, least in zip(settings.models, kept, strict=True):
         if least > settings.workers:
@@ -155,104 +119,104 @@ def _min_warm(settings: Settings) -> None:
         reason = (
             f"is too few: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(kept)} of them loaded"
         )
-        _refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
+        refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
     for one in settings.models:
         own = [
             name for name, value in one.values if name in ("workers", "devices") and value != getattr(settings, name)
         ]
         if own:
             reason = f"shares all GPUs among the models, but model {one.name} has {own[0]} of its own"
-            _refuse(settings, "models_per_gpu", reason, f"Leave {own[0]} out of its table, or this.")
+            refuse(settings, "models_per_gpu", reason, f"Leave {own[0]} out of its table, or this.")
 
 
 def _times(settings: Settings) -> None:
     wrong = times.fault(settings)
     if wrong is not None:
-        _refuse(settings, *wrong)
+        refuse(settings, *wrong)
 
 
 def _policy(settings: Settings) -> None:
     if policies.POLICIES[settings.policy].own_waits and settings.max_wait_ms is not None:
         reason = f"has no effect with `policy` {settings.policy}, which has waits of its own"
-        _refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
+        refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
 
 
 def _admin(settings: Settings) -> None:
     if not settings.admin_token and not is_loopback(settings.admin_host):
         hint = "Set HEADWAY_ADMIN_TOKEN, or bind the admin port to 127.0.0.1."
-        _refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", hint)
+        refuse(settings, "admin_host", "is not loopback and `admin_token` is not set", hint)
     tokens = settings.admin_token.split(",") if settings.admin_token else []
     if not all(tokens) or len(tokens) > 2:
         reason = "must be one token, or two with a comma between them"
-        _refuse(settings, "admin_token", reason, "Write NEW,OLD while you change it.")
+        refuse(settings, "admin_token", reason, "Write NEW,OLD while you change it.")
     if any(token.startswith("hw_live_") for token in tokens):
         hint = "Make a service token: headway keys create --service."
-        _refuse(settings, "admin_token", "is a client's key", hint)
+        refuse(settings, "admin_token", "is a client's key", hint)
     if settings.port and settings.port == settings.admin_port and settings.host == settings.admin_host:
-        _refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
+        refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
 
 
 def _grpc_port(settings: Settings) -> None:
     if settings.grpc_port and settings.grpc_port == settings.port:
-        _refuse(settings, "grpc_port", "is the HTTP port too (`port`)", "Give each its own, for example 8081.")
+        refuse(settings, "grpc_port", "is the HTTP port too (`port`)", "Give each its own, for example 8081.")
     if settings.grpc_port and settings.grpc_port == settings.admin_port and settings.host == settings.admin_host:
-        _refuse(settings, "grpc_port", "is the admin port too (`admin_port`)", "Give each its own, for example 8081.")
+        refuse(settings, "grpc_port", "is the admin port too (`admin_port`)", "Give each its own, for example 8081.")
 
 
 def _bodies(settings: Settings) -> None:
     if settings.max_bodies_mb << 20 < 2 * settings.max_body_bytes:
         reason = f"has no room for two bodies of {settings.max_body_bytes} bytes (`max_body_bytes`)"
-        _refuse(settings, "max_bodies_mb", reason, "Raise it, or lower `max_body_bytes`.")
+        refuse(settings, "max_bodies_mb", reason, "Raise it, or lower `max_body_bytes`.")
 
 
 def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
         reason = "is the ledger's database, and `ledger` is not set"
-        _refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
+        refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
     if settings.input_policy and not is_file(Path(settings.input_policy)):
-        _refuse(settings, "input_policy", "no such file", "Name a TOML file of rules, or leave it out.")
+        refuse(settings, "input_policy", "no such file", "Name a TOML file of rules, or leave it out.")
     if settings.chat_template != "plain" and not is_file(Path(settings.chat_template)):
-        _refuse(settings, "chat_template", "no such file", "Name a file with a Jinja template, or plain.")
+        refuse(settings, "chat_template", "no such file", "Name a file with a Jinja template, or plain.")
     if settings.jwt and not is_file(Path(settings.jwt)):
-        _refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
+        refuse(settings, "jwt", "no such file", "Name a TOML file of issuers, or leave it out.")
 
 
 def _tls(settings: Settings) -> None:
     for name in ("tls_key", "tls_client_ca"):
         if getattr(settings, name) and not settings.tls_cert:
             hint = "Name the certificate of the ports as well, or leave it out."
-            _refuse(settings, name, "has no effect without `tls_cert`", hint)
+            refuse(settings, name, "has no effect without `tls_cert`", hint)
 
 
 def _remote_key(settings: Settings) -> None:
     if settings.remote_key and not settings.remote_cert:
         hint = "Name the certificate to show as well, or leave it out."
-        _refuse(settings, "remote_key", "has no effect without `remote_cert`", hint)
+        refuse(settings, "remote_key", "has no effect without `remote_cert`", hint)
 
 
 def _remote_headers(settings: Settings) -> None:
     try:
         fields = remote_headers.read(settings.remote_headers)
     except remote_headers.BadHeaders as exc:
-        _refuse(settings, "remote_headers", str(exc), remote_headers.HINT)
+        refuse(settings, "remote_headers", str(exc), remote_headers.HINT)
     if settings.remote_token and "authorization" in map(str.lower, fields):
-        _refuse(settings, "remote_headers", "holds Authorization, as `remote_token` does", "Set one of them.")
+        refuse(settings, "remote_headers", "holds Authorization, as `remote_token` does", "Set one of them.")
     if settings.remote_headers_file and not is_file(Path(settings.remote_headers_file)):
-        _refuse(settings, "remote_headers_file", "no such file", "Name a file of header fields, or leave it out.")
+        refuse(settings, "remote_headers_file", "no such file", "Name a file of header fields, or leave it out.")
 
 
 def _ledger(settings: Settings) -> None:
     wrong = database.fault(settings.ledger) if settings.ledger else None
     if wrong is not None:
-        _refuse(settings, "ledger", *wrong)
+        refuse(settings, "ledger", *wrong)
 
 
 def _shed_depths(settings: Settings) -> None:
     found = re.fullmatch(r"auto|([0-9]{1,8}),([0-9]{1,8})", settings.shed_depths)
     if found is None:
-        _refuse(settings, "shed_depths", "is neither auto nor two numbers", "For example 100,500.")
+        refuse(settings, "shed_depths", "is neither auto nor two numbers", "For example 100,500.")
     if found[1] and not 1 <= int(found[1]) <= int(found[2]):
-        _refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
+        refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
 
 
 def _room(settings: Settings) -> None:
@@ -263,7 +227,7 @@ def _room(settings: Settings) -> None:
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.max_queue_mb < least:
         reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
-        _refuse(settings, "max_queue_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
+        refuse(settings, "max_queue_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
 
 
 def _tier_rates(settings: Settings) -> None:
@@ -272,12 +236,12 @@ def _tier_rates(settings: Settings) -> None:
         name, sign, rate = part.strip().partition("=")
         if not sign or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,3})?", rate) or float(rate) <= 0:
             reason = f"{part.strip()!r} is not TIER=REQUESTS a minute, above 0"
-            _refuse(settings, "tier_rates", reason, "For example free=60000,paid=600000.")
+            refuse(settings, "tier_rates", reason, "For example free=60000,paid=600000.")
         if name not in settings.tier_names:
             reason = f"{name!r} is not one of the tiers {settings.tiers} of `tiers`"
-            _refuse(settings, "tier_rates", reason, f"Use {' or '.join(settings.tier_names)}.")
+            refuse(settings, "tier_rates", reason, f"Use {' or '.join(settings.tier_names)}.")
         if name in seen:
-            _refuse(settings, "tier_rates", f"names the tier {name!r} twice", "Give each tier one rate.")
+            refuse(settings, "tier_rates", f"names the tier {name!r} twice", "Give each tier one rate.")
         seen.add(name)
 
 
@@ -285,26 +249,20 @@ def _version_weights(settings: Settings) -> None:
     try:
         versions.read_weights(settings.version_weights)
     except versions.NoWeights as exc:
-        _refuse(settings, "version_weights", f"cannot be read: {exc}", "For example 3=95,4=5.")
+        refuse(settings, "version_weights", f"cannot be read: {exc}", "For example 3=95,4=5.")
 
 
 def _broker(settings: Settings) -> None:
     wrong = broker.fault(settings.broker) if settings.broker else None
     if wrong is not None:
-        _refuse(settings, "broker", *wrong)
-
-
-def _burst(settings: Settings) -> None:
-    if settings.user_burst and not settings.user_rate:
-        reason = "has no effect with a `user_rate` of 0, which is no limit"
-        _refuse(settings, "user_burst", reason, "Leave it out, or set a rate.")
+        refuse(settings, "broker", *wrong)
 
 
 def _target_arguments(settings: Settings) -> None:
     try:
         arguments.read(settings.target_arguments)
     except arguments.NoArguments as exc:
-        _refuse(settings, "target_arguments", f"cannot be read: {exc}", "For example \"'small', layers=3\".")
+        refuse(settings, "target_arguments", f"cannot be read: {exc}", "For example \"'small', layers=3\".")
 
 
 def _scale_rules(settings: Settings) -> None:
@@ -312,42 +270,18 @@ def _scale_rules(settings: Settings) -> None:
         scale_rules.read(settings.scale_rules)
     except scale_rules.NoRules as exc:
         hint = 'For example [{"queue_above": 500, "for_s": 30, "add": 3}].'
-        _refuse(settings, "scale_rules", f"cannot be read: {exc}", hint)
+        refuse(settings, "scale_rules", f"cannot be read: {exc}", hint)
 
 
 def _scaling(settings: Settings) -> None:
     if settings.max_workers and settings.min_workers > settings.max_workers:
         reason = f"is more than `max_workers` ({settings.max_workers})"
-        _refuse(settings, "min_workers", reason, "Lower it, or raise `max_workers`.")
+        refuse(settings, "min_workers", reason, "Lower it, or raise `max_workers`.")
     if settings.autoscale == KUBERNETES and not settings.max_workers:
-        _refuse(
-            settings, "max_workers", "says of no bound, and replicas cost money", "Set the most workers of a model."
-        )
+        refuse(settings, "max_workers", "says of no bound, and replicas cost money", "Set the most workers of a model.")
     if settings.autoscale == LOCAL and settings.models_per_gpu:
         reason = "gives each model workers of its own, and with `models_per_gpu` the models share them"
-        _refuse(settings, "autoscale", reason, "Leave one of them out.")
-
-
-IDLE_WITHOUT = {
-    "admin_names": "admin_token",
-    "weight": "max_batch_weight",
-    "cache_ttl_s": "cache",
-    "fallback": "broker",
-    "fallback_version": "fallback",
-    "fallback_concurrency": "fallback",
-    "shards": "broker",
-    "zone": "broker",
-    "broker_prefix": "broker",
-    "broker_timeout_ms": "broker",
-    "grpc_max_age_s": "grpc_port",
-    "ledger_content": "ledger",
-    "ledger_retention_days": "ledger",
-    "ledger_buffer": "ledger",
-    "ledger_rows": "ledger",
-    "min_warm": "models_per_gpu",
-    "version_weights": "broker",  # Or versions that are named: see `idle`.
-}
-"""Settings that do nothing unless another one is set."""
+        refuse(settings, "autoscale", reason, "Leave one of them out.")
 
 
 def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
@@ -355,13 +289,17 @@ def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]
 
     They are not refused: processes of several roles may share one file. `versions`: whether versions of a model are named.
     """
-    fields, all_of_them = settings.__dataclass_fields__, (settings, *settings.served.values())
+    fields: dict[str, Setting] = {
+        name: field.metadata["setting"] for name, field in settings.__dataclass_fields__.items() if field.metadata
+    }
+    all_of_them = (settings, *settings.served.values())
     versions = versions or any(one.versions for one in settings.models)
     return [
-        (name, missing)
-        for name, missing in IDLE_WITHOUT.items()
-        if getattr(settings, name) != fields[name].default
-        and not any(getattr(one, missing) for one in all_of_them)
+        (name, field.needs)
+        for name, field in fields.items()
+        if field.needs
+        and getattr(settings, name) != field.default
+        and not any(getattr(one, field.needs) for one in all_of_them)
         and not (versions and name == "version_weights")
     ]
 
@@ -374,116 +312,7 @@ def is_file(path: Path) -> bool:
         return False
 
 
-_NAME = (r"[A-Za-z0-9_.:/-]{1,128}", "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
-_ZONE = (
-    "|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
-    "must be 1 to 63 letters, digits or -_., the first a letter or digit",
-    "For example eu-central-1a.",
-)
-_FUNCTION = (
-    r"[A-Za-z_][A-Za-z0-9_]{0,127}",
-    "is neither chars nor the name of a function",
-    "Name a function of the target as its module does, for example tokens.",
-)
-_ADDRESS = (r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
-_ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
-_ORIGINS = (
-    rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
-    "must be origins, each of scheme, host and perhaps a port, without a path, or *",
-    "For example https://app.example,http://localhost:5173.",
-)
-_HOST_NAMES = (
-    r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
-    "must be host names, without ports, with commas between them",
-    "For example ops.example.com,gpu-1.",
-)
-_REPLICAS = (
-    r"(?:(?:[a-z0-9-]{1,63}/)?(?:deployment|statefulset)/[a-z0-9.-]{1,253})?",
-    "is neither [NAMESPACE/]deployment/NAME nor [NAMESPACE/]statefulset/NAME",
-    "For example deployment/headway-worker.",
-)
-_TOKEN = (r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
-
 CHECKS: tuple[Callable[[Settings], None], ...] = (
-    _between("port", 0, 65_535),
-    _between("admin_port", 0, 65_535),
-    _between("grpc_port", 0, 65_535),
-    _between("grpc_max_age_s", 0, 86_400),
-    _between("workers", 1, MOST_WORKERS),
-    _between("models_per_gpu", 0, 256),
-    _between("min_warm", 0, MOST_WORKERS),
-    _between("broker_timeout_ms", 10, 60_000),
-    _between("lease_ms", 1500, 600_000),
-    _between("shards", 1, 256),
-    _between("expected_workers", 0, 1_000_000),
-    _between("min_workers", 1, MOST_WORKERS_OF_FLEET),
-    _between("max_workers", 0, MOST_WORKERS_OF_FLEET),
-    _between("scale_cooldown_s", 0, 86_400),
-    _between("scale_start_s", 1, 86_400),
-    _between("scale_slots", 1, MOST_WORKERS),
-    _between("large_payload_kb", 0, 1 << 18),
-    _between("fallback_concurrency", 1, 256),
-    _between("target_utilisation", 0.1, 1),
-    _between("max_batch_size", 1, MAX_BATCH),
-    _between("max_batch_weight", 0, MOST_WEIGHT),
-    _between("max_wait_ms", 0, MAX_REQUEST_TIMEOUT_MS),
-    _between("queue_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
-    _between("gpu_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
-    _between("request_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
-    _between("reserved_share", 0, 0.5),
-    _between("max_queue", 1, 10_000_000),
-    _between("max_queue_mb", 1, 1 << 20),
-    _between("max_body_bytes", 64, 1 << 30),
-    _between("max_header_bytes", 256, 1 << 20),
-    _between("max_bodies_mb", 1, 1 << 20),
-    _between("max_connections", 1, 1_000_000),
-    _between("max_caller_connections", 0, 1_000_000),
-    _between("header_timeout_ms", 10, 600_000),
-    _between("body_timeout_ms", 10, 600_000),
-    _between("keep_alive_ms", 10, 3_600_000),
-    _between("lame_duck_ms", 0, 600_000),
-    _between("drain_timeout_ms", 0, 3_600_000),
-    _between("start_timeout_ms", 100, 3_600_000),
-    _between("recycle_rss_mb", 0, 1 << 24),
-    _between("arena_mb", 0, 1 << 14),
-    _between("recycle_after_s", 0, 31_536_000),
-    _between("user_rate", 0, 1e9),
-    _between("user_burst", 0, 1e9),
-    _between("ledger_retention_days", 0, 36_500),
-    _between("keys_retention_days", 0, 36_500),
-    _between("ledger_buffer", 100, 100_000_000),
-    _between("cache_ttl_s", 0.1, 86_400),
-    _between("result_ttl_s", 1, 86_400),
-    _between("task_timeout_ms", 1, MAX_REQUEST_TIMEOUT_MS),
-    _between("kept_mb", 1, 1 << 20),
-    _between("kept_tenant_mb", 1, 1 << 20),
-    _between("max_input_chars", 0, 1 << 30),
-    _between("max_parameters", 0, 10_000),
-    _between("access_log", 0, 1),
-    _between("promise_ms", 1, MAX_REQUEST_TIMEOUT_MS),
-    _between("remote_rate", 0, 100_000),
-    _one_of("control_chars", CONTROL_CHARS),
-    _one_of("policy", policies.NAMES),
-    _one_of("log_level", LOG_LEVELS),
-    _one_of("ledger_rows", LEDGER_ROWS),
-    _one_of("autoscale", AUTOSCALE),
-    _one_of("scale_policy", SCALE_POLICIES),
-    _one_of("remote_format", (AUTO, *DIALECTS)),
-    _made_of("weight", *_FUNCTION),
-    _made_of("model", *_NAME),
-    _made_of("model_version", *_NAME),
-    _made_of("fallback_version", "|" + _NAME[0], *_NAME[1:]),
-    _made_of("broker_prefix", *_NAME),
-    _made_of("name", "|" + _NAME[0], *_NAME[1:]),
-    _made_of("zone", *_ZONE),
-    _made_of("host", *_ADDRESS),
-    _made_of("admin_host", *_ADDRESS),
-    _made_of("admin_names", *_HOST_NAMES),
-    _made_of("cors_origins", *_ORIGINS),
-    _made_of("admin_token", *_TOKEN),
-    _made_of("remote_token", *_TOKEN),
-    _made_of("scale_target", *_REPLICAS),
-    _made_of("remote_model", "[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b."),
     _remote_headers,
     _remote_key,
     _tiers,
@@ -504,7 +333,6 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _version_weights,
     _scale_rules,
     _scaling,
-    _burst,
     _broker,
     _bodies,
 )

@@ -1,26 +1,149 @@
-"""Field of the table of settings, and words of its helps."""
+"""Field of the table of settings: what is known of one setting, and the bounds of its value by itself."""
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
+from enum import Enum, Flag, auto
 from typing import Any
 
 from headway.core.policies import POLICIES
 
 
+class Part(Flag):
+    """Parts of a process, of which its role has some."""
+
+    GATEWAY = auto()
+    BATCHERS = auto()
+    CONTROLLER = auto()
+
+
+class Own(Enum):
+    """Who may have a value of its own."""
+
+    PROCESS = 0
+    MODEL = 1
+    VERSION = 2
+    """A version of a model, as its workers alone go by it; the model may, too."""
+
+
+class Term(Enum):
+    """Whether workers report the value of a model, as gateways have to know it."""
+
+    NO = 0
+    CHANGED = 1
+    """If it is not the default."""
+    ALWAYS = 2
+    """Whatever it is, as the queue must go by those of the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form of a text: the pattern that all of it matches, what a text that does not is told, and a correct one."""
+
+    pattern: str
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known of one setting.
+
+    Attributes:
+        default: its value where none is given.
+        group: heading under which it is shown.
+        help: sentences that say what it does.
+        unit: unit of its value; empty: it has none.
+        within: bounds of a number, both allowed; None: it is none.
+        among: texts that it may be; empty: others, too.
+        form: form of its text.
+        needs: setting without which it does nothing.
+        parts: parts of a process that go by it; None: every process does.
+        own: who may have a value of its own.
+        term: whether workers report it.
+        show: turns a text that holds a secret into what may be printed; None: all of it may be.
+        has_flag: whether a command has a flag for it.
+    """
+
+    default: Any
+    group: str
+    help: str
+    unit: str = ""
+    within: tuple[float, float] | None = None
+    among: tuple[str, ...] = ()
+    form: Form | None = None
+    needs: str = ""
+    parts: Part | None = None
+    own: Own = Own.PROCESS
+    term: Term = Term.NO
+    show: Callable[[str], str] | None = None
+    has_flag: bool = True
+
+    def fault(self, value: Any) -> tuple[str, str] | None:
+        """Why a value cannot be taken, and how to mend it; None for one that can be, whatever other settings say."""
+        if self.within is not None and value is not None and not self.within[0] <= value <= self.within[1]:
+            unit = self.unit.partition(" to ")[0].strip("0123456789")
+            span = f"{self.within[0]:.15g} and {self.within[1]:.15g} {unit}"
+            return f"must lie between {span.strip()}", "Choose a value in that range."
+        if self.among and value not in self.among:
+            near = difflib.get_close_matches(value, self.among, 1)
+            meant = f"Did you mean {near[0]}? " if near else ""
+            return "is not known", f"{meant}Use {' or '.join(self.among)}."
+        if self.form is not None and not re.fullmatch(self.form.pattern, value):
+            return self.form.reason, self.form.hint
+        return None
+
+    def shown(self, value: object) -> object:
+        """`value` as far as it may be printed, if it is meant for this setting."""
+        if self.show is None:
+            return value
+        return self.show(value) if isinstance(value, str) else "…"
+
+
 def setting(
-    default: Any,
-    group: str,
-    help_text: str,
-    unit: str = "",
-    show: Callable[[str], str] | None = None,
-    has_flag: bool = True,
+    default: Any, group: str, help: str, unit: str = "", *, show: Callable[[str], str] | None = None, **known: Any
 ) -> Any:
-    """Field of Settings. `show` turns a text that holds a secret into what may be printed."""
-    metadata = {"help": help_text, "unit": unit, "group": group, "show": show, "has_flag": has_flag}
-    return field(default=default, repr=show is None, metadata=metadata)
+    """Field of Settings, of which `known` are further attributes of its Setting."""
+    one = Setting(default=default, group=group, help=help, unit=unit, show=show, **known)
+    return field(default=default, repr=show is None, metadata={"setting": one})
+
+
+_NAME = "[A-Za-z0-9_.:/-]{1,128}"
+NAME = Form(_NAME, "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
+NAME_OR_NONE = Form(f"|{_NAME}", NAME.reason, NAME.hint)
+ZONE = Form(
+    "|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+    "must be 1 to 63 letters, digits or -_., the first a letter or digit",
+    "For example eu-central-1a.",
+)
+FUNCTION = Form(
+    r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+    "is neither chars nor the name of a function",
+    "Name a function of the target as its module does, for example tokens.",
+)
+ADDRESS = Form(r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+_ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
+ORIGINS = Form(
+    rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
+    "must be origins, each of scheme, host and perhaps a port, without a path, or *",
+    "For example https://app.example,http://localhost:5173.",
+)
+HOST_NAMES = Form(
+    r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
+    "must be host names, without ports, with commas between them",
+    "For example ops.example.com,gpu-1.",
+)
+REPLICAS = Form(
+    r"(?:(?:[a-z0-9-]{1,63}/)?(?:deployment|statefulset)/[a-z0-9.-]{1,253})?",
+    "is neither [NAMESPACE/]deployment/NAME nor [NAMESPACE/]statefulset/NAME",
+    "For example deployment/headway-worker.",
+)
+TOKEN = Form(r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
+REMOTE_MODEL = Form(r"[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b.")
 
 
 def hidden(text: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.checks import is_file, shown
-from headway.config.models import MODEL_FIELDS, MOST_MODELS, SHORT, VERSION_FIELDS, VERSIONS
-from headway.config.settings import FIELDS, kind
+from headway.config.checks import is_file
+from headway.config.models import MOST_MODELS, SHORT, VERSIONS
+from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, kind
 from headway.core import arguments
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
@@ -196,7 +196,7 @@ def _scale_rules(spelt: str, tables: list[Any]) -> str:
 
 def _not_here(spelt: str, name: str, value: object) -> SettingError:
     hint = "Write it at the top of the file, above all tables."
-    return SettingError(spelt, shown(FIELDS[name], value), "is a setting of the process, and not of a model", hint)
+    return SettingError(spelt, FIELDS[name].shown(value), "is a setting of the process, and not of a model", hint)
 
 
 def _of_the_model(spelt: str, name: str, value: object, model: str) -> SettingError:
@@ -204,7 +204,7 @@ def _of_the_model(spelt: str, name: str, value: object, model: str) -> SettingEr
     if name == "model_version":
         return SettingError(spelt, value, "is in the name of its table already", "Remove it.")
     reason = "is a setting of the model, and not of one of its versions"
-    return SettingError(spelt, shown(FIELDS[name], value), reason, f'Write it in a table [models."{model}"].')
+    return SettingError(spelt, FIELDS[name].shown(value), reason, f'Write it in a table [models."{model}"].')
 
 
 def unknown(
@@ -218,7 +218,7 @@ def unknown(
         hint = (
             f"Settings stand in no table: write {', '.join(table)} at the top of the file, without the line [{name}]."
         )
-    value = shown(FIELDS[near[0]], value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
+    value = FIELDS[near[0]].shown(value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
     return SettingError(spelt, value, "there is no such setting", hint)
 
 
@@ -254,4 +254,4 @@ def typed(spelt: str, name: str, value: Any) -> Any:
         float: ("a number", "Write digits without quotes."),
         bool: ("a truth value", "Use true or false, without quotes."),
     }[wanted]
-    raise SettingError(spelt, shown(FIELDS[name], value), f"must be {what}", hint)
+    raise SettingError(spelt, FIELDS[name].shown(value), f"must be {what}", hint)

@@ -15,23 +15,6 @@ from typing import Any
 from headway.config.target import shown_target
 from headway.errors import SettingError
 
-MODEL_FIELDS = (
-    "model_version", "version_weights", "chat_template",
-    "target_arguments", "workers", "devices", "min_warm", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
-    "max_batch_size", "max_batch_weight", "weight", "max_wait_ms", "policy", "max_queue", "shed_depths",
-    "queue_timeout_ms", "gpu_timeout_ms", "request_timeout_ms", "task_timeout_ms", "reserved_share",
-    "cache", "cache_ttl_s", "collapse", "result_ttl_s",
-    "remote_format", "remote_model", "remote_rate", "remote_token", "remote_headers", "remote_headers_file",
-    "scale_policy", "min_workers", "max_workers", "scale_rules", "scale_cooldown_s", "scale_start_s", "scale_target",
-    "scale_slots", "fallback", "fallback_version", "fallback_concurrency",
-)  # fmt: skip
-"""Names of the settings that a model may have of its own."""
-VERSION_FIELDS = (
-    "target_arguments", "workers", "devices", "start_timeout_ms", "recycle_rss_mb", "recycle_after_s",
-    "max_batch_size", "max_wait_ms", "policy", "gpu_timeout_ms",
-    "remote_format", "remote_model", "remote_rate", "remote_token", "remote_headers", "remote_headers_file",
-)  # fmt: skip
-"""Names of those that a version of a model may have of its own, as its workers alone go by them."""
 SHORT = {"version": "model_version"}
 """Keys of a model's table that stand for a setting of another name."""
 MOST_MODELS = 256
@@ -49,7 +32,7 @@ class ModelSettings:
     Attributes:
         name: name under which it is served.
         target: text of its target; empty where a process runs none, or where the target is a Python object.
-        values: values of settings by their names, which are among MODEL_FIELDS.
+        values: values of settings by their names, which a model may have of its own.
         versions: versions of it that this process names, each with its version as its name; empty: there is one, which
             `model_version` says.
     """

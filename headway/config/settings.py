@@ -8,18 +8,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from headway.config.broker import shown_url
-from headway.config.checks import CHECKS
-from headway.config.fields import hidden as _hidden
-from headway.config.fields import joined as _joined
-from headway.config.fields import setting as _setting
-from headway.config.fields import unset_wait as _unset_wait
+from headway.config.checks import (
+    AUTOSCALE,
+    CHECKS,
+    CONTROL_CHARS,
+    LEDGER_ROWS,
+    LOG_LEVELS,
+    MAX_BATCH,
+    MAX_REQUEST_TIMEOUT_MS,
+    MOST_WEIGHT,
+    MOST_WORKERS,
+    MOST_WORKERS_OF_FLEET,
+    NONE,
+    SCALE_POLICIES,
+    refuse,
+)
+from headway.config.fields import (
+    ADDRESS,
+    FUNCTION,
+    HOST_NAMES,
+    NAME,
+    NAME_OR_NONE,
+    ORIGINS,
+    REMOTE_MODEL,
+    REPLICAS,
+    TOKEN,
+    ZONE,
+    Own,
+    Part,
+    Setting,
+    Term,
+    hidden,
+    joined,
+    setting,
+    unset_wait,
+)
 from headway.config.models import ModelSettings
-from headway.config.readings import Readings
-from headway.config.scaling import ScalingSettings
+from headway.core import policies
 from headway.core.policies import POLICIES
+from headway.core.scaling import rules as scale_rules_of
 from headway.dialects import AUTO, DIALECTS
 from headway.errors import SettingError
 
@@ -40,148 +70,257 @@ _SHARING = "Tasks, cache and collapsing"
 _LIMITS = "Limits at the door"
 _REMOTE = "Remote API"
 _ADMIN_LOG = "Administration and log"
+_SCALING = "Autoscaler"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Readings, ScalingSettings):
+class Settings:
     """Settings of one process. Built by `load`, or directly in tests; a wrong value raises SettingError."""
 
-    host: str = _setting("127.0.0.1", _SERVICE, "Address of the public port; 0.0.0.0 for every interface.")
-    port: int = _setting(8000, _SERVICE, "Public port; 0 lets the system choose.")
-    grpc_port: int = _setting(0, _SERVICE, "Public port of gRPC, at the same address; 8081 is usual; 0: none.")
-    grpc_max_age_s: float = _setting(
-        300.0,
+    max_header_bytes: ClassVar[int] = 16_384
+    """Bytes of the longest request line and header together."""
+    max_parameters: ClassVar[int] = 64
+    """Most members of `parameters`."""
+    large_payload_bytes: ClassVar[int] = 64 << 10
+    """Bytes above which an input or output is stored apart from the queue in the broker, which keeps its steps short."""
+    keys_retention_s: ClassVar[float] = 30 * 86_400.0
+    """Seconds after its end at which a key is removed from the ledger's database."""
+    grpc_max_age_s: ClassVar[float] = 300.0
+    """Seconds after which the client of a gRPC connection is told to open another, so that new gateways get their part."""
+
+    host: str = setting(
+        "127.0.0.1",
         _SERVICE,
-        "Age at which the client of a gRPC connection is told to open another one, so that new gateways get their part; 0: "
-        "never.",
-        "s",
+        "Address of the public port; 0.0.0.0 for every interface.",
+        form=ADDRESS,
+        parts=Part.GATEWAY,
     )
-    tls_cert: str = _setting(
+    port: int = setting(
+        8000, _SERVICE, "Public port; 0 lets the system choose.", within=(0, 65_535), parts=Part.GATEWAY
+    )
+    grpc_port: int = setting(
+        0,
+        _SERVICE,
+        "Public port of gRPC, at the same address; 8081 is usual; 0: none.",
+        within=(0, 65_535),
+        parts=Part.GATEWAY,
+    )
+    tls_cert: str = setting(
         "",
         _SERVICE,
         "Certificate of all ports, which then speak TLS: a file in PEM format, with the certificates between it and an "
         "authority; read again when it changes.",
     )
-    tls_key: str = _setting("", _SERVICE, "File of its key, not encrypted; left out: in the file of `tls_cert`.")
-    tls_client_ca: str = _setting(
+    tls_key: str = setting("", _SERVICE, "File of its key, not encrypted; left out: in the file of `tls_cert`.")
+    tls_client_ca: str = setting(
         "", _SERVICE, "File of the authorities of which clients must show a certificate; left out: they need none."
     )
-    model: str = _setting("default", _SERVICE, "Name under which the target is served.")
-    model_version: str = _setting("1", _SERVICE, "Version reported in answers.")
-    version_weights: str = _setting(
+    model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME)
+    model_version: str = setting(
+        "1",
+        _SERVICE,
+        "Version reported in answers.",
+        form=NAME,
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.MODEL,
+        term=Term.ALWAYS,
+    )
+    version_weights: str = setting(
         "",
         _SERVICE,
         "Weights of a model's versions, as 3=95,4=5; 0: it gets nothing new; left out: by their workers; SIGHUP reads them again.",
+        needs="broker",
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
     )
-    default_model: str = _setting(
+    default_model: str = setting(
         "",
         _SERVICE,
         "Of several models, the one that requests mean which name none; left out: such a request gets 400, unless one of them "
         "has the name of `model`.",
     )
-    chat_template: str = _setting(
+    chat_template: str = setting(
         "plain",
         _SERVICE,
         "How the messages of a chat become one text: plain, a line `role: content` for each; or a file with a Jinja template "
         "as models on the Hugging Face Hub have it.",
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
     )
-    lame_duck_ms: float = _setting(
+    lame_duck_ms: float = setting(
         0.0,
         _SERVICE,
         "When shutting down: how long to serve on while /readyz says 503 already, for balancers to notice; at least as "
         "long as they take for that.",
         "ms",
+        within=(0, 600_000),
+        parts=Part.GATEWAY,
     )
-    drain_timeout_ms: float = _setting(
+    drain_timeout_ms: float = setting(
         30_000.0,
         _SERVICE,
         "Longest wait for requests in flight when shutting down; left out, never less than a request or a batch may take.",
         "ms",
+        within=(0, 3_600_000),
     )
-    reload: bool = _setting(
+    reload: bool = setting(
         False,
         _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
+        parts=Part.BATCHERS,
     )
 
-    target_arguments: str = _setting(
+    target_arguments: str = setting(
         "",
         _WORKERS,
         "Arguments that a class TARGET is built with, if they are not in TARGET itself: literals, as in "
         "\"'small', layers=3\"; in the file also a table [target.arguments].",
-        show=_hidden,
+        show=hidden,
+        parts=Part.BATCHERS,
+        own=Own.VERSION,
     )
-    workers: int = _setting(
+    workers: int = setting(
         1,
         _WORKERS,
         "Worker processes, one per GPU; for a remote API: calls in flight at once; left out: as many as `devices` names.",
+        within=(1, MOST_WORKERS),
+        parts=Part.BATCHERS,
+        own=Own.VERSION,
     )
-    devices: str = _setting(
+    devices: str = setting(
         "",
         _WORKERS,
         "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left "
         "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
+        parts=Part.BATCHERS,
+        own=Own.VERSION,
     )
-    models_per_gpu: int = _setting(
+    models_per_gpu: int = setting(
         0,
         _WORKERS,
         "Of several models, those that a GPU holds loaded at most, each in a process of its own: all share all GPUs, and what "
         "is not loaded anywhere is loaded when it is asked for; 0: each model has workers and GPUs of its own.",
+        within=(0, 256),
     )
-    min_warm: int = _setting(
-        0, _WORKERS, "With `models_per_gpu`: GPUs on which a model is kept loaded at least.", "GPUs"
+    min_warm: int = setting(
+        0,
+        _WORKERS,
+        "With `models_per_gpu`: GPUs on which a model is kept loaded at least.",
+        "GPUs",
+        within=(0, MOST_WORKERS),
+        needs="models_per_gpu",
+        own=Own.MODEL,
     )
-    start_timeout_ms: float = _setting(
-        300_000.0, _WORKERS, "Longest time for a worker to load the target and pass its warm-up batch.", "ms"
+    start_timeout_ms: float = setting(
+        300_000.0,
+        _WORKERS,
+        "Longest time for a worker to load the target and pass its warm-up batch.",
+        "ms",
+        within=(100, 3_600_000),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    recycle_rss_mb: int = _setting(
-        0, _WORKERS, "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.", "MiB"
+    recycle_rss_mb: int = setting(
+        0,
+        _WORKERS,
+        "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.",
+        "MiB",
+        within=(0, 1 << 24),
+        parts=Part.BATCHERS,
+        own=Own.VERSION,
     )
-    arena_mb: int = _setting(
+    arena_mb: int = setting(
         64,
         _WORKERS,
         "Most memory that a worker process shares with its host for large inputs and outputs, which else go through a pipe; "
         "only what was needed once is taken; 0: none.",
         "MiB",
+        within=(0, 1 << 14),
+        parts=Part.BATCHERS,
     )
-    recycle_after_s: float = _setting(0.0, _WORKERS, "Replace a worker after this age; 0: never.", "s")
+    recycle_after_s: float = setting(
+        0.0,
+        _WORKERS,
+        "Replace a worker after this age; 0: never.",
+        "s",
+        within=(0, 31_536_000),
+        parts=Part.BATCHERS,
+        own=Own.VERSION,
+    )
 
-    max_batch_size: int = _setting(32, _BATCHING, "Largest batch the target takes.", "inputs")
-    max_batch_weight: int = _setting(
+    max_batch_size: int = setting(
+        32,
+        _BATCHING,
+        "Largest batch the target takes.",
+        "inputs",
+        within=(1, MAX_BATCH),
+        own=Own.VERSION,
+        term=Term.ALWAYS,
+    )
+    max_batch_weight: int = setting(
         0,
         _BATCHING,
         "Most weight of a batch, beside its number of inputs; an input heavier than that runs alone; 0: inputs are not "
         "weighed.",
+        within=(0, MOST_WEIGHT),
+        own=Own.MODEL,
+        term=Term.ALWAYS,
     )
-    weight: str = _setting(
+    weight: str = setting(
         CHARS,
         _BATCHING,
         "What an input weighs: chars, its number of characters, or the name of a function of the target, such as tokens.",
+        form=FUNCTION,
+        needs="max_batch_weight",
+        own=Own.MODEL,
+        term=Term.ALWAYS,
     )
-    max_wait_ms: float | None = _setting(
+    max_wait_ms: float | None = setting(
         None,
         _BATCHING,
-        f"Longest wait for batch-mates, for {_joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
-        f"the wait it aims at; unset: {_unset_wait()}.",
+        f"Longest wait for batch-mates, for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
+        f"the wait it aims at; unset: {unset_wait()}.",
         "ms",
+        within=(0, MAX_REQUEST_TIMEOUT_MS),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    policy: str = _setting("paced", _BATCHING, f"When a batch leaves: {_joined(POLICIES, 'or')}.")
-    max_queue: int = _setting(20_000, _BATCHING, "Most entries waiting at once, over all tiers.", "inputs")
-    max_queue_mb: int = _setting(
+    policy: str = setting(
+        "paced",
+        _BATCHING,
+        f"When a batch leaves: {joined(POLICIES, 'or')}.",
+        among=policies.NAMES,
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
+    )
+    max_queue: int = setting(
+        20_000,
+        _BATCHING,
+        "Most entries waiting at once, over all tiers.",
+        "inputs",
+        within=(1, 10_000_000),
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
+    max_queue_mb: int = setting(
         1024,
         _BATCHING,
         "Most memory for inputs that have no answer yet, of which a tenant may have as much as is free; with a broker, of all "
         "processes together, and never more than half of its `maxmemory`.",
         "MiB",
+        within=(1, 1 << 20),
     )
-    shed_depths: str = _setting(
+    shed_depths: str = setting(
         "auto",
         _BATCHING,
         "Entries waiting above which the lowest tier is refused, and above which all but the highest are, as in 100,500; "
         "auto: as many as can be answered in time.",
+        own=Own.MODEL,
+        term=Term.CHANGED,
     )
 
-    broker: str = _setting(
+    broker: str = setting(
         "",
         _FLEET,
         "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
@@ -189,236 +328,493 @@ class Settings(Readings, ScalingSettings):
         "the environment; left out: the queue is in this process.",
         show=shown_url,
     )
-    broker_prefix: str = _setting("headway", _FLEET, "What the broker's keys begin with; one for each installation.")
-    broker_timeout_ms: float = _setting(
-        1000.0, _FLEET, "Longest time for one call to the broker before it counts as failed.", "ms"
+    broker_prefix: str = setting(
+        "headway", _FLEET, "What the broker's keys begin with; one for each installation.", form=NAME, needs="broker"
     )
-    lease_ms: float = _setting(
+    broker_timeout_ms: float = setting(
+        1000.0,
+        _FLEET,
+        "Longest time for one call to the broker before it counts as failed.",
+        "ms",
+        within=(10, 60_000),
+        needs="broker",
+    )
+    lease_ms: float = setting(
         3000.0,
         _FLEET,
         "How long a worker may be silent before what it runs is given to another; left out, 2000 ms more than "
         "`broker_timeout_ms` where that is longer.",
         "ms",
+        within=(1500, 600_000),
+        parts=Part.BATCHERS,
     )
-    large_payload_kb: int = _setting(
-        64,
+    shards: int = setting(
+        1,
         _FLEET,
-        "Inputs and outputs larger than this are stored apart from the queue in the broker, which keeps its steps short; 0: "
-        "none.",
-        "KiB",
+        "Queues that each model is split into; 16 is usual when one Redis is too few.",
+        within=(1, 256),
+        needs="broker",
     )
-    shards: int = _setting(1, _FLEET, "Queues that each model is split into; 16 is usual when one Redis is too few.")
-    name: str = _setting(
-        "", _FLEET, "Name of this process in the fleet, which no other has; left out: host name and process id."
+    name: str = setting(
+        "",
+        _FLEET,
+        "Name of this process in the fleet, which no other has; left out: host name and process id.",
+        form=NAME_OR_NONE,
     )
-    zone: str = _setting(
+    zone: str = setting(
         "",
         _FLEET,
         "Zone that this process is in, for gateways and workers: batches form within a zone, and others help where one is "
         "behind; left out: none.",
+        form=ZONE,
+        needs="broker",
+        parts=Part.GATEWAY | Part.BATCHERS,
     )
-    expected_workers: int = _setting(
+    expected_workers: int = setting(
         0,
         _FLEET,
         "Healthy workers that the fleet should have, for status, readiness and alerts; 0: nobody has said.",
         "workers",
+        within=(0, 1_000_000),
     )
-    fallback: str = _setting(
+    fallback: str = setting(
         "",
         _FLEET,
         "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
         "several models each may have one in its table; left out: requests then get 503.",
+        needs="broker",
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
     )
-    fallback_version: str = _setting(
+    fallback_version: str = setting(
         "",
         _FLEET,
         "Version that answers of `fallback` tell, and that requests may name then; left out: `model_version`, and none.",
+        form=NAME_OR_NONE,
+        needs="fallback",
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
     )
-    fallback_concurrency: int = _setting(1, _FLEET, "Batches that a gateway runs at once on `fallback`.", "batches")
-    target_utilisation: float = _setting(
+    fallback_concurrency: int = setting(
+        1,
+        _FLEET,
+        "Batches that a gateway runs at once on `fallback`.",
+        "batches",
+        within=(1, 256),
+        needs="fallback",
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
+    )
+    target_utilisation: float = setting(
         1.0,
         _FLEET,
         "Share of the measured capacity, 0.1 to 1, above which the lowest tier is held to what the others leave.",
+        within=(0.1, 1),
+        parts=Part.CONTROLLER,
     )
 
-    queue_timeout_ms: float = _setting(
+    queue_timeout_ms: float = setting(
         2000.0,
         _TIMEOUTS,
         "Longest wait in the queue before the first run; left out, never beyond the time in all.",
         "ms",
+        within=(1, MAX_REQUEST_TIMEOUT_MS),
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
+        term=Term.CHANGED,
     )
-    gpu_timeout_ms: float = _setting(3000.0, _TIMEOUTS, "Longest run of one batch; then its worker is killed.", "ms")
-    request_timeout_ms: float = _setting(4000.0, _TIMEOUTS, "Longest time for a request in all, at most 600000.", "ms")
+    gpu_timeout_ms: float = setting(
+        3000.0,
+        _TIMEOUTS,
+        "Longest run of one batch; then its worker is killed.",
+        "ms",
+        within=(1, MAX_REQUEST_TIMEOUT_MS),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
+    )
+    request_timeout_ms: float = setting(
+        4000.0,
+        _TIMEOUTS,
+        "Longest time for a request in all, at most 600000.",
+        "ms",
+        within=(1, MAX_REQUEST_TIMEOUT_MS),
+        parts=Part.GATEWAY,
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
 
-    tiers: str = _setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
-    default_tier: str = _setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
-    reserved_share: float = _setting(0.1, _TIERS, "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.")
-    keys: str = _setting(
+    tiers: str = setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
+    default_tier: str = setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
+    reserved_share: float = setting(
+        0.1,
+        _TIERS,
+        "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.",
+        within=(0, 0.5),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
+    keys: str = setting(
         "",
         _IDENTITY,
         "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` anybody may ask.",
+        parts=Part.GATEWAY,
     )
-    jwt: str = _setting("", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).")
-    keys_retention_days: float = _setting(
-        30.0, _IDENTITY, "Time after its end at which a key is removed from the ledger's database; 0: never.", "days"
+    jwt: str = setting(
+        "", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).", parts=Part.GATEWAY
     )
-    user_rate: float = _setting(
-        1000.0, _IDENTITY, "Requests a minute of a user whose key has no rate of its own; 0: no limit."
-    )
-    user_burst: float = _setting(
-        0.0,
+    user_rate: float = setting(
+        1000.0,
         _IDENTITY,
-        "Requests that a user whose key has no burst of its own may send at once; 0: ten seconds' worth of `user_rate`.",
+        "Requests a minute of a user whose key has no rate of its own; 0: no limit.",
+        within=(0, 1e9),
+        parts=Part.GATEWAY,
     )
-    tier_rates: str = _setting(
+    tier_rates: str = setting(
         "",
         _IDENTITY,
         "Requests a minute of all users of a tier together, as in free=60000,paid=600000; unset: no limit.",
+        parts=Part.GATEWAY,
     )
 
-    ledger: str = _setting(
+    ledger: str = setting(
         "",
         _LEDGER,
         "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE; with a "
         "password better set in the environment; left out: nowhere.",
         show=shown_url,
     )
-    ledger_retention_days: float = _setting(30.0, _LEDGER, "Age at which records are removed; 0: never.", "days")
-    ledger_buffer: int = _setting(
-        100_000, _LEDGER, "Most records that wait for a database that is slow or away; more are dropped and counted."
+    ledger_retention_days: float = setting(
+        30.0, _LEDGER, "Age at which records are removed; 0: never.", "days", within=(0, 36_500), needs="ledger"
     )
-    ledger_rows: str = _setting("ended", _LEDGER, "Requests that are recorded: `ended`, or `all`, as `queued` first.")
-    ledger_content: bool = _setting(False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.")
+    ledger_buffer: int = setting(
+        100_000,
+        _LEDGER,
+        "Most records that wait for a database that is slow or away; more are dropped and counted.",
+        within=(100, 100_000_000),
+        needs="ledger",
+    )
+    ledger_rows: str = setting(
+        "ended",
+        _LEDGER,
+        "Requests that are recorded: `ended`, or `all`, as `queued` first.",
+        among=LEDGER_ROWS,
+        needs="ledger",
+    )
+    ledger_content: bool = setting(
+        False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.", needs="ledger"
+    )
 
-    cache: bool = _setting(False, _SHARING, "Keep outputs and answer the same request of the same tenant with them.")
-    cache_ttl_s: float = _setting(300.0, _SHARING, "How long the cache keeps an output.", "s")
-    collapse: bool = _setting(False, _SHARING, "Run identical requests that a tenant sends at the same time only once.")
-    result_ttl_s: float = _setting(
-        600.0, _SHARING, "How long the outcome of a task, or of an Idempotency-Key, is kept.", "s"
+    cache: bool = setting(
+        False,
+        _SHARING,
+        "Keep outputs and answer the same request of the same tenant with them.",
+        own=Own.MODEL,
+        term=Term.CHANGED,
     )
-    task_timeout_ms: float = _setting(
+    cache_ttl_s: float = setting(
+        300.0,
+        _SHARING,
+        "How long the cache keeps an output.",
+        "s",
+        within=(0.1, 86_400),
+        needs="cache",
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
+    collapse: bool = setting(
+        False,
+        _SHARING,
+        "Run identical requests that a tenant sends at the same time only once.",
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
+    result_ttl_s: float = setting(
+        600.0,
+        _SHARING,
+        "How long the outcome of a task, or of an Idempotency-Key, is kept.",
+        "s",
+        within=(1, 86_400),
+        own=Own.MODEL,
+        term=Term.CHANGED,
+    )
+    task_timeout_ms: float = setting(
         30_000.0,
         _SHARING,
         "Longest time for a task (Prefer: respond-async) in all, waiting included; left out, never less than for another "
         "request.",
         "ms",
+        within=(1, MAX_REQUEST_TIMEOUT_MS),
+        own=Own.MODEL,
+        term=Term.CHANGED,
     )
-    kept_mb: int = _setting(
+    kept_mb: int = setting(
         256,
         _SHARING,
         "Most memory for what is kept; with a broker, of each server, and never more than a quarter of its `maxmemory`.",
         "MiB",
+        within=(1, 1 << 20),
     )
-    kept_tenant_mb: int = _setting(64, _SHARING, "Most of `kept_mb` for what one tenant keeps.", "MiB")
 
-    max_body_bytes: int = _setting(1_048_576, _LIMITS, "Largest request body.", "bytes")
-    max_header_bytes: int = _setting(16_384, _LIMITS, "Largest request line and header together.", "bytes")
-    max_input_chars: int = _setting(0, _LIMITS, "Longest input; 0: as long as the body may be.", "characters")
-    max_parameters: int = _setting(64, _LIMITS, "Most members of `parameters`.")
-    control_chars: str = _setting(
+    max_body_bytes: int = setting(
+        1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=Part.GATEWAY
+    )
+    max_input_chars: int = setting(
+        0,
+        _LIMITS,
+        "Longest input; 0: as long as the body may be.",
+        "characters",
+        within=(0, 1 << 30),
+        parts=Part.GATEWAY,
+    )
+    control_chars: str = setting(
         "keep",
         _LIMITS,
         "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
         "U+0000 is always refused.",
+        among=CONTROL_CHARS,
+        parts=Part.GATEWAY,
     )
-    input_policy: str = _setting(
+    input_policy: str = setting(
         "",
         _LIMITS,
         "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see docs/input-policy.md); left "
         "out: none.",
+        parts=Part.GATEWAY,
     )
-    max_bodies_mb: int = _setting(
+    max_bodies_mb: int = setting(
         256,
         _LIMITS,
         "Most bytes of bodies on their way and of large or unread answers at once, of all requests by all ports together; half of it of the outputs of one request, at most 32 MiB over gRPC.",
         "MiB",
+        within=(1, 1 << 20),
+        parts=Part.GATEWAY,
     )
-    max_connections: int = _setting(10_000, _LIMITS, "Most open client connections.")
-    max_caller_connections: int = _setting(
+    max_connections: int = setting(
+        10_000, _LIMITS, "Most open client connections.", within=(1, 1_000_000), parts=Part.GATEWAY
+    )
+    max_caller_connections: int = setting(
         0,
         _LIMITS,
         "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
         "no bound.",
+        within=(0, 1_000_000),
+        parts=Part.GATEWAY,
     )
-    cors_origins: str = _setting(
-        "", _LIMITS, "Comma-separated origins whose pages may ask from a browser; *: all; left out: none."
+    cors_origins: str = setting(
+        "",
+        _LIMITS,
+        "Comma-separated origins whose pages may ask from a browser; *: all; left out: none.",
+        form=ORIGINS,
+        parts=Part.GATEWAY,
     )
-    header_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's header.", "ms")
-    body_timeout_ms: float = _setting(10_000.0, _LIMITS, "Longest time to receive a request's body.", "ms")
-    keep_alive_ms: float = _setting(30_000.0, _LIMITS, "How long an idle connection stays open.", "ms")
+    read_timeout_ms: float = setting(
+        10_000.0,
+        _LIMITS,
+        "Longest time to receive a request's header, and as long again for its body.",
+        "ms",
+        within=(10, 600_000),
+        parts=Part.GATEWAY,
+    )
+    keep_alive_ms: float = setting(
+        30_000.0, _LIMITS, "How long an idle connection stays open.", "ms", within=(10, 3_600_000), parts=Part.GATEWAY
+    )
 
-    remote_format: str = _setting(
+    remote_format: str = setting(
         AUTO,
         _REMOTE,
-        f"Dialect of the remote API: {_joined(DIALECTS, 'or')}; auto: the one that the path of its URL tells, else list.",
+        f"Dialect of the remote API: {joined(DIALECTS, 'or')}; auto: the one that the path of its URL tells, else list.",
+        among=(AUTO, *DIALECTS),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_model: str = _setting(
-        "", _REMOTE, "Name of the model over there, for dialects that name it in each request or in the path."
+    remote_model: str = setting(
+        "",
+        _REMOTE,
+        "Name of the model over there, for dialects that name it in each request or in the path.",
+        form=REMOTE_MODEL,
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_rate: float = _setting(
-        0.0, _REMOTE, "Most calls to the API in a second, from all slots of a process; 0: no bound.", "calls/s"
+    remote_rate: float = setting(
+        0.0,
+        _REMOTE,
+        "Most calls to the API in a second, from all slots of a process; 0: no bound.",
+        "calls/s",
+        within=(0, 100_000),
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_token: str = _setting(
-        "", _REMOTE, "Bearer token sent to the remote API; better set in the environment.", show=_hidden
+    remote_token: str = setting(
+        "",
+        _REMOTE,
+        "Bearer token sent to the remote API; better set in the environment.",
+        show=hidden,
+        form=TOKEN,
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_headers: str = _setting(
+    remote_headers: str = setting(
         "",
         _REMOTE,
         "Header fields sent to the remote API, one `Name: value` a line; only in the environment or the file.",
-        show=_hidden,
+        show=hidden,
         has_flag=False,
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_headers_file: str = _setting(
+    remote_headers_file: str = setting(
         "",
         _REMOTE,
         "File of such header fields, one `Name: value` a line, which is read again when it changes.",
+        parts=Part.GATEWAY | Part.BATCHERS,
+        own=Own.VERSION,
     )
-    remote_ca: str = _setting(
+    remote_ca: str = setting(
         "",
         _REMOTE,
         "File of the authorities, in PEM format, of which a remote API at https:// or grpcs:// must show a certificate; read again when it "
         "changes; left out: those of the system.",
+        parts=Part.GATEWAY | Part.BATCHERS,
     )
-    remote_cert: str = _setting(
+    remote_cert: str = setting(
         "",
         _REMOTE,
         "Certificate shown to the remote API: a file in PEM format, with the certificates between it and an authority; read "
         "again when it changes; left out: none.",
+        parts=Part.GATEWAY | Part.BATCHERS,
     )
-    remote_key: str = _setting("", _REMOTE, "File of its key, not encrypted; left out: in the file of `remote_cert`.")
+    remote_key: str = setting(
+        "",
+        _REMOTE,
+        "File of its key, not encrypted; left out: in the file of `remote_cert`.",
+        parts=Part.GATEWAY | Part.BATCHERS,
+    )
 
-    admin_host: str = _setting(
-        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; off loopback an admin token is required."
+    admin_host: str = setting(
+        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; off loopback an admin token is required.", form=ADDRESS
     )
-    admin_port: int = _setting(
-        9000, _ADMIN_LOG, "Admin port (metrics, health, workers, dead letters); 0 lets the system choose."
+    admin_port: int = setting(
+        9000,
+        _ADMIN_LOG,
+        "Admin port (metrics, health, workers, dead letters); 0 lets the system choose.",
+        within=(0, 65_535),
     )
-    admin_token: str = _setting(
+    admin_token: str = setting(
         "",
         _ADMIN_LOG,
         "Service token that admin routes ask for (Authorization: Bearer …), while it changes NEW,OLD; better set in the "
         "environment.",
-        show=_hidden,
+        show=hidden,
+        form=TOKEN,
     )
-    admin_names: str = _setting(
+    admin_names: str = setting(
         "",
         _ADMIN_LOG,
         "Names, with commas between them, by which the admin port may be asked besides loopback and IP addresses.",
+        form=HOST_NAMES,
+        needs="admin_token",
     )
-    promise_ms: float = _setting(
+    promise_ms: float = setting(
         200.0,
         _ADMIN_LOG,
         "Latency that is promised for 95 % of the requests; the dashboard shows it beside theirs.",
         "ms",
+        within=(1, MAX_REQUEST_TIMEOUT_MS),
     )
-    log_level: str = _setting("info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.")
-    log_json: bool = _setting(False, _ADMIN_LOG, "Log lines as JSON.")
-    access_log: float = _setting(
-        0.0, _ADMIN_LOG, "Share of the requests, 0 to 1, that are logged with how they ended and what took how long."
+    log_level: str = setting(
+        "info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.", among=LOG_LEVELS
+    )
+    log_json: bool = setting(False, _ADMIN_LOG, "Log lines as JSON.")
+    access_log: float = setting(
+        0.0,
+        _ADMIN_LOG,
+        "Share of the requests, 0 to 1, that are logged with how they ended and what took how long.",
+        within=(0, 1),
+        parts=Part.GATEWAY,
+    )
+    trace: bool = setting(
+        False, _ADMIN_LOG, "Record traces, and send them by OpenTelemetry's protocol to where the variables OTEL_… say."
     )
 
-    trace: bool = _setting(
-        False, _ADMIN_LOG, "Record traces, and send them by OpenTelemetry's protocol to where the variables OTEL_… say."
+    autoscale: str = setting(
+        NONE,
+        _SCALING,
+        "Who changes the number of workers: local, the processes that run them, over the devices given; kubernetes, the API "
+        "server of the cluster; none: the number is only published, for a scaler elsewhere.",
+        among=AUTOSCALE,
+        parts=Part.CONTROLLER | Part.BATCHERS,
+    )
+    scale_policy: str = setting(
+        "rules",
+        _SCALING,
+        "How many there should be: rules, those of `scale_rules`; plan, the fewest that keep `promise_ms` at the measured "
+        "load, as headway plan finds them.",
+        among=SCALE_POLICIES,
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
+    )
+    min_workers: int = setting(
+        1,
+        _SCALING,
+        "Fewest workers of a model.",
+        "workers",
+        within=(1, MOST_WORKERS_OF_FLEET),
+        parts=Part.CONTROLLER | Part.BATCHERS,
+        own=Own.MODEL,
+    )
+    max_workers: int = setting(
+        0,
+        _SCALING,
+        "Most workers of a model; 0: for local as many as there are devices (on the CPU: cores), for none without bound.",
+        "workers",
+        within=(0, MOST_WORKERS_OF_FLEET),
+        parts=Part.CONTROLLER | Part.BATCHERS,
+        own=Own.MODEL,
+    )
+    scale_rules: str = setting(
+        "",
+        _SCALING,
+        "Rules, in the file a list of tables, else as JSON: "
+        '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; left out: '
+        f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
+    )
+    scale_cooldown_s: float = setting(
+        300.0,
+        _SCALING,
+        "Shortest time from one change to the next removal of workers.",
+        "s",
+        within=(0, 86_400),
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
+    )
+    scale_start_s: float = setting(
+        600.0,
+        _SCALING,
+        "Longest time for which a worker that was asked for counts as coming; then it is asked for again.",
+        "s",
+        within=(1, 86_400),
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
+    )
+    scale_target: str = setting(
+        "",
+        _SCALING,
+        "For kubernetes: what has the replicas, as [NAMESPACE/]deployment/NAME or [NAMESPACE/]statefulset/NAME.",
+        form=REPLICAS,
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
+    )
+    scale_slots: int = setting(
+        1,
+        _SCALING,
+        "For kubernetes: workers of one replica, its --workers.",
+        "workers",
+        within=(1, MOST_WORKERS),
+        parts=Part.CONTROLLER,
+        own=Own.MODEL,
     )
 
     models: tuple[ModelSettings, ...] = ()
@@ -427,9 +823,56 @@ class Settings(Readings, ScalingSettings):
     """File that weights of versions are read from again; empty where they come from elsewhere."""
 
     def __post_init__(self) -> None:
+        for name, one in FIELDS.items():
+            if wrong := one.fault(getattr(self, name)):
+                refuse(self, name, *wrong)
         for check in CHECKS:
             check(self)
         _ = self.served
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Names of the tiers, highest first."""
+        return tuple(name.strip() for name in self.tiers.split(","))
+
+    @property
+    def default_tier_index(self) -> int:
+        """Index of `default_tier` in `tier_names`."""
+        return self.tier_names.index(self.default_tier)
+
+    def tier_rate(self, tier: str) -> float:
+        """Requests per minute of all users of a tier together; 0 for no limit."""
+        rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
+        return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
+
+    @property
+    def shed_at(self) -> tuple[int, int] | None:
+        """The two numbers of `shed_depths`; None for auto."""
+        if self.shed_depths == "auto":
+            return None
+        lowest, _, all_but_highest = self.shed_depths.partition(",")
+        return int(lowest), int(all_but_highest)
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
+        ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
+        return ids * self.workers if ids == ("cpu",) else ids
+
+    @property
+    def kept_tenant_mb(self) -> int:
+        """MiB of `kept_mb` that one tenant may have at most: a quarter."""
+        return max(1, self.kept_mb // 4)
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the URLs of all ports."""
+        return "https" if self.tls_cert else "http"
+
+    @property
+    def broker_shown(self) -> str:
+        """The broker's URL without user, password and options; empty when there is none."""
+        return shown_url(self.broker)
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
@@ -489,14 +932,14 @@ class Settings(Readings, ScalingSettings):
         return max(one.task_timeout_ms for one in self.served.values()) / 1000
 
 
-_LAST = frozenset(f.name for f in dataclasses.fields(ScalingSettings))
-FIELDS: dict[str, dataclasses.Field[Any]] = {
-    f.name: f for f in sorted(dataclasses.fields(Settings), key=lambda one: one.name in _LAST) if f.metadata
+FIELDS: dict[str, Setting] = {
+    one.name: one.metadata["setting"] for one in dataclasses.fields(Settings) if "setting" in one.metadata
 }
-"""Fields of Settings by name, in the order in which they are shown.
-
-Metadata: `help`, `unit`, `group`, `has_flag`, and `show`, which turns a text that holds a secret into what may be printed.
-"""
+"""Settings by name, in the order in which they are shown."""
+MODEL_FIELDS = tuple(name for name, one in FIELDS.items() if one.own is not Own.PROCESS)
+"""Names of the settings that a model may have of its own."""
+VERSION_FIELDS = tuple(name for name, one in FIELDS.items() if one.own is Own.VERSION)
+"""Names of those that a version of a model may have of its own."""
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))
@@ -512,6 +955,6 @@ def kind(name: str) -> type:
 
 def flag(name: str) -> str:
     """The command-line spelling of `name`, most often a field; that of the environment for one that has no flag."""
-    if name in FIELDS and not FIELDS[name].metadata["has_flag"]:
+    if name in FIELDS and not FIELDS[name].has_flag:
         return f"{PREFIX}{name.upper()}"
     return f"--{name.replace('_', '-')}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.checks import MAX_REQUEST_TIMEOUT_MS, shown
+from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
 from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
-from headway.config.models import MODEL_FIELDS, VERSIONS, ModelSettings, named_targets
-from headway.config.settings import FIELDS, PREFIX, Settings, flag, kind
+from headway.config.models import VERSIONS, ModelSettings, named_targets
+from headway.config.settings import FIELDS, MODEL_FIELDS, PREFIX, Settings, flag, kind
 from headway.errors import SettingError
 
 ALIKE = 0.85
@@ -267,7 +267,7 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
         if text:
             if text.startswith("tcp://"):
                 hint = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
-                raise SettingError(spelt, shown(FIELDS[name], text), "is a service link", hint)
+                raise SettingError(spelt, FIELDS[name].shown(text), "is a service link", hint)
             found[name] = (spelt, _parsed(spelt, name, text))
     return found
 
@@ -299,6 +299,6 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
         return wanted(text)
     except ValueError:
         what = "a whole number" if wanted is int else "a number"
-        unit = FIELDS[name].metadata["unit"]
+        unit = FIELDS[name].unit
         hint = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
         raise SettingError(spelt, text, f"is not {what}", hint) from None

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from headway.config.fields import Term
 from headway.config.settings import FIELDS, Settings, kind
 from headway.errors import SettingError
 
-_ALWAYS = ("model_version", "max_batch_size", "max_batch_weight", "weight")
-"""Settings that are reported whatever they are, as the queue must go by those of the workers."""
-TERMS = (
-    *_ALWAYS, "max_queue", "shed_depths", "reserved_share", "queue_timeout_ms", "request_timeout_ms", "task_timeout_ms",
-    "cache", "cache_ttl_s", "collapse", "result_ttl_s",
-)  # fmt: skip
-"""Names of the settings that are terms; of most only those that differ from their defaults are reported."""
+_ALWAYS = tuple(name for name, one in FIELDS.items() if one.term is Term.ALWAYS)
+TERMS = tuple(name for name, one in FIELDS.items() if one.term is not Term.NO)
+"""Names of the settings that are terms."""
 
 Terms = Sequence[tuple[str, str | int | float | bool]]
 

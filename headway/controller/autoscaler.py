@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from headway.config.scaling import NONE
+from headway.config.checks import NONE
 from headway.core.departure import Load
 from headway.core.health import REST_EVERY
 from headway.core.scaling.scaler import AS_FOUND, ModelState, ScaleDecision, ScaleLimits, Scaler

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from headway.config.scaling import LOCAL
+from headway.config.checks import LOCAL
 from headway.core.scaling.shares import shares
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.ports import Fleet, ScalingDriver

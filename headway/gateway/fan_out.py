@@ -197,7 +197,7 @@ class FanOut:
             return False
         if self._options.key or count > AT_ONCE:
             return True
-        apart = self._gateway.settings.large_payload_kb << 10
+        apart = self._gateway.settings.large_payload_bytes
         return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
 
     def _too_large(self) -> str:

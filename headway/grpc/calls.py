@@ -96,7 +96,7 @@ class PortContext:
 
     def __post_init__(self) -> None:
         self.longest = self.settings.longest_request_s
-        self.message_timeout = self.settings.body_timeout_ms / 1000
+        self.message_timeout = self.settings.read_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
         self.anonymous = isinstance(self.identity, AnonymousIdentity)
         self.rate_limits = RateLimitHeaders(self.intake)
@@ -230,7 +230,7 @@ class Call:
         except asyncio.CancelledError:
             if deadlines.end(task) or task.uncancel() > 0:
                 raise
-            message = f"the message did not come within {port.settings.body_timeout_ms:g} ms (body_timeout_ms)"
+            message = f"the message did not come within {port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
             raise RequestError(message, code=REQUEST_TIMEOUT) from None
         except BaseException:
             deadlines.end(task)

@@ -202,7 +202,7 @@ class InferStreamCall(StreamCall):
                     await context.write(answer)
             except TimeoutError:
                 message = (
-                    f"no answer was taken within {port.settings.body_timeout_ms:g} ms (body_timeout_ms); read them"
+                    f"no answer was taken within {port.settings.read_timeout_ms:g} ms (read_timeout_ms); read them"
                 )
                 await self._cut(RequestError(message, code=REQUEST_TIMEOUT))
             self.drop(item.held)

@@ -131,7 +131,7 @@ class GrpcListener:
             monotonic,
             age=settings.grpc_max_age_s,
             grace=max(settings.longest_request_s, settings.drain_timeout_ms / 1000),
-            unread_timeout=settings.body_timeout_ms / 1000,
+            unread_timeout=settings.read_timeout_ms / 1000,
             jitter=random.random,
         )
         protocol: Callable[[], asyncio.Protocol] = relay.accept
@@ -259,7 +259,7 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
         ("grpc.max_concurrent_streams", STREAMS),
-        ("grpc.server_handshake_timeout_ms", int(settings.header_timeout_ms)),
+        ("grpc.server_handshake_timeout_ms", int(settings.read_timeout_ms)),
         ("grpc.server_max_unrequested_time_in_server", LONGEST_WAIT),
         ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),

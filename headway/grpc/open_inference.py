@@ -129,7 +129,7 @@ def _input_of(asked: Any, most: int) -> tuple[Sequence[int], Sequence[elements.E
 def _parameters_of(given: Any, most: int) -> dict[str, Any]:
     """Parameters of a request as Python values. Raises Malformed."""
     if len(given) > most:
-        raise Malformed(f"`parameters` has {len(given)} members; at most {most} are taken (max_parameters)")
+        raise Malformed(f"`parameters` has {len(given)} members; at most {most} are taken")
     found: dict[str, Any] = {}
     for name, one in given.items():
         kind = one.WhichOneof("parameter_choice")

@@ -296,7 +296,7 @@ class Relay:
         most: most connections.
         refusals: counts of refusals, by reason, tier and model.
         clock: monotonic seconds.
-        age: seconds after which a client is told to open another connection; 0: never.
+        age: seconds after which a client is told to open another connection.
         grace: seconds from then on, after which its connection is cut.
         unread_timeout: seconds for which a client may take nothing of what it is sent.
         jitter: uniform in [0, 1).
@@ -351,8 +351,7 @@ class Relay:
             return False
         connection.name = f"{self.target}-{next(self._numbers)}"
         self.connections[connection.name] = connection
-        if self._age:
-            connection.leaves = self.clock() + self._age * (1.0 + JITTER * (2.0 * self._jitter() - 1.0))
+        connection.leaves = self.clock() + self._age * (1.0 + JITTER * (2.0 * self._jitter() - 1.0))
         return True
 
     def leave(self, connection: ClientConnection) -> None:

@@ -46,7 +46,7 @@ def make_principal(
     if rate is not None:
         limits.append(_limit(of_key, "key", rate, burst))
     else:
-        limits.append(_limit(of_user, "user", settings.user_rate, settings.user_burst or None))
+        limits.append(_limit(of_user, "user", settings.user_rate, None))
     limits.append(_limit(f"tier\0{tier}", "tier", settings.tier_rate(tier), None))
     principal = Principal(
         user=user,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config.models import MODEL_FIELDS, SHORT
-from headway.config.settings import FIELDS, Settings
+from headway.config.models import SHORT
+from headway.config.settings import FIELDS, MODEL_FIELDS, Settings
 from headway.errors import SettingError
 from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
 from tests.clients.environments import run_client

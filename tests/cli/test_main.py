@@ -134,7 +134,7 @@ def test_the_help_of_a_role_is_short_and_says_how_to_see_all_of_it(role: str) ->
     short, whole = help_of(role), all_help_of(role)
     assert f"headway {role} --help-all" in " ".join(short.split())
     assert len(short.splitlines()) < 140 < len(whole.splitlines())
-    flags = {flag(name) for name in PARTS[Role(role)].settings if FIELDS[name].metadata["has_flag"]}
+    flags = {flag(name) for name in PARTS[Role(role)].settings if FIELDS[name].has_flag}
     assert {one for one in flags if one[:18] not in whole} == set(), "a long one is cut at 80 columns"
     assert {flag(name) for name in COMMON} & flags <= {one for one in flags if f" {one} " in short}
     assert "--ledger-retention" not in short
@@ -199,11 +199,11 @@ def test_serve_has_a_flag_for_every_setting_in_its_group(
     shown = capsys.readouterr().out
     flowing = re.sub(r"[│\s]+", " ", shown)  # A default may stand on two lines.
     for name, field in FIELDS.items():
-        if not field.metadata["has_flag"]:
+        if not field.has_flag:
             assert name.replace("_", "-") + " " not in shown
             continue
         assert f"{flag(name)} " in shown
-        assert f"─ {field.metadata['group']} ─" in shown
+        assert f"─ {field.group} ─" in shown
         if kind(name) is bool:
             assert f"--no-{flag(name)[2:]}" in shown
         elif field.default:

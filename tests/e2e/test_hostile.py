@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.e2e.client import Answer, Connection, request, wait_until
 from tests.e2e.server import Server, serving
 
-QUICK = "--header-timeout-ms", "5000", "--body-timeout-ms", "5000"
+QUICK = "--read-timeout-ms", "5000"
 HEAD = b"POST /v1/inference HTTP/1.1\r\nHost: e2e\r\n"
 
 

@@ -294,10 +294,9 @@ SETTING = Addition(
     [
         (
             "headway/config/settings.py",
-            "    reload: bool = _setting(",
-            '    steep_s: float = _setting(180.0, _SERVICE, "How long tea draws.", "s")\n    reload: bool = _setting(',
+            "    reload: bool = setting(",
+            '    steep_s: float = setting(180.0, _SERVICE, "How long tea draws.", "s", within=(1, 600))\n    reload: bool = setting(',
         ),
-        after("headway/config/checks.py", '    _between("port", 0, 65_535),\n', '    _between("steep_s", 1, 600),\n'),
     ],
 )
 

@@ -25,7 +25,7 @@ from headway.model import Octets, RequestOptions, ValueKind, WorkerInfo, WorkerS
 from headway.oip import tensors
 from headway.runtime.counters import Counters
 
-_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_parameters=3, max_queue=5)
+_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_queue=5)
 _PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
 _OPTIONS = RequestOptions(4.0)
 

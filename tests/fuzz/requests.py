@@ -18,7 +18,7 @@ from headway.runtime.counters import Counters
 
 _SETTINGS = (
     Settings(),
-    Settings(control_chars="strip", max_input_chars=100, max_parameters=3),
+    Settings(control_chars="strip", max_input_chars=100),
     Settings(control_chars="refuse"),
 )
 _CODECS = tuple(codecs(_SETTINGS[0]).values())

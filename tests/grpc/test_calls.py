@@ -324,7 +324,7 @@ def test_limits_are_told_and_kept_across_calls() -> None:
         assert int(found.trailers["grpc-retry-pushback-ms"]) > 0
         assert predicted(await client.ask(PREDICT, predict("b"), (("authorization", "Bearer other"),))).output == b"B"
 
-    served(main, KEYS, whole=True, user_rate=60.0, user_burst=3.0)
+    served(main, KEYS, whole=True, user_rate=18.0)
 
 
 def test_a_wrong_request_counts_towards_the_limit() -> None:
@@ -334,7 +334,7 @@ def test_a_wrong_request_counts_towards_the_limit() -> None:
             assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.INVALID_ARGUMENT
         assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.RESOURCE_EXHAUSTED
 
-    served(main, KEYS, whole=True, user_rate=60.0, user_burst=2.0)
+    served(main, KEYS, whole=True, user_rate=12.0)
 
 
 def test_calls_whose_messages_are_on_their_way_count_towards_the_limit() -> None:
@@ -354,7 +354,7 @@ def test_calls_whose_messages_are_on_their_way_count_towards_the_limit() -> None
         found = [one.status for one in await asyncio.gather(*refused)]
         assert sorted(status.name for status in found) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
 
-    served(main, KEYS, whole=True, user_rate=1.0, user_burst=2.0)
+    served(main, {**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
 
 
 def test_a_call_is_charged_once() -> None:
@@ -364,7 +364,7 @@ def test_a_call_is_charged_once() -> None:
             await client.ask(PREDICT, predict("a"), BEARER)
         assert not port.stand.real.limiter.debts
 
-    served(main, KEYS, whole=True, user_rate=1.0, user_burst=2.0)
+    served(main, {**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
 
 
 def test_a_refusal_of_a_known_principal_is_counted_under_its_tier() -> None:
@@ -374,7 +374,7 @@ def test_a_refusal_of_a_known_principal_is_counted_under_its_tier() -> None:
         tier = port.settings.tier_names[port.settings.default_tier_index]
         assert port.counters.refusals == {("request_timeout", tier, ""): 1}
 
-    served(main, KEYS, body_timeout_ms=50)
+    served(main, KEYS, read_timeout_ms=50)
 
 
 def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not() -> None:
@@ -471,7 +471,7 @@ def test_a_message_that_does_not_come_is_not_waited_for_long() -> None:
         found = await failed(call)
         assert (found.status, found.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
 
-    served(main, body_timeout_ms=50)
+    served(main, read_timeout_ms=50)
 
 
 def test_an_unforeseen_fault_is_internal_and_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
         relay = port.listener._relay
         assert relay is not None
         (first,) = relay.connections.values()
-        now[0] += 12.0
+        now[0] += 1.2 * Settings.grpc_max_age_s
         port.listener._look_after()
         await first.retired.wait()
         later: list[Any] = []
@@ -247,7 +247,7 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
             *[b"LATER"] * len(later),
         ]
 
-    served(main, now=lambda: now[0], grpc_max_age_s=10.0)
+    served(main, now=lambda: now[0])
 
 
 def test_connections_beyond_the_bound_are_refused_and_harm_no_other() -> None:

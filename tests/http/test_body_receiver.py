@@ -94,7 +94,7 @@ def test_what_follows_a_body_is_the_next_request(receivers: Receivers) -> None:
 def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(receivers: Receivers) -> None:
     async def main(stand: Stand) -> None:
         client = await begun(stand)
-        stand.later(stand.settings.body_timeout_ms / 1000 + 1)
+        stand.later(stand.settings.read_timeout_ms / 1000 + 1)
         answer = await client.answer()
         assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
         before = len(receivers.reads)

@@ -8,6 +8,7 @@ import gzip
 import pytest
 import structlog
 
+from headway.config import Settings
 from headway.http.server.connection import IDLE, MOST_BUFFERED
 from tests.http.stand import Client, Stand, get, post, served, settled
 
@@ -102,8 +103,8 @@ def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit() -> No
             start = b"GET /livez HTTP/1.1\r\nHost: a\r\nX: "
             return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
 
-        assert (await stand.ask(head(300))).status == 200
-        assert (await stand.ask(head(301))).status == 431
+        assert (await stand.ask(head(Settings.max_header_bytes))).status == 200
+        assert (await stand.ask(head(Settings.max_header_bytes + 1))).status == 431
         assert (await stand.ask(post(b" " * 84 + BODY))).status == 200
         assert (await stand.ask(post(b" " * 85 + BODY))).status == 413
         assert (
@@ -113,7 +114,7 @@ def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit() -> No
             await stand.ask(CHUNKED + b"55\r\n" + b" " * 85 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")
         ).status == 413
 
-    served(main, max_header_bytes=300, max_body_bytes=100)
+    served(main, max_body_bytes=100)
 
 
 def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending() -> None:
@@ -271,9 +272,9 @@ def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile() -> 
     async def main(stand: Stand) -> None:
         await _stuck(stand)
         (connection,) = stand.door._connections()
-        stand.later(stand.settings.body_timeout_ms / 1000 - 1)
+        stand.later(stand.settings.read_timeout_ms / 1000 - 1)
         assert not connection.transport.is_closing()
-        stand.later(stand.settings.body_timeout_ms / 1000 + 1)
+        stand.later(stand.settings.read_timeout_ms / 1000 + 1)
         assert connection.transport.is_closing()
         assert len(stand.gateway.asked) == 1
 
@@ -284,7 +285,7 @@ def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer() -> None
     async def main(stand: Stand) -> None:
         await _stuck(stand)
         (connection,) = stand.door._connections()
-        limit = stand.settings.body_timeout_ms / 1000
+        limit = stand.settings.read_timeout_ms / 1000
         connection.unread._left += 1  # As if a byte had been taken since the last look.
         stand.later(limit + 1)
         assert not connection.transport.is_closing(), "a large answer may take its time"
@@ -309,12 +310,12 @@ def test_a_client_that_reads_late_gets_everything() -> None:
 @pytest.mark.parametrize(
     ("start", "setting", "code"),
     [
-        (b"", "header_timeout_ms", None),
-        (b"POST /v1/infer", "header_timeout_ms", "REQUEST_TIMEOUT"),
-        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow: ", "header_timeout_ms", "REQUEST_TIMEOUT"),
-        (post(BODY)[:-3], "body_timeout_ms", "REQUEST_TIMEOUT"),
-        (post(BODY, "/livez", "X: y")[:-3], "body_timeout_ms", None),
-        (CHUNKED + b"10\r\n" + BODY[:3], "body_timeout_ms", "REQUEST_TIMEOUT"),
+        (b"", "read_timeout_ms", None),
+        (b"POST /v1/infer", "read_timeout_ms", "REQUEST_TIMEOUT"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow: ", "read_timeout_ms", "REQUEST_TIMEOUT"),
+        (post(BODY)[:-3], "read_timeout_ms", "REQUEST_TIMEOUT"),
+        (post(BODY, "/livez", "X: y")[:-3], "read_timeout_ms", None),
+        (CHUNKED + b"10\r\n" + BODY[:3], "read_timeout_ms", "REQUEST_TIMEOUT"),
     ],
 )
 def test_what_does_not_arrive_in_time_is_given_up(start: bytes, setting: str, code: str | None) -> None:

@@ -78,7 +78,7 @@ def test_a_body_that_is_not_whole_in_time_is_given_up_however_it_comes(
             await ask(stand, patch)
 
     async def ask(stand: Stand, patch: pytest.MonkeyPatch) -> None:
-        now, limit = [INSTANT], stand.settings.body_timeout_ms / 1000
+        now, limit = [INSTANT], stand.settings.read_timeout_ms / 1000
         patch.setattr(connection, "monotonic", lambda: now[0])
         client = await stand.connect()
         await client.send(whole[:begin])
@@ -94,7 +94,7 @@ def test_a_body_that_is_not_whole_in_time_is_given_up_however_it_comes(
         stand.later(limit + 1.0)
         answer = await client.answer()
         assert answer.status == 408
-        assert "body_timeout_ms" in told(answer)
+        assert "read_timeout_ms" in told(answer)
         assert await client.ended()
         assert stand.gateway.asked == []
         assert connected.reserved == 0  # type: ignore[attr-defined]

@@ -171,8 +171,8 @@ def test_long_ended_keys_leave_the_store() -> None:
         assert {one.id for one in await stage.store.keys()} == {id_of("a"), id_of("late")}
 
     day = 86_400.0
-    ended = [key("early", expires_at=EPOCH - 3 * day, created_at=0.0), key("late", expires_at=EPOCH - day)]
-    played(scene, key("a"), *ended, keys_retention_days=2.0)
+    ended = [key("early", expires_at=EPOCH - 31 * day, created_at=0.0), key("late", expires_at=EPOCH - 29 * day)]
+    played(scene, key("a"), *ended)
 
 
 def test_a_store_that_lets_nothing_be_removed_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
     if len(members) > most:
-        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken (max_parameters)")
+        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken")
     return members
 
 

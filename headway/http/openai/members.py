@@ -117,9 +117,7 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
         if not members:
             return b""
         if len(members) > most:
-            raise BadRequest(
-                f"{len(members)} members reach the model as parameters; at most {most} are taken (max_parameters)"
-            )
+            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
         text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
         try:
             return checked_parameters(msgspec.Raw(text), most)

@@ -421,24 +421,24 @@ class Connection(asyncio.Protocol):
         """End what takes too long; `now` is a monotonic instant in seconds."""
         context, phase, waited = self.context, self.phase, now - self.since
         if self.unread.since:
-            if self.unread.overdue(self.transport, now, context.body_timeout, SLOWEST):
+            if self.unread.overdue(self.transport, now, context.read_timeout, SLOWEST):
                 self.transport.abort()
         elif phase == IDLE:
-            if waited > (context.keep_alive if self.id else context.header_timeout) or (
+            if waited > (context.keep_alive if self.id else context.read_timeout) or (
                 context.shut.is_set() and waited >= GRACE
             ):
                 self.phase = CLOSED
                 self.transport.close()
         elif phase == HEAD:
-            if waited > context.header_timeout:
+            if waited > context.read_timeout:
                 self.id, self.encode_error = "", context.encode_error
-                self._late("header", context.settings.header_timeout_ms)
+                self._late("header")
         elif phase == DROP:
-            if waited > context.body_timeout:
+            if waited > context.read_timeout:
                 self.linger()  # without a word: the answer has been given
         elif self.open:
-            if waited > context.body_timeout:
-                self._late("body", context.settings.body_timeout_ms)
+            if waited > context.read_timeout:
+                self._late("body")
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
 
@@ -588,6 +588,6 @@ class Connection(asyncio.Protocol):
         self.phase = IDLE
         self.since = monotonic()
 
-    def _late(self, what: str, milliseconds: float) -> None:
-        message = f"the {what} did not arrive within {milliseconds:g} ms ({what}_timeout_ms)"
+    def _late(self, what: str) -> None:
+        message = f"the {what} did not arrive within {self.context.settings.read_timeout_ms:g} ms (read_timeout_ms)"
         self.reject(RequestError(message, code=REQUEST_TIMEOUT))

@@ -160,8 +160,7 @@ class ConnectionContext:
         self.counters = counters
         self.most_header = settings.max_header_bytes
         self.most_body = settings.max_body_bytes
-        self.header_timeout = settings.header_timeout_ms / 1000
-        self.body_timeout = settings.body_timeout_ms / 1000
+        self.read_timeout = settings.read_timeout_ms / 1000
         self.keep_alive = settings.keep_alive_ms / 1000
         self.scheme: Literal["http", "https"] = "http"
         self.closing = False

@@ -212,4 +212,4 @@ def past_blank(buffer: bytes) -> bytes:
 
 def too_long(most: int) -> RequestError:
     """Error of a head of more than `most` bytes."""
-    return RequestError(f"request line and header exceed {most} bytes (max_header_bytes)", code=HEADERS_TOO_LARGE)
+    return RequestError(f"request line and header exceed {most} bytes", code=HEADERS_TOO_LARGE)

@@ -198,7 +198,7 @@ class Listener:
     def sweep(self, now: float) -> None:
         """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
         context = self._context
-        least = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.header_timeout)
+        least = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.read_timeout)
         for connection in self._connections():
             if connection.phase == IDLE and now - connection.since < least and not connection.unread.since:
                 continue  # Most are idle, and have not been for long.
@@ -258,5 +258,5 @@ def _refuse_plain(connection: Connection) -> None:
 
 def _interval(context: ConnectionContext) -> float:
     most = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
-    shortest = min(context.header_timeout, context.body_timeout, context.keep_alive)
+    shortest = min(context.read_timeout, context.keep_alive)
     return max(0.01, min(most, shortest / 2))

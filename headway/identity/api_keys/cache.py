@@ -10,7 +10,7 @@ cannot know which keys were revoked.
 The changes come first, and never wait for the reading of all keys. That reading begins anew at once when the store
 turns out to have another history than before, as after a failover that lost the last changes. Otherwise it begins anew
 now and then, for what a store cannot tell: a row removed by hand. Ended keys are not held; the store removes them after
-`keys_retention_days`.
+`Settings.keys_retention_s`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ RETRY_AFTER = 5.0
 """Seconds after which a client should ask again while keys cannot be checked."""
 TIERS_TOLD = 100
 """Most keys of unknown tiers that the log names."""
-_DAY = 86_400.0
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
@@ -157,8 +156,7 @@ class ApiKeyCache:
         """Ask the store for changes each second from now on, and for all keys now and then."""
         Periodic("keys", self.refresh, self._clock, "store of keys").start(supervisor)
         supervisor.start("keys, all of them", self._read_all_on)
-        if self._settings.keys_retention_days:
-            supervisor.start("ended keys", self._retire_on)
+        supervisor.start("ended keys", self._retire_on)
 
     async def close(self) -> None:
         """Close the store. The cached keys stay known."""
@@ -382,7 +380,7 @@ class ApiKeyCache:
                 told = True
 
     async def _retire(self) -> None:
-        before = self._wall() - self._settings.keys_retention_days * _DAY
+        before = self._wall() - self._settings.keys_retention_s
         removed = RETIRE_BITE
         while removed == RETIRE_BITE:
             removed = await self._store.remove_ended(before, RETIRE_BITE)

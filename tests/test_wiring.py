@@ -312,7 +312,7 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
             within_a_loop(lambda: wiring.build(Settings(**settings), role, TARGET))
         return [(line["setting"], line["without"]) for line in logs if line["event"] == "a setting has no effect"]
 
-    assert told(Role.SERVE, shards=16, cache_ttl_s=5.0) == [("--cache-ttl-s", "--cache"), ("--shards", "--broker")]
+    assert told(Role.SERVE, shards=16, cache_ttl_s=5.0) == [("--shards", "--broker"), ("--cache-ttl-s", "--cache")]
     assert told(Role.SERVE) == []
     assert told(Role.WORKER, broker=BROKER, cache_ttl_s=5.0) == []
     assert told(Role.SERVE, version_weights="3=1") == [("--version-weights", "--broker")]
@@ -321,7 +321,7 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
     alone = [("--models-per-gpu", "a second model that runs here")]
     assert told(Role.SERVE, models_per_gpu=2) == told(Role.WORKER, broker=BROKER, models_per_gpu=2) == alone
     table = ModelSettings("a", TARGET, (("cache_ttl_s", 5.0), ("min_warm", 1)))
-    of_table = [("[models.a] cache_ttl_s", "--cache"), ("[models.a] min_warm", "--models-per-gpu")]
+    of_table = [("[models.a] min_warm", "--models-per-gpu"), ("[models.a] cache_ttl_s", "--cache")]
     assert told(Role.SERVE, models=(table,)) == of_table
 
 

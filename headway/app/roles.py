@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.config import FIELDS
-from headway.config.fields import Part
+from headway.config.fields import RolePart
 from headway.model import Role
 
 
@@ -34,7 +34,7 @@ class Parts:
     @property
     def settings(self) -> tuple[str, ...]:
         """Names of the settings of such a process. Those of batches matter to a gateway's fallback, too."""
-        has = {Part.GATEWAY: self.gateway, Part.BATCHERS: self.batchers, Part.CONTROLLER: self.controller}
+        has = {RolePart.GATEWAY: self.gateway, RolePart.BATCHERS: self.batchers, RolePart.CONTROLLER: self.controller}
         return tuple(name for name, one in FIELDS.items() if one.parts is None or any(has[part] for part in one.parts))
 
     @property

@@ -1,4 +1,4 @@
-"""Field of the table of settings: what is known of one setting, and the bounds of its value by itself."""
+"""Field of the table of settings: facts of one setting, and the bounds of its value by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from headway.core.policies import POLICIES
 
 
-class Part(Flag):
+class RolePart(Flag):
     """Parts of a process, of which its role has some."""
 
     GATEWAY = auto()
@@ -22,7 +22,7 @@ class Part(Flag):
 
 
 class Own(Enum):
-    """Who may have a value of its own."""
+    """Owner of a value: the process, or each model, or each version of one."""
 
     PROCESS = 0
     MODEL = 1
@@ -31,7 +31,7 @@ class Own(Enum):
 
 
 class Term(Enum):
-    """Whether workers report the value of a model, as gateways have to know it."""
+    """Report of a model's value by its workers, as gateways have to know it."""
 
     NO = 0
     CHANGED = 1
@@ -41,7 +41,7 @@ class Term(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TextForm:
     """Form of a text: the pattern that all of it matches, what a text that does not is told, and a correct one."""
 
     pattern: str
@@ -51,7 +51,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known of one setting.
+    """Facts of one setting.
 
     Attributes:
         default: its value where none is given.
@@ -75,16 +75,16 @@ class Setting:
     unit: str = ""
     within: tuple[float, float] | None = None
     among: tuple[str, ...] = ()
-    form: Form | None = None
+    form: TextForm | None = None
     needs: str = ""
-    parts: Part | None = None
+    parts: RolePart | None = None
     own: Own = Own.PROCESS
     term: Term = Term.NO
     show: Callable[[str], str] | None = None
     has_flag: bool = True
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """Why a value cannot be taken, and how to mend it; None for one that can be, whatever other settings say."""
+        """Fault of a value by itself: why it cannot be taken, and how to mend it; None for one that can be."""
         if self.within is not None and value is not None and not self.within[0] <= value <= self.within[1]:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
             span = f"{self.within[0]:.15g} and {self.within[1]:.15g} {unit}"
@@ -113,37 +113,37 @@ def setting(
 
 
 _NAME = "[A-Za-z0-9_.:/-]{1,128}"
-NAME = Form(_NAME, "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
-NAME_OR_NONE = Form(f"|{_NAME}", NAME.reason, NAME.hint)
-ZONE = Form(
+NAME = TextForm(_NAME, "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
+NAME_OR_NONE = TextForm(f"|{_NAME}", NAME.reason, NAME.hint)
+ZONE = TextForm(
     "|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
     "must be 1 to 63 letters, digits or -_., the first a letter or digit",
     "For example eu-central-1a.",
 )
-FUNCTION = Form(
+FUNCTION = TextForm(
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "is neither chars nor the name of a function",
     "Name a function of the target as its module does, for example tokens.",
 )
-ADDRESS = Form(r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+ADDRESS = TextForm(r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
-ORIGINS = Form(
+ORIGINS = TextForm(
     rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
     "must be origins, each of scheme, host and perhaps a port, without a path, or *",
     "For example https://app.example,http://localhost:5173.",
 )
-HOST_NAMES = Form(
+HOST_NAMES = TextForm(
     r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
     "must be host names, without ports, with commas between them",
     "For example ops.example.com,gpu-1.",
 )
-REPLICAS = Form(
+REPLICAS = TextForm(
     r"(?:(?:[a-z0-9-]{1,63}/)?(?:deployment|statefulset)/[a-z0-9.-]{1,253})?",
     "is neither [NAMESPACE/]deployment/NAME nor [NAMESPACE/]statefulset/NAME",
     "For example deployment/headway-worker.",
 )
-TOKEN = Form(r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
-REMOTE_MODEL = Form(r"[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b.")
+TOKEN = TextForm(r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
+REMOTE_MODEL = TextForm(r"[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b.")
 
 
 def hidden(text: str) -> str:

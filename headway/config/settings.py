@@ -38,7 +38,7 @@ from headway.config.fields import (
     TOKEN,
     ZONE,
     Own,
-    Part,
+    RolePart,
     Setting,
     Term,
     hidden,
@@ -93,17 +93,17 @@ class Settings:
         _SERVICE,
         "Address of the public port; 0.0.0.0 for every interface.",
         form=ADDRESS,
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     port: int = setting(
-        8000, _SERVICE, "Public port; 0 lets the system choose.", within=(0, 65_535), parts=Part.GATEWAY
+        8000, _SERVICE, "Public port; 0 lets the system choose.", within=(0, 65_535), parts=RolePart.GATEWAY
     )
     grpc_port: int = setting(
         0,
         _SERVICE,
         "Public port of gRPC, at the same address; 8081 is usual; 0: none.",
         within=(0, 65_535),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     tls_cert: str = setting(
         "",
@@ -121,7 +121,7 @@ class Settings:
         _SERVICE,
         "Version reported in answers.",
         form=NAME,
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.MODEL,
         term=Term.ALWAYS,
     )
@@ -130,7 +130,7 @@ class Settings:
         _SERVICE,
         "Weights of a model's versions, as 3=95,4=5; 0: it gets nothing new; left out: by their workers; SIGHUP reads them again.",
         needs="broker",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     default_model: str = setting(
@@ -144,7 +144,7 @@ class Settings:
         _SERVICE,
         "How the messages of a chat become one text: plain, a line `role: content` for each; or a file with a Jinja template "
         "as models on the Hugging Face Hub have it.",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     lame_duck_ms: float = setting(
@@ -154,7 +154,7 @@ class Settings:
         "long as they take for that.",
         "ms",
         within=(0, 600_000),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     drain_timeout_ms: float = setting(
         30_000.0,
@@ -167,7 +167,7 @@ class Settings:
         False,
         _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
     )
 
     target_arguments: str = setting(
@@ -176,7 +176,7 @@ class Settings:
         "Arguments that a class TARGET is built with, if they are not in TARGET itself: literals, as in "
         "\"'small', layers=3\"; in the file also a table [target.arguments].",
         show=hidden,
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
     workers: int = setting(
@@ -184,7 +184,7 @@ class Settings:
         _WORKERS,
         "Worker processes, one per GPU; for a remote API: calls in flight at once; left out: as many as `devices` names.",
         within=(1, MOST_WORKERS),
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
     devices: str = setting(
@@ -192,7 +192,7 @@ class Settings:
         _WORKERS,
         "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left "
         "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
     models_per_gpu: int = setting(
@@ -217,7 +217,7 @@ class Settings:
         "Longest time for a worker to load the target and pass its warm-up batch.",
         "ms",
         within=(100, 3_600_000),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     recycle_rss_mb: int = setting(
@@ -226,7 +226,7 @@ class Settings:
         "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.",
         "MiB",
         within=(0, 1 << 24),
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
     arena_mb: int = setting(
@@ -236,7 +236,7 @@ class Settings:
         "only what was needed once is taken; 0: none.",
         "MiB",
         within=(0, 1 << 14),
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
     )
     recycle_after_s: float = setting(
         0.0,
@@ -244,7 +244,7 @@ class Settings:
         "Replace a worker after this age; 0: never.",
         "s",
         within=(0, 31_536_000),
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
 
@@ -282,7 +282,7 @@ class Settings:
         f"the wait it aims at; unset: {unset_wait()}.",
         "ms",
         within=(0, MAX_REQUEST_TIMEOUT_MS),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     policy: str = setting(
@@ -290,7 +290,7 @@ class Settings:
         _BATCHING,
         f"When a batch leaves: {joined(POLICIES, 'or')}.",
         among=policies.NAMES,
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     max_queue: int = setting(
@@ -299,7 +299,7 @@ class Settings:
         "Most entries waiting at once, over all tiers.",
         "inputs",
         within=(1, 10_000_000),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
         term=Term.CHANGED,
     )
@@ -346,7 +346,7 @@ class Settings:
         "`broker_timeout_ms` where that is longer.",
         "ms",
         within=(1500, 600_000),
-        parts=Part.BATCHERS,
+        parts=RolePart.BATCHERS,
     )
     shards: int = setting(
         1,
@@ -368,7 +368,7 @@ class Settings:
         "behind; left out: none.",
         form=ZONE,
         needs="broker",
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     expected_workers: int = setting(
         0,
@@ -383,7 +383,7 @@ class Settings:
         "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
         "several models each may have one in its table; left out: requests then get 503.",
         needs="broker",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     fallback_version: str = setting(
@@ -392,7 +392,7 @@ class Settings:
         "Version that answers of `fallback` tell, and that requests may name then; left out: `model_version`, and none.",
         form=NAME_OR_NONE,
         needs="fallback",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     fallback_concurrency: int = setting(
@@ -402,7 +402,7 @@ class Settings:
         "batches",
         within=(1, 256),
         needs="fallback",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     target_utilisation: float = setting(
@@ -410,7 +410,7 @@ class Settings:
         _FLEET,
         "Share of the measured capacity, 0.1 to 1, above which the lowest tier is held to what the others leave.",
         within=(0.1, 1),
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
     )
 
     queue_timeout_ms: float = setting(
@@ -419,7 +419,7 @@ class Settings:
         "Longest wait in the queue before the first run; left out, never beyond the time in all.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
         term=Term.CHANGED,
     )
@@ -429,7 +429,7 @@ class Settings:
         "Longest run of one batch; then its worker is killed.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     request_timeout_ms: float = setting(
@@ -438,7 +438,7 @@ class Settings:
         "Longest time for a request in all, at most 600000.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
         own=Own.MODEL,
         term=Term.CHANGED,
     )
@@ -450,7 +450,7 @@ class Settings:
         _TIERS,
         "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.",
         within=(0, 0.5),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.MODEL,
         term=Term.CHANGED,
     )
@@ -458,23 +458,26 @@ class Settings:
         "",
         _IDENTITY,
         "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` anybody may ask.",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     jwt: str = setting(
-        "", _IDENTITY, "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).", parts=Part.GATEWAY
+        "",
+        _IDENTITY,
+        "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).",
+        parts=RolePart.GATEWAY,
     )
     user_rate: float = setting(
         1000.0,
         _IDENTITY,
         "Requests a minute of a user whose key has no rate of its own; 0: no limit.",
         within=(0, 1e9),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     tier_rates: str = setting(
         "",
         _IDENTITY,
         "Requests a minute of all users of a tier together, as in free=60000,paid=600000; unset: no limit.",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
 
     ledger: str = setting(
@@ -557,7 +560,7 @@ class Settings:
     )
 
     max_body_bytes: int = setting(
-        1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=Part.GATEWAY
+        1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY
     )
     max_input_chars: int = setting(
         0,
@@ -565,7 +568,7 @@ class Settings:
         "Longest input; 0: as long as the body may be.",
         "characters",
         within=(0, 1 << 30),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     control_chars: str = setting(
         "keep",
@@ -573,14 +576,14 @@ class Settings:
         "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
         "U+0000 is always refused.",
         among=CONTROL_CHARS,
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     input_policy: str = setting(
         "",
         _LIMITS,
         "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see docs/input-policy.md); left "
         "out: none.",
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     max_bodies_mb: int = setting(
         256,
@@ -588,10 +591,10 @@ class Settings:
         "Most bytes of bodies on their way and of large or unread answers at once, of all requests by all ports together; half of it of the outputs of one request, at most 32 MiB over gRPC.",
         "MiB",
         within=(1, 1 << 20),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     max_connections: int = setting(
-        10_000, _LIMITS, "Most open client connections.", within=(1, 1_000_000), parts=Part.GATEWAY
+        10_000, _LIMITS, "Most open client connections.", within=(1, 1_000_000), parts=RolePart.GATEWAY
     )
     max_caller_connections: int = setting(
         0,
@@ -599,14 +602,14 @@ class Settings:
         "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
         "no bound.",
         within=(0, 1_000_000),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     cors_origins: str = setting(
         "",
         _LIMITS,
         "Comma-separated origins whose pages may ask from a browser; *: all; left out: none.",
         form=ORIGINS,
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     read_timeout_ms: float = setting(
         10_000.0,
@@ -614,10 +617,15 @@ class Settings:
         "Longest time to receive a request's header, and as long again for its body.",
         "ms",
         within=(10, 600_000),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     keep_alive_ms: float = setting(
-        30_000.0, _LIMITS, "How long an idle connection stays open.", "ms", within=(10, 3_600_000), parts=Part.GATEWAY
+        30_000.0,
+        _LIMITS,
+        "How long an idle connection stays open.",
+        "ms",
+        within=(10, 3_600_000),
+        parts=RolePart.GATEWAY,
     )
 
     remote_format: str = setting(
@@ -625,7 +633,7 @@ class Settings:
         _REMOTE,
         f"Dialect of the remote API: {joined(DIALECTS, 'or')}; auto: the one that the path of its URL tells, else list.",
         among=(AUTO, *DIALECTS),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_model: str = setting(
@@ -633,7 +641,7 @@ class Settings:
         _REMOTE,
         "Name of the model over there, for dialects that name it in each request or in the path.",
         form=REMOTE_MODEL,
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_rate: float = setting(
@@ -642,7 +650,7 @@ class Settings:
         "Most calls to the API in a second, from all slots of a process; 0: no bound.",
         "calls/s",
         within=(0, 100_000),
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_token: str = setting(
@@ -651,7 +659,7 @@ class Settings:
         "Bearer token sent to the remote API; better set in the environment.",
         show=hidden,
         form=TOKEN,
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_headers: str = setting(
@@ -660,14 +668,14 @@ class Settings:
         "Header fields sent to the remote API, one `Name: value` a line; only in the environment or the file.",
         show=hidden,
         has_flag=False,
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_headers_file: str = setting(
         "",
         _REMOTE,
         "File of such header fields, one `Name: value` a line, which is read again when it changes.",
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_ca: str = setting(
@@ -675,20 +683,20 @@ class Settings:
         _REMOTE,
         "File of the authorities, in PEM format, of which a remote API at https:// or grpcs:// must show a certificate; read again when it "
         "changes; left out: those of the system.",
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     remote_cert: str = setting(
         "",
         _REMOTE,
         "Certificate shown to the remote API: a file in PEM format, with the certificates between it and an authority; read "
         "again when it changes; left out: none.",
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     remote_key: str = setting(
         "",
         _REMOTE,
         "File of its key, not encrypted; left out: in the file of `remote_cert`.",
-        parts=Part.GATEWAY | Part.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
 
     admin_host: str = setting(
@@ -731,7 +739,7 @@ class Settings:
         _ADMIN_LOG,
         "Share of the requests, 0 to 1, that are logged with how they ended and what took how long.",
         within=(0, 1),
-        parts=Part.GATEWAY,
+        parts=RolePart.GATEWAY,
     )
     trace: bool = setting(
         False, _ADMIN_LOG, "Record traces, and send them by OpenTelemetry's protocol to where the variables OTEL_… say."
@@ -743,7 +751,7 @@ class Settings:
         "Who changes the number of workers: local, the processes that run them, over the devices given; kubernetes, the API "
         "server of the cluster; none: the number is only published, for a scaler elsewhere.",
         among=AUTOSCALE,
-        parts=Part.CONTROLLER | Part.BATCHERS,
+        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
     )
     scale_policy: str = setting(
         "rules",
@@ -751,7 +759,7 @@ class Settings:
         "How many there should be: rules, those of `scale_rules`; plan, the fewest that keep `promise_ms` at the measured "
         "load, as headway plan finds them.",
         among=SCALE_POLICIES,
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     min_workers: int = setting(
@@ -760,7 +768,7 @@ class Settings:
         "Fewest workers of a model.",
         "workers",
         within=(1, MOST_WORKERS_OF_FLEET),
-        parts=Part.CONTROLLER | Part.BATCHERS,
+        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
         own=Own.MODEL,
     )
     max_workers: int = setting(
@@ -769,7 +777,7 @@ class Settings:
         "Most workers of a model; 0: for local as many as there are devices (on the CPU: cores), for none without bound.",
         "workers",
         within=(0, MOST_WORKERS_OF_FLEET),
-        parts=Part.CONTROLLER | Part.BATCHERS,
+        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
         own=Own.MODEL,
     )
     scale_rules: str = setting(
@@ -778,7 +786,7 @@ class Settings:
         "Rules, in the file a list of tables, else as JSON: "
         '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; left out: '
         f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     scale_cooldown_s: float = setting(
@@ -787,7 +795,7 @@ class Settings:
         "Shortest time from one change to the next removal of workers.",
         "s",
         within=(0, 86_400),
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     scale_start_s: float = setting(
@@ -796,7 +804,7 @@ class Settings:
         "Longest time for which a worker that was asked for counts as coming; then it is asked for again.",
         "s",
         within=(1, 86_400),
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     scale_target: str = setting(
@@ -804,7 +812,7 @@ class Settings:
         _SCALING,
         "For kubernetes: what has the replicas, as [NAMESPACE/]deployment/NAME or [NAMESPACE/]statefulset/NAME.",
         form=REPLICAS,
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     scale_slots: int = setting(
@@ -813,7 +821,7 @@ class Settings:
         "For kubernetes: workers of one replica, its --workers.",
         "workers",
         within=(1, MOST_WORKERS),
-        parts=Part.CONTROLLER,
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
 

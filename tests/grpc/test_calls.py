@@ -314,7 +314,7 @@ def test_limits_are_told_and_kept_across_calls() -> None:
         call = client.call(PREDICT, predict("a"), BEARER)
         await call
         trailers = dict(await call.trailing_metadata())
-        assert trailers["ratelimit-policy"].startswith('"user";q=60')
+        assert trailers["ratelimit-policy"].startswith('"user";q=18')
         assert trailers["ratelimit"].startswith('"user";r=')
         left = int(trailers["ratelimit"].partition("r=")[2].partition(";")[0])
         for _ in range(left):

@@ -89,6 +89,8 @@ reaches a server.
 ROLE_MODULES = ("headway.model.fleet", "headway.app.roles", "headway.app.serving")
 """Modules in which roles are named, besides the commands that start one: `headway.app.serving` is one for programs."""
 
+COMMANDS = "headway.cli.commands"
+"""Module that imports a command when it is asked for."""
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 LONGEST = 60
 """Most lines of a function, without its signature and docstring, which for a command are its options and its help."""
@@ -211,8 +213,8 @@ def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
             if below(target, module) and name not in (module, *importers):
                 yield f"line {line}: imports {target}, which belongs into the child process"
         loader = target in ("importlib", "importlib.*") or any(below(target, known) for known in LOADERS)
-        if loader and name not in (USER_CODE, FRESH_IMPORTS):
-            yield f"line {line}: imports {target}; only {USER_CODE} imports by name"
+        if loader and name not in (USER_CODE, FRESH_IMPORTS, COMMANDS):
+            yield f"line {line}: imports {target}; only {USER_CODE} and {COMMANDS} import by name"
     for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":
             yield f"line {node.lineno}: calls __import__; importlib says what is meant"
@@ -301,9 +303,9 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ("headway.gateway.gateway", "from headway import brokers", "only headway.app"),
         ("headway.brokers.memory.broker", "from headway.backends import process", "only headway.app"),
         ("headway.cli.check", "from headway.backends.process.backend import ProcessBackend", "only headway.app"),
-        ("headway.app.wiring", "import importlib", "imports by name"),
-        ("headway.backends.process.backend", "from importlib import import_module", "imports by name"),
-        ("headway.backends.process.backend", "import importlib.util", "imports by name"),
+        ("headway.app.wiring", "import importlib", "import by name"),
+        ("headway.backends.process.backend", "from importlib import import_module", "import by name"),
+        ("headway.backends.process.backend", "import importlib.util", "import by name"),
         ("headway.cli.check", "__import__('x')", "calls __import__"),
         (
             "headway.backends.process.backend",

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import click
 import structlog
-import typer
 
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
@@ -131,7 +131,7 @@ async def _replace_on_change(service: Service, target: str, files: FileWatcher) 
 def announce(text: str) -> None:
     """Print `text` if somebody reads it. A service does not end because its reader has gone or a disk is full."""
     try:
-        typer.echo(text)
+        click.echo(text)
     except OSError as exc:
         log.warning("the banner cannot be printed", error=str(exc))
         # What is still in the buffer would fail once more at the end, and change the exit code.

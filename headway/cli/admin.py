@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
-import typer
 
+from headway.cli.commands import joined, option
 from headway.cli.own_process import described
-from headway.cli.trust import AUTHORITY, SHOWN, make_context
+from headway.cli.trust import AUTHORITY, SHOWN, make_context, trusting
 from headway.errors import HeadwayError, SettingError
 
 if TYPE_CHECKING:
@@ -18,27 +19,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AdminUrl = Annotated[
-    str,
-    typer.Option(
+_ADMIN = joined((
+    option(
         "--admin",
+        default="",
         metavar="URL",
         envvar="HEADWAY_ADMIN",
         help="The service's admin port; left out: as HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT say of a "
         "process of this host, else http://127.0.0.1:9000.",
-        show_default=False,
     ),
-]
-Token = Annotated[
-    str,
-    typer.Option(
+    option(
+        "--token",
+        default="",
         metavar="TEXT",
         envvar="HEADWAY_ADMIN_TOKEN",
         help="Service token, if one is configured; better set in the environment.",
-        show_default=False,
     ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+    trusting,
+))  # fmt: skip
+as_json = option("--json", is_flag=True, help="Print it as JSON.")
+"""Option of a command that prints JSON if it is asked to."""
 
 _EXAMPLE = "http://127.0.0.1:9000"
 SHORT = 10.0
@@ -188,6 +188,16 @@ class Admin:
         if status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
             hint = f". This is no admin port, perhaps the public one: {_WHERE}"
         return AdminError(f"{self.url}: {escape(said or reason)}{hint} ({status})", status, answer)
+
+
+def with_admin(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an admin port, and what they name as its argument `port`."""
+
+    @functools.wraps(function)
+    def command(admin: str, token: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
+        function(port=Admin(admin, token, ca, cert, cert_key), **given)
+
+    return _ADMIN(command)
 
 
 def decode(body: bytes) -> Any:

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import typer
+import click
 
-from headway.cli.trust import Ca, Cert, CertKey, make_context
+from headway.cli.commands import command, option
+from headway.cli.flags import fields_from, with_fields
+from headway.cli.trust import make_context, trusting
+from headway.load.spec import LoadSpec
 
 if TYPE_CHECKING:
     from headway.load.report import Report
@@ -21,106 +24,59 @@ _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
 _OF_BODY = ("400", "413", "422")
 """Statuses of a body that does not fit the target."""
-_LOAD, _REQUEST, _RESULT = "Load", "Requests", "Results"
+_REQUEST, _RESULT = "Requests", "Results"
 
 
+@command()
+@click.argument("url", metavar="URL", help="http://host[:port][/path], or https; without a path /v1/inference.")
+@with_fields(LoadSpec, duration=10.0, seed=None)
+@option(
+    "--mix",
+    default="",
+    metavar="TIER=WEIGHT,…",
+    group=_REQUEST,
+    help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.",
+)
+@option(
+    "--key",
+    multiple=True,
+    metavar="[TIER=]KEY",
+    group=_REQUEST,
+    help="API key, for all requests or those of a tier, which then need no X-Request-Tier. Repeatable.",
+)
+@trusting
+@option(
+    "--input",
+    "text",
+    metavar="TEXT",
+    group=_REQUEST,
+    help="Input of every request, after a prefix that makes each one different.",
+)
+@option(
+    "--body",
+    type=Path,
+    metavar="FILE",
+    group=_REQUEST,
+    help="JSON body of every request; its text member input, input_data or prompt gets the prefix.",
+)
+@option("--model", metavar="NAME", group=_REQUEST, help="Model to ask.")
+@option("--json", is_flag=True, group=_RESULT, help="Print the results as JSON instead of tables.")
+@option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
+@option("--quiet", "-q", is_flag=True, group=_RESULT, help="No progress on standard error.")
 def bench(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="http://host[:port][/path], or https; without a path /v1/inference.",
-            show_default=False,
-        ),
-    ],
-    rate: Annotated[
-        float,
-        typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False),
-    ],
-    duration: Annotated[float, typer.Option(metavar="S", help="Seconds of load.", rich_help_panel=_LOAD)] = 10.0,
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            metavar="poisson|uniform|FILE",
-            help="When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of "
-            "seconds), its time scaled to the rate.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = "poisson",
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Same seed, same load. By default a new one.", rich_help_panel=_LOAD),
-    ] = None,
-    connections: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Most connections at once. By default as many as it takes, up to 10,000.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(metavar="S", help="Give a request up after S seconds.", rich_help_panel=_LOAD),
-    ] = 10.0,
-    mix: Annotated[
-        str,
-        typer.Option(
-            metavar="TIER=WEIGHT,…",
-            help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.",
-            rich_help_panel=_REQUEST,
-        ),
-    ] = "",
-    key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TIER=]KEY",
-            help="API key, for all requests or those of a tier, which then need no X-Request-Tier. Repeatable.",
-            rich_help_panel=_REQUEST,
-        ),
-    ] = None,
-    ca: Ca = "",
-    cert: Cert = "",
-    cert_key: CertKey = "",
-    text: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="TEXT",
-            help="Input of every request, after a prefix that makes each one different.",
-            rich_help_panel=_REQUEST,
-        ),
-    ] = None,
-    body: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON body of every request; its text member input, input_data or prompt gets the prefix.",
-            rich_help_panel=_REQUEST,
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask.", rich_help_panel=_REQUEST)] = None,
-    expect: Annotated[
-        str,
-        typer.Option(
-            metavar="none|upper|echo",
-            help="Check each answer against its own request: the input in capitals, or as it is.",
-            rich_help_panel=_RESULT,
-        ),
-    ] = "none",
-    promise: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="Latency promise, to count the answers in time.", rich_help_panel=_RESULT),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the results as JSON instead of tables.", rich_help_panel=_RESULT)
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results as JSON to FILE.", rich_help_panel=_RESULT)
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress on standard error.", rich_help_panel=_RESULT)
-    ] = False,
+    url: str,
+    mix: str,
+    key: Sequence[str],
+    ca: str,
+    cert: str,
+    cert_key: str,
+    text: str | None,
+    body: Path | None,
+    model: str | None,
+    json: bool,
+    out: Path | None,
+    quiet: bool,
+    **given: Any,
 ) -> None:
     """Put open-loop load on a URL; report latency, errors and answers in time.
 
@@ -130,28 +86,30 @@ def bench(
     Exit codes: 0 done, 1 wrong answers or not one success, 3 a bad setting, 130 interrupted.
     """
     from headway.load import spec as order
+
+    target, weights = order.parse_target(url), order.parse_mix(mix)
+    members, member = order.make_body(target.path, text, model, _content(body))
+    values = fields_from(LoadSpec, given)
+    if values["seed"] is None:
+        values["seed"] = secrets.randbelow(1 << 32)
+    spec = LoadSpec(
+        target=target,
+        mix=weights,
+        keys=order.parse_keys(key, weights),
+        body=members,
+        member=member,
+        tls=make_context(ca, cert, cert_key) if target.tls else None,
+        **values,
+    )
+    _run(spec, out, json=json, quiet=quiet)
+
+
+def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoReturn:
+    """Put the load on, and show what came of it."""
     from headway.load.generator import run_load
     from headway.load.pool import Unreachable
     from headway.load.report import make_report, show, to_json
 
-    target, weights = order.parse_target(url), order.parse_mix(mix)
-    members, member = order.make_body(target.path, text, model, _content(body))
-    spec = order.LoadSpec(
-        target=target,
-        rate=rate,
-        duration=duration,
-        arrivals=arrivals,
-        seed=secrets.randbelow(1 << 32) if seed is None else seed,
-        connections=connections,
-        timeout=timeout,
-        mix=weights,
-        keys=order.parse_keys(key or (), weights),
-        body=members,
-        member=member,
-        expect=expect,
-        promise=None if promise is None else promise / 1000,
-        tls=make_context(ca, cert, cert_key) if target.tls else None,
-    )
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         with _writable(out) as file:
@@ -160,15 +118,15 @@ def bench(
             if file is not None:
                 file.write(to_json(report))
     except Unreachable as exc:
-        typer.echo(f"headway: {exc}", err=True)
-        raise typer.Exit(_EXIT_FAILED) from None
+        click.echo(f"headway: {exc}", err=True)
+        raise click.exceptions.Exit(_EXIT_FAILED) from None
     if json:
-        typer.echo(to_json(report))
+        click.echo(to_json(report))
     else:
         show(report)
     if reason := _without_success(report):
-        typer.echo(f"headway: {reason}{_first_refused(report, record.first_refused)}", err=True)
-    raise typer.Exit(_exit_code(report))
+        click.echo(f"headway: {reason}{_first_refused(report, record.first_refused)}", err=True)
+    raise click.exceptions.Exit(_exit_code(report))
 
 
 def _content(path: Path | None) -> bytes | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import msgspec
-import typer
 
+from headway.cli.commands import command, option
 from headway.cli.flags import with_settings
 from headway.cli.role import import_log
 from headway.cli.waiting import waiting
@@ -55,45 +57,41 @@ _FAR, _TINY_MS = 0.3, 0.5
 """Share of a median from which on a line is far from it, and the least median in ms that counts."""
 
 
+@command()
+@click.argument(
+    "target",
+    metavar="TARGET",
+    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.",
+)
+@option(
+    "--input",
+    "texts",
+    multiple=True,
+    metavar="TEXT",
+    help="Text to send, or JSON where the target takes JSON, or base64 where it takes bytes; repeat it for several, "
+    "which take turns. By default the target's example; without one, each text has a number.",
+)
+@option("--inputs", type=Path, metavar="FILE", help="File with one such text a line, besides those of --input.")
+@option("--parameters", default="", metavar="JSON", help="Parameters of every input: a JSON object.")
+@option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="Batches of each size. (default 3)")
+@option(
+    "--record",
+    type=Path,
+    metavar="FILE",
+    help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of "
+    "`headway simulate` and `plan`.",
+)
+@option("--json", is_flag=True, help="Print the findings as JSON.")
 @with_settings(_SETTINGS)
 def check(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.",
-            show_default=False,
-        ),
-    ],
+    target: str,
     settings: Settings,
-    input: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Text to send, or JSON where the target takes JSON, or base64 where it takes bytes; repeat it for several, "
-            "which take turns. By default the target's example; without one, each text has a number.",
-        ),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File with one such text a line, besides those of --input.", show_default=False
-        ),
-    ] = None,
-    parameters: Annotated[
-        str, typer.Option(metavar="JSON", help="Parameters of every input: a JSON object.", show_default=False)
-    ] = "",
-    repeats: Annotated[int, typer.Option(metavar="N", help="Batches of each size.", min=1, max=1000)] = 3,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of "
-            "`headway simulate` and `plan`.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    texts: Sequence[str],
+    inputs: Path | None,
+    parameters: str,
+    repeats: int,
+    record: Path | None,
+    json: bool,
 ) -> None:
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
@@ -113,7 +111,7 @@ def check(
     import_log()
     from headway.runtime import log
 
-    given = [*(text for text in input or () if text), *read_lines(inputs)]
+    given = [*(text for text in texts if text), *read_lines(inputs)]
     order = _Order(target, given, _object(parameters), repeats, records=record is not None)
     with log.running(settings.log_level, json=settings.log_json), writing(record) as recorded:
         found = asyncio.run(_try_out(settings, order))
@@ -121,13 +119,13 @@ def check(
     if recorded:
         found.notes += notes_on(recorded, bool(given))
     advice = _advice(settings, found)
-    typer.echo(
+    click.echo(
         msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
         if json
         else _as_text(target, settings, found, advice)
     )
     if found.faults:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _object(text: str) -> bytes:

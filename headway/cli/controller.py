@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from headway.cli.commands import command
 from headway.cli.role import run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
+@command()
 @with_settings_of(Role.CONTROLLER)
 def controller(settings: Settings) -> None:
     """Look after the fleet: count its workers and tell all what they can carry. Start two; one leads.

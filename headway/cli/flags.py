@@ -1,52 +1,52 @@
-"""Command-line flags made from the table of settings, so that none is written down twice."""
+"""Options made from tables of fields, so that none is written down twice: of settings, and of what the tools run."""
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headway.config import FIELDS, flag, kind, load, misspelt, spelling_of
+from headway.cli.commands import COMMON, F, joined, option
+from headway.config import FIELDS, Setting, flag, kind, load, misspelt, spelling_of
+from headway.config.fields import ToolOption, tool_options_of
 from headway.errors import SettingError
 
-_WORDS = {str: "TEXT", int: "N", float: "X", bool: ""}
-
+_WORDS = {str: "TEXT", int: "N", float: "X"}
 _ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 """Units of which there is one."""
 
 OTHERS = ("HEADWAY_ADMIN", "HEADWAY_ADMIN_TOKEN", "HEADWAY_CA", "HEADWAY_CERT", "HEADWAY_CERT_KEY")
 """Environment variables of commands that are no settings."""
 
-_Config = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here."),
-]
+_CONFIG = option("--config", metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here.")
 
 
 def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each setting in `names`, and `--config`.
+    """Give a command an option for each setting in `names`, and `--config`.
 
     Settings in `fixed` have that value, whatever environment and file say.
 
     The decorated function takes a keyword argument `settings`, which is filled with the Settings that flags,
-    environment and file come to. Values are parsed by `headway.config` and not by Typer, so that a bad one gets the
+    environment and file come to. Values are parsed by `headway.config` and not by click, so that a bad one gets the
     same message and exit code wherever it was written.
     """
     chosen = tuple(name for name in names if FIELDS[name].has_flag)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
         def command(config: str | None = None, **given: Any) -> None:
             flags = {**fixed, **{name: given.pop(name) for name in chosen}}
             file = None if config is None else Path(config)
             settings = load(flags, file=file, targets=given.get("targets") or None)
             for name, meant in misspelt(os.environ, OTHERS):
-                typer.echo(f"headway: {name} is no setting, and changes nothing. Did you mean {meant}?", err=True)
+                click.echo(f"headway: {name} is no setting, and changes nothing. Did you mean {meant}?", err=True)
             try:
                 function(settings=settings, **given)
             except SettingError as exc:
@@ -55,37 +55,61 @@ def with_settings(
                     raise
                 raise SettingError(spelling_of(exc.setting, flags, file=file), exc.value, exc.reason, exc.hint) from exc
 
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
-        added = [_parameter("config", _Config), *(_parameter(name, _option(name)) for name in chosen)]
-        parameters = [*own, *added]
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        command.__dict__["__signature__"] = inspect.Signature(parameters)
-        return command
+        return joined([_CONFIG, *map(_of_setting, chosen)])(command)
 
     return decorate
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _option(name: str) -> Any:
-    one = FIELDS[name]
-    switch = kind(name) is bool
-    option = typer.Option(
+def _of_setting(name: str) -> Callable[[F], F]:
+    one, switch = FIELDS[name], kind(name) is bool
+    return option(
         f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),
-        metavar=one.unit.upper() or _WORDS[kind(name)] or None,
-        help=f"{one.help}{_default(name)}",
-        rich_help_panel=one.group,
-        show_default=False,
+        group=one.group,
+        rare=name not in COMMON,
+        metavar=None if switch else one.unit.upper() or _WORDS[kind(name)],
+        help=f"{one.help}{_told(one)}",
+        default=None,
+        type=bool if switch else str,
     )
-    return Annotated[bool | None, option] if switch else Annotated[str | None, option]
 
 
-def _default(name: str) -> str:
-    value, unit = FIELDS[name].default, FIELDS[name].unit
+def _told(one: Setting | ToolOption) -> str:
+    """The default, as the help tells it."""
+    value, unit = one.default, one.unit
     if value is None or value is False or value == "":
         return ""
     shown = f"{value:.15g}" if isinstance(value, float) else str(value)
     return f" (default {shown} {_ONE.get(unit, unit) if value == 1 else unit}".rstrip() + ")"
+
+
+def with_fields(kind: type, names: Iterable[str] | None = None, **defaults: Any) -> Callable[[F], F]:
+    """Give a command an option for each field of `kind` in `names`, which has one: by default all of them.
+
+    Arguments:
+        kind: dataclass whose fields are made by `tool_option`.
+        names: names of fields.
+        defaults: values that the options have in the place of the fields' defaults, by name; in the options' units.
+    """
+    known = tool_options_of(kind)
+    return joined([_of_field(name, known[name], defaults) for name in (known if names is None else names)])
+
+
+def _of_field(name: str, one: ToolOption, defaults: Mapping[str, Any]) -> Callable[[F], F]:
+    default = defaults.get(name, one.default)
+    return option(
+        one.flag,
+        name,
+        group=one.group,
+        type=one.type,
+        metavar=one.metavar,
+        default=default,
+        required=one.required,
+        multiple=one.multiple,
+        help=f"{one.help}{_told(dataclasses.replace(one, default=default, unit=''))}",
+    )
+
+
+def fields_from(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of fields of `kind` from those of their options, in the fields' units."""
+    known = tool_options_of(kind)
+    return {name: known[name].read(value) for name, value in given.items() if name in known}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from headway.cli.commands import command
 from headway.cli.role import run, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
+@command()
 @with_settings_of(Role.GATEWAY)
 def gateway(settings: Settings) -> None:
     """Take requests over HTTP and put them into the queue that all processes share. Start as many as you like.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
+from headway.cli.commands import command
 from headway.errors import HeadwayError
 
 MODEL = '''"""The model that is served: one instance in each worker process."""
@@ -85,11 +85,9 @@ class InitError(HeadwayError):
     """The files cannot be made."""
 
 
-def init(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Folder to make; its last part names the model.", show_default=False)
-    ],
-) -> None:
+@command()
+@click.argument("name", metavar="NAME", help="Folder to make; its last part names the model.")
+def init(name: str) -> None:
     """Make a folder NAME with a target, a test of it and a settings file to start from.
 
     headway init shop
@@ -104,9 +102,9 @@ def init(
         raise InitError(f"NAME {name!r}: the model gets this name, of letters, digits or -_. only. Choose another.")
     files = {"model.py": MODEL, "test_model.py": TEST, "headway.toml": SETTINGS.replace("{name}", model)}
     _write(folder, files)
-    typer.echo(f"Made in {name}: {', '.join(files)}")
+    click.echo(f"Made in {name}: {', '.join(files)}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {name}\n"
-    typer.echo(NEXT.format(enter=enter))
+    click.echo(NEXT.format(enter=enter))
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -8,12 +8,13 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import click
 import msgspec
-import typer
 
-from headway.cli.admin import AsJson, pretty, table
+from headway.cli.admin import as_json, pretty, table
+from headway.cli.commands import CommandGroup, option
 from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.errors import HeadwayError, SettingError, StoreUnavailable
@@ -33,114 +34,127 @@ _MOST_LIVE = 2
 _REVOKED = 0.0
 """End of a key that is not to be valid on any host, whatever its clock says."""
 
-keys = typer.Typer(
-    name="keys",
-    help="API keys: create, list, revoke, rotate. They are kept in a file (--keys) or in the ledger's database (--ledger).",
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+_key_id = click.argument("id", metavar="ID", help="Id of a key, as keys list shows it.")
+_expires = option(
+    "--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s."
 )
 
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, as keys list shows it.", show_default=False)]
-_Expires = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.", show_default=False),
-]
+
+@click.group(cls=CommandGroup)
+def keys() -> None:
+    """API keys: create, list, revoke, rotate. They are kept in a file (--keys) or in the ledger's database (--ledger)."""
 
 
 class KeysError(HeadwayError):
     """The change of a key that was asked for cannot be made."""
 
 
+class _Rights(NamedTuple):
+    """Rights of a new key, as the command line has them."""
+
+    user: str
+    tenant: str
+    tier: str
+    rate: str
+    burst: str
+    models: str
+    model_rates: Sequence[str]
+    model_bursts: Sequence[str]
+    expires: str
+
+
 @keys.command()
+@option("--user", default="", metavar="TEXT", help="Who it is for, unique in the tenant.")
+@option("--tenant", default="", metavar="TEXT", help="Who pays.")
+@option("--tier", default="", metavar="TEXT", help="One of the tiers.")
+@option(
+    "--rate",
+    default="",
+    metavar="RATE",
+    help="Requests of this key: 1000/min or 20/s, 0 for no limit; left out, it counts towards its user's limit.",
+)
+@option("--burst", default="", metavar="N", help="Requests at once; left out, ten seconds' worth of the rate.")
+@option("--models", default="", metavar="A,B", help="The only models it may ask; left out, all.")
+@option(
+    "--model-rate",
+    "model_rates",
+    multiple=True,
+    metavar="MODEL=RATE",
+    help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.",
+)
+@option(
+    "--model-burst",
+    "model_bursts",
+    multiple=True,
+    metavar="MODEL=N",
+    help="Of those, requests at once; left out, ten seconds' worth of that rate.",
+)
+@_expires
+@option("--service", is_flag=True, help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
 @with_settings((*_PLACE, "tiers", "default_tier"))
-def create(
-    settings: Settings,
-    user: Annotated[str, typer.Option(metavar="TEXT", help="Who it is for, unique in the tenant.")] = "",
-    tenant: Annotated[str, typer.Option(metavar="TEXT", help="Who pays.")] = "",
-    tier: Annotated[str, typer.Option(metavar="TEXT", help="One of the tiers.")] = "",
-    rate: Annotated[
-        str,
-        typer.Option(
-            metavar="RATE",
-            help="Requests of this key: 1000/min or 20/s, 0 for no limit; left out, it counts towards its user's limit.",
-        ),
-    ] = "",
-    burst: Annotated[
-        str, typer.Option(metavar="N", help="Requests at once; left out, ten seconds' worth of the rate.")
-    ] = "",
-    models: Annotated[str, typer.Option(metavar="A,B", help="The only models it may ask; left out, all.")] = "",
-    model_rate: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=RATE",
-            help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.",
-        ),
-    ] = None,
-    model_burst: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL=N", help="Of those, requests at once; left out, ten seconds' worth of that rate."),
-    ] = None,
-    expires: _Expires = "",
-    service: Annotated[
-        bool, typer.Option("--service", help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
-    ] = False,
-) -> None:
+def create(settings: Settings, service: bool, **given: Any) -> None:
     """Make a key and print it, this once: only its digest is kept.
 
     headway keys create --user alice --tenant acme --tier paid --expires 90d --keys keys.toml
     """
-    missing = [f"--{name}" for name, given in (("user", user), ("tenant", tenant), ("tier", tier)) if not given]
     if service:
-        if user or tenant or tier or rate or burst or models or model_rate or model_burst or expires:
-            raise typer.BadParameter("a service token has no attributes; give --service alone")
+        if any(given.values()):
+            raise click.BadParameter("a service token has no attributes; give --service alone")
         _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
         return
+    rights = _Rights(**given)
+    missing = [f"--{name}" for name in ("user", "tenant", "tier") if not given[name]]
     if missing:
-        tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not tier else ""
+        tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not rights.tier else ""
         hint = f"{tiers}Or give --service alone, for a service token."
         raise SettingError(", ".join(missing), "", "must be given", hint)
-    if tier not in settings.tier_names:
-        raise SettingError("--tier", tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
-    now = time.time()
-    only = tuple(_name("--models", part.strip()) for part in models.split(",")) if models else ()
-    new = ApiKey(
-        id="",
-        digest=b"",
-        user=_name("--user", user),
-        tenant=_name("--tenant", tenant),
-        tier=tier,
-        models=only,
-        rate=_rate(rate) if rate else None,
-        burst=_burst(burst, rate),
-        created_at=now,
-        expires_at=now + duration("--expires", expires, least=1.0) if expires else None,
-        model_limits=_model_limits(model_rate or (), model_burst or (), only),
-    )
-    text, key = _fresh(new)
+    if rights.tier not in settings.tier_names:
+        raise SettingError("--tier", rights.tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
+    text, key = _fresh(_new_key(rights))
     _with(settings, _changing(lambda store: store.add(key)), create=True)
     _hand_out(text, f"Kept in {_place(settings)}.")
 
 
+def _new_key(rights: _Rights) -> ApiKey:
+    """A key with these rights, without id and digest."""
+    now = time.time()
+    only = tuple(_name("--models", part.strip()) for part in rights.models.split(",")) if rights.models else ()
+    return ApiKey(
+        id="",
+        digest=b"",
+        user=_name("--user", rights.user),
+        tenant=_name("--tenant", rights.tenant),
+        tier=rights.tier,
+        models=only,
+        rate=_rate(rights.rate) if rights.rate else None,
+        burst=_burst(rights.burst, rights.rate),
+        created_at=now,
+        expires_at=now + duration("--expires", rights.expires, least=1.0) if rights.expires else None,
+        model_limits=_model_limits(rights.model_rates, rights.model_bursts, only),
+    )
+
+
 @keys.command("list")
+@as_json
 @with_settings(_PLACE)
-def list_keys(settings: Settings, json: AsJson = False) -> None:
+def list_keys(settings: Settings, json: bool) -> None:
     """List all keys, oldest first, ended ones included. Their secrets are kept nowhere, and not shown."""
     now = time.time()
     rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
     if json:
-        typer.echo(pretty({"keys": rows}))
+        click.echo(pretty({"keys": rows}))
     elif not rows:
-        typer.echo("no keys")
+        click.echo("no keys")
     else:
         head = ["ID", "USER", "TENANT", "TIER", "RATE", "BURST", "MODELS", "CREATED", "EXPIRES", "STATE", "REPLACES"]
         head += ["MODEL LIMITS"] if any(row["model_limits"] for row in rows) else []
-        typer.echo(table(tuple(head), [tuple(map(_cell, row.values()))[: len(head)] for row in rows]))
+        click.echo(table(tuple(head), [tuple(map(_cell, row.values()))[: len(head)] for row in rows]))
 
 
 @keys.command()
+@_key_id
 @with_settings(_PLACE)
-def revoke(settings: Settings, id: _Id) -> None:
+def revoke(settings: Settings, id: str) -> None:
     """End a key at once. Services that run refuse it within 5 s."""
     known = _id(id)
     now = time.time()
@@ -152,17 +166,15 @@ def revoke(settings: Settings, id: _Id) -> None:
 
     key = _with(settings, _changing(end))
     ended = not _live(key, now)
-    typer.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
+    click.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
 
 
 @keys.command()
+@_key_id
+@option("--grace", default="24h", metavar="DURATION", help="How long the old key stays valid. (default 24h)")
+@_expires
 @with_settings(_PLACE)
-def rotate(
-    settings: Settings,
-    id: _Id,
-    grace: Annotated[str, typer.Option(metavar="DURATION", help="How long the old key stays valid.")] = "24h",
-    expires: _Expires = "",
-) -> None:
+def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
     """Make a key to replace another, with the same rights, and print it. The old one ends after the grace.
 
     The new one lives as long as the old one was meant to, unless --expires says otherwise.
@@ -331,8 +343,8 @@ def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
 
 def _hand_out(text: str, note: str) -> None:
     """Print a secret alone on standard output, and the note on standard error."""
-    typer.echo(text)
-    typer.echo(f"{note} It is shown this once.", err=True)
+    click.echo(text)
+    click.echo(f"{note} It is shown this once.", err=True)
 
 
 def _shown(key: ApiKey, now: float) -> dict[str, Any]:

@@ -4,113 +4,51 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
+from headway.cli.commands import command, option
+from headway.cli.flags import with_fields
 from headway.cli.waiting import waiting
-from headway.config import FIELDS
-from headway.simulator.scenario import POLICIES
+from headway.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from headway.simulator.planner import Outlook, Plan
 
-_LOAD, _MODEL, _TARGETS, _RESULT = "Load", "Model", "Targets", "Results"
+_TARGETS = "Targets"
+_FIELDS = (
+    "rate", "alpha", "times", "max_batch", "beta", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
+    "seed",
+)  # fmt: skip
+"""Fields of a scenario that a plan goes by."""
 
 
+@command()
+@with_fields(Scenario, _FIELDS, rate=None, alpha=None, max_batch=32)
+@option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest 95th percentile of latency.")
+@option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
+@option(
+    "--gpu-hour-cost", type=float, metavar="X", group=_TARGETS, help="Price of one GPU for an hour, in any currency."
+)
+@option(
+    "--target-utilisation",
+    type=float,
+    default=0.7,
+    metavar="X",
+    group=_TARGETS,
+    help="Share of their capacity that GPUs use in a fleet with room for growth and failures. (default 0.7)",
+)
+@option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider. (default 2000)")
+@option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
-    rate: Annotated[
-        float, typer.Option(metavar="R", help="Mean requests per second.", rich_help_panel=_LOAD, show_default=False)
-    ],
-    batch_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS", help="Fixed part of a batch's time (α).", rich_help_panel=_MODEL, show_default=False
-        ),
-    ] = None,
-    batch_times: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, "
-            "unless --weights says otherwise.",
-            rich_help_panel=_MODEL,
-            show_default=False,
-        ),
-    ] = None,
-    max_batch_size: Annotated[int, typer.Option(metavar="N", help="Largest batch.", rich_help_panel=_MODEL)] = 32,
-    max_batch: Annotated[int | None, typer.Option(hidden=True, help="The same as --max-batch-size.")] = None,
-    p95: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="Highest 95th percentile of latency.", rich_help_panel=_TARGETS),
-    ] = None,
-    p99: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="Highest 99th percentile of latency.", rich_help_panel=_TARGETS),
-    ] = None,
-    beta_ms: Annotated[
-        float,
-        typer.Option(
-            metavar="MS",
-            help="Time that each entry, or each unit of --weights, adds to a batch (β).",
-            rich_help_panel=_MODEL,
-        ),
-    ] = 0.0,
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="LOW-HIGH|FILE",
-            help="What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes "
-            "by weight.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = "",
-    max_batch_weight: Annotated[
-        int, typer.Option(metavar="N", help="Most weight of a batch; 0: no bound.", rich_help_panel=_MODEL)
-    ] = 0,
-    jitter: Annotated[
-        float,
-        typer.Option(metavar="X", help="Standard deviation of a batch's time over its mean.", rich_help_panel=_MODEL),
-    ] = 0.0,
-    overhead_ms: Annotated[
-        float,
-        typer.Option(metavar="MS", help="Time between a GPU's answer and its next batch.", rich_help_panel=_MODEL),
-    ] = 1.5,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled "
-            "to the rate. By default Poisson.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(metavar="|".join(POLICIES), help="When a batch leaves.", rich_help_panel=_MODEL)
-    ] = "paced",
-    max_wait_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            help=FIELDS["max_wait_ms"].help,
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    gpu_hour_cost: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Price of one GPU for an hour, in any currency.", rich_help_panel=_TARGETS),
-    ] = None,
-    target_utilisation: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            help="Share of their capacity that GPUs use in a fleet with room for growth and failures.",
-            rich_help_panel=_TARGETS,
-        ),
-    ] = 0.7,
-    max_gpus: Annotated[int, typer.Option(metavar="N", help="Most GPUs to consider.", rich_help_panel=_TARGETS)] = 2000,
-    seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same answer.", rich_help_panel=_LOAD)] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_RESULT)] = False,
+    p95: float | None,
+    p99: float | None,
+    gpu_hour_cost: float | None,
+    target_utilisation: float,
+    max_gpus: int,
+    json: bool,
+    **given: Any,
 ) -> None:
     """Say how many GPUs a load and a promise need.
 
@@ -126,34 +64,17 @@ def plan(
     """
     import msgspec
 
+    from headway.cli.simulate import scenario_values
     from headway.errors import SettingError
-    from headway.simulator.batch_times import BATCH_MS_HINT, read_batch_times
+    from headway.simulator.batch_times import BATCH_MS_HINT
     from headway.simulator.planner import Goal, make_plan
-    from headway.simulator.scenario import Scenario
-    from headway.simulator.traffic import read_trace, read_weights
 
-    if batch_ms is None and batch_times is None:
+    if given["rate"] is None:
+        raise click.MissingParameter(param_hint="'--rate'", param_type="option")
+    if given["alpha"] is None and given["times"] is None:
         raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
-    times = None if batch_times is None else read_batch_times(batch_times)
-
-    scenario = Scenario(
-        rate=rate,
-        workers=1,
-        alpha=(batch_ms or 0.0) / 1000,
-        beta=beta_ms / 1000,
-        times=times,
-        max_batch=max_batch_size if max_batch is None else max_batch,
-        weights=read_weights(weights) if weights else times.weights if times else (),
-        max_weight=max_batch_weight,
-        jitter=jitter,
-        overhead=overhead_ms / 1000,
-        policy=policy,
-        max_wait=None if max_wait_ms is None else max_wait_ms / 1000,
-        trace=() if trace is None else read_trace(trace),
-        seed=seed,
-    )
     goal = Goal(
-        scenario=scenario,
+        scenario=Scenario(workers=1, **scenario_values(given)),
         p95=None if p95 is None else p95 / 1000,
         p99=None if p99 is None else p99 / 1000,
         gpu_hour_cost=gpu_hour_cost,
@@ -163,9 +84,9 @@ def plan(
     with waiting("simulating") as doing:
         found = make_plan(goal, lambda text: doing.tell(f"simulating {text}"))
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        _show(found, "Poisson" if trace is None else trace.name)
+        _show(found, Path(given["trace"]).name if given["trace"] else "Poisson")
 
 
 def _show(found: Plan, arrivals: str) -> None:

@@ -7,24 +7,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from headway.app.roles import ROLES
 from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.model import Role
 
-TargetTexts = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[NAME[@VERSION]=]TARGET",
-        help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
-        "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; left out: all of the file's.",
-        show_default=False,
-    ),
-]
+targets_argument = click.argument(
+    "targets",
+    metavar="[NAME[@VERSION]=]TARGET",
+    nargs=-1,
+    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
+    "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; left out: all of the file's.",
+)
 
 
 def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -36,7 +33,7 @@ def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[...
 def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
     """Run the models that targets name, or the file of settings, until a signal comes, and exit."""
     if not targets and not settings.models:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "it is missing, and no file of settings has a table [models.NAME]", param_hint="TARGET"
         )
     alone = targets[0] if targets and len(targets) == 1 else ""
@@ -66,7 +63,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
         code = loop.run(runner.run(settings, role, target, writer.reopen))
     if writer.write_blocked or not _flushed():
         os._exit(code)
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)
 
 
 def import_log() -> None:

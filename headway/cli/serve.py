@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from headway.cli.role import TargetTexts, run_targets, with_settings_of
+from collections.abc import Sequence
+
+from headway.cli.commands import command
+from headway.cli.role import run_targets, targets_argument, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
+@command()
+@targets_argument
 @with_settings_of(Role.SERVE)
-def serve(settings: Settings, targets: TargetTexts = None) -> None:
+def serve(settings: Settings, targets: Sequence[str]) -> None:
     """Serve TARGET: HTTP, queue and GPU workers in one process.
 
     TARGET is a function that takes a list of strings and returns as many, a class that is built once per

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import typer
+import click
 
-from headway.cli.admin import Admin, AdminError, AdminUrl, AsJson, Token, pretty, table
+from headway.cli.admin import Admin, AdminError, as_json, pretty, table, with_admin
+from headway.cli.commands import command
 from headway.cli.screen import narrowed
-from headway.cli.trust import Ca, Cert, CertKey
 
 _AWAY = 503
 STARTING = "starting"
@@ -38,24 +38,20 @@ class Sort(NamedTuple):
 BY_NAME = Sort()
 
 
-def status(
-    admin: AdminUrl = "",
-    token: Token = "",
-    ca: Ca = "",
-    cert: Cert = "",
-    cert_key: CertKey = "",
-    json: AsJson = False,
-) -> None:
+@command()
+@with_admin
+@as_json
+def status(port: Admin, json: bool) -> None:
     """Show how a running service is doing: load, queue, capacity, processes, workers.
 
     The admin port of any process will do: each knows the whole fleet.
 
     Exit codes: 0 it serves, 1 it does not or cannot be reached.
     """
-    found = look(Admin(admin, token, ca, cert, cert_key))
-    typer.echo(pretty(found) if json else overview(found))
+    found = look(port)
+    click.echo(pretty(found) if json else overview(found))
     if not serves(found):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def look(port: Admin) -> dict[str, Any]:

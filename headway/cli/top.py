@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from headway.cli.admin import Admin, AdminUrl, Token
+from headway.cli.admin import Admin, with_admin
 from headway.cli.board_events import BoardFollower, events
 from headway.cli.board_view import BoardView, taken
+from headway.cli.commands import command, option
 from headway.cli.screen import HELP, fit, key_within, keyboard
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
-from headway.cli.trust import Ca, Cert, CertKey
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def top(
-    admin: AdminUrl = "",
-    token: Token = "",
-    ca: Ca = "",
-    cert: Cert = "",
-    cert_key: CertKey = "",
-    interval: Annotated[float, typer.Option(metavar="S", help="Seconds between two looks.", min=0.1, max=3600)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end; so does a pipe.")] = False,
-) -> None:
+@command()
+@with_admin
+@option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    metavar="S",
+    help="Seconds between two looks. (default 1)",
+)
+@option("--once", is_flag=True, help="Print it once, and end; so does a pipe.")
+def top(port: Admin, interval: float, once: bool) -> None:
     """Show the departure board of a running service and its fleet, again each second, until q or Ctrl-C.
 
     The admin port of any process will do: each knows the whole fleet, and tells the same as its dashboard. Rates and
@@ -39,18 +42,19 @@ def top(
 
     Exit codes: 0 ended by q or Ctrl-C; with --once as headway status: 0 it serves, 1 it does not or cannot be reached.
     """
-    port = Admin(admin, token, ca, cert, cert_key)
     from rich.console import Console
 
+    if math.isnan(interval):
+        raise click.BadParameter("nan is no number of seconds", param_hint="--interval")
     console = Console()
     if once or not console.is_terminal:
         found = look(port)
         if not serves(found):
-            typer.echo(overview(found))
-            raise typer.Exit(1)
+            click.echo(overview(found))
+            raise click.exceptions.Exit(1)
         with contextlib.closing(events(port)) as heard:
             now = time.monotonic()
-            typer.echo(taken([next(heard)], now, _unicode()).text(now))
+            click.echo(taken([next(heard)], now, _unicode()).text(now))
         return
     _show_live(console, port, f"{port.url}, every {interval:g} s", interval)
 

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from headway.cli.commands import joined, option
 from headway.cli.own_process import first_certificate
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
     import ssl
 
-Ca = Annotated[
-    str,
-    typer.Option(
+trusting = joined((
+    option(
         "--ca",
+        default="",
         metavar="FILE",
         envvar="HEADWAY_CA",
         help="Authorities to trust at https://; left out: those of SSL_CERT_FILE, or of the system.",
-        show_default=False,
     ),
-]
-Cert = Annotated[
-    str,
-    typer.Option(
+    option(
         "--cert",
+        default="",
         metavar="FILE",
         envvar="HEADWAY_CERT",
         help="Certificate to show, where the service asks for one.",
-        show_default=False,
     ),
-]
-CertKey = Annotated[
-    str,
-    typer.Option(
+    option(
         "--cert-key",
+        default="",
         metavar="FILE",
         envvar="HEADWAY_CERT_KEY",
         help="Its key; left out: in the file of --cert.",
-        show_default=False,
     ),
-]
+))  # fmt: skip
+"""Options of a command that asks over TLS: `ca`, `cert` and `cert_key`."""
 
 AUTHORITY = "--ca, or by SSL_CERT_FILE"
 SHOWN = "--cert"

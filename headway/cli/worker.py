@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from headway.cli.role import TargetTexts, run_targets, with_settings_of
+from collections.abc import Sequence
+
+from headway.cli.commands import command
+from headway.cli.role import run_targets, targets_argument, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
+@command()
+@targets_argument
 @with_settings_of(Role.WORKER)
-def worker(settings: Settings, targets: TargetTexts = None) -> None:
+def worker(settings: Settings, targets: Sequence[str]) -> None:
     """Run TARGET on this machine's GPUs, one process each, for the gateways that share the broker. Start one a machine.
 
     TARGET is a function that takes a list of strings and returns as many, a class that is built once per GPU and then

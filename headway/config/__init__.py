@@ -19,6 +19,7 @@ A flag beats the environment, which beats the file, which beats the default.
 from headway.config.broker import shown_url
 from headway.config.checks import ALL_ROWS, idle, is_loopback
 from headway.config.fallbacks import fallbacks_of
+from headway.config.fields import Setting
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
 from headway.config.sources import load, load_arguments, misspelt, read_weights_again, spelling_of
 from headway.config.terms import on_terms, terms_of
@@ -28,6 +29,7 @@ __all__ = [
     "CHARS",
     "FIELDS",
     "PREFIX",
+    "Setting",
     "Settings",
     "fallbacks_of",
     "flag",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from headway.config.fields import check_options, tool_option, tool_options_of
 from headway.errors import SettingError
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_PATH = "/v1/inference"
 DEFAULT_INPUT = "the quick brown fox jumps over the lazy dog"
@@ -20,8 +23,7 @@ ALL = "all"
 """Name of the one stream of requests when no mix of tiers is asked for."""
 
 _INPUT_MEMBERS = ("input", "input_data", "prompt")
-_MAX_RATE = 1_000_000.0
-_MAX_CONNECTIONS = 60_000
+_LOAD, _RESULT = "Load", "Results"
 _MAX_REQUESTS = 500_000_000
 
 
@@ -70,31 +72,70 @@ class LoadSpec:
     """
 
     target: Target
-    rate: float
-    duration: float
-    arrivals: str = "poisson"
-    seed: int = 0
+    rate: float = tool_option(
+        MISSING,
+        "--rate",
+        "R",
+        _LOAD,
+        "Mean requests per second.",
+        unit="requests/s",
+        within=(0.001, 1_000_000),
+        required=True,
+    )
+    duration: float = tool_option(
+        MISSING, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800)
+    )
+    arrivals: str = tool_option(
+        "poisson",
+        "--arrivals",
+        "poisson|uniform|FILE",
+        _LOAD,
+        "When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of seconds), its "
+        "time scaled to the rate.",
+        type=str,
+    )
+    seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
     mix: Mapping[str, float] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"
-    timeout: float = 10.0
-    promise: float | None = None
-    expect: str = "none"
-    connections: int | None = None
+    timeout: float = tool_option(
+        10.0, "--timeout", "S", _LOAD, "Give a request up after S seconds.", unit="s", within=(0.001, 3_600)
+    )
+    promise: float | None = tool_option(
+        None,
+        "--promise",
+        "MS",
+        _RESULT,
+        "Latency promise, to count the answers in time.",
+        unit="ms",
+        per=1000,
+        within=(0.001, 3_600_000),
+    )
+    expect: str = tool_option(
+        "none",
+        "--expect",
+        "none|upper|echo",
+        _RESULT,
+        "Check each answer against its own request: the input in capitals, or as it is.",
+        type=str,
+    )
+    connections: int | None = tool_option(
+        None,
+        "--connections",
+        "N",
+        _LOAD,
+        "Most connections at once. By default as many as it takes, up to 10,000.",
+        type=int,
+        within=(1, 60_000),
+    )
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
-        _between("--duration", self.duration, 0.001, 604_800, "s")
-        _between("--timeout", self.timeout, 0.001, 3_600, "s")
+        check_options(self, tool_options_of(self))
         if self.rate * self.duration > _MAX_REQUESTS:
             reason = f"makes {self.rate * self.duration:,.0f} requests at --rate {self.rate:g}"
             raise SettingError("--duration", self.duration, reason, f"Keep it under {_MAX_REQUESTS:,} requests.")
-        if self.promise is not None:
-            _between("--promise", self.promise * 1000, 0.001, 3_600_000, "ms")
-        if self.connections is not None:
-            _between("--connections", self.connections, 1, _MAX_CONNECTIONS, "")
         if self.expect not in EXPECTATIONS:
             raise SettingError("--expect", self.expect, "is not known", f"Use {', '.join(EXPECTATIONS)}.")
         if self.expect != "none" and not self.member:
@@ -220,12 +261,6 @@ def _decoded(content: bytes) -> dict[str, Any]:
         raise SettingError(
             "--body", content[:40], f"is not a JSON object: {exc}", 'For example {"input": "some text"}.'
         ) from None
-
-
-def _between(setting: str, value: float, low: float, high: float, unit: str) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        reason = f"must lie between {low:g} and {high:g} {unit}".rstrip()
-        raise SettingError(setting, value, reason, "Choose a value in that range.")
 
 
 def _is_token(name: str) -> bool:

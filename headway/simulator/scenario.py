@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field
 
+from headway.config import FIELDS
 from headway.config.checks import MAX_BATCH, MOST_WEIGHT
+from headway.config.fields import ToolOption, check_options, check_within, tool_option, tool_options_of
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue_limits import QueueLimits
@@ -22,6 +23,8 @@ EVERYBODY = "all"
 WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line."
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 
+_LOAD, _MODEL, _BATCHING, _FLEET = "Load", "Model and GPUs", "Batching", "Gateways and shards"
+_FAILURES, _RESULT = "Failures", "Results"
 _MAX_RATE = 1_000_000.0
 _MAX_CLIENTS = 100_000
 _MAX_WORKERS = 10_000
@@ -106,74 +109,241 @@ class Scenario:
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
-    workers: int
-    max_batch: int
-    rate: float = 0.0
-    clients: int = 0
-    alpha: float = 0.0
-    beta: float = 0.0
-    times: BatchTimes | None = field(default=None, repr=False)
-    weights: tuple[int, ...] = field(default=(), repr=False)
-    max_weight: int = 0
-    jitter: float = 0.0
-    slow: float = 1.0
-    overhead: float = 0.0015
-    policy: str = "paced"
-    max_wait: float | None = None
-    trace: tuple[float, ...] = field(default=(), repr=False)
-    steps: tuple[Step, ...] = ()
-    duration: float = 60.0
-    warmup: float = 5.0
-    mix: Mapping[str, float] = field(default_factory=lambda: {EVERYBODY: 1.0})
-    tenants: int = 1
-    queue_timeout: float = 2.0
-    timeout: float = 4.0
+    workers: int = tool_option(
+        MISSING, "--workers", "K", _MODEL, "GPUs; not with --autoscale.", type=int, within=(1, _MAX_WORKERS)
+    )
+    max_batch: int = tool_option(
+        MISSING, "--max-batch-size", "N", _MODEL, "Largest batch.", type=int, within=(1, MAX_BATCH)
+    )
+    rate: float = tool_option(
+        0.0, "--rate", "R", _LOAD, "Mean requests per second.", unit="requests/s", within=(0.001, _MAX_RATE)
+    )
+    clients: int = tool_option(
+        0,
+        "--clients",
+        "N",
+        _LOAD,
+        "Instead: clients, each of which sends its next request when it has the answer to the last one.",
+        type=int,
+        within=(1, _MAX_CLIENTS),
+    )
+    alpha: float = tool_option(
+        0.0,
+        "--batch-ms",
+        "MS",
+        _MODEL,
+        "Fixed part of a batch's time (α).",
+        unit="ms",
+        per=1000,
+        within=(0.001, 3_600_000),
+    )
+    beta: float = tool_option(
+        0.0,
+        "--beta-ms",
+        "MS",
+        _MODEL,
+        "Time that each entry, or each unit of --weights, adds to a batch (β).",
+        unit="ms",
+        per=1000,
+        within=(0, 3_600_000),
+    )
+    times: BatchTimes | None = tool_option(  # noqa: RUF009 - it makes a field
+        None,
+        "--batch-times",
+        "FILE",
+        _MODEL,
+        "Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, unless --weights "
+        "says otherwise.",
+        type=str,
+        repr=False,
+    )
+    weights: tuple[int, ...] = tool_option(
+        (),
+        "--weights",
+        "LOW-HIGH|FILE",
+        _LOAD,
+        "What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes by weight.",
+        type=str,
+        repr=False,
+    )
+    max_weight: int = tool_option(
+        0,
+        "--max-batch-weight",
+        "N",
+        _MODEL,
+        "Most weight of a batch; 0: no bound.",
+        type=int,
+        within=(0, MOST_WEIGHT),
+    )
+    jitter: float = tool_option(
+        0.0, "--jitter", "X", _MODEL, "Standard deviation of a batch's time over its mean.", within=(0, 10)
+    )
+    slow: float = tool_option(
+        1.0, "--slow", "X", _FAILURES, "How many times as long the first of the GPUs takes.", within=(0.01, 100)
+    )
+    overhead: float = tool_option(
+        0.0015,
+        "--overhead-ms",
+        "MS",
+        _MODEL,
+        "Time between a GPU's answer and its next batch.",
+        unit="ms",
+        per=1000,
+        within=(0, 60_000),
+    )
+    policy: str = tool_option("paced", "--policy", "|".join(POLICIES), _BATCHING, "When a batch leaves.", type=str)
+    max_wait: float | None = tool_option(
+        None,
+        "--max-wait-ms",
+        "MS",
+        _BATCHING,
+        FIELDS["max_wait_ms"].help,
+        unit="ms",
+        per=1000,
+        within=(0, 60_000),
+    )
+    trace: tuple[float, ...] = tool_option(
+        (),
+        "--trace",
+        "FILE",
+        _LOAD,
+        "Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled to the rate. By "
+        "default Poisson.",
+        type=str,
+        repr=False,
+    )
+    steps: tuple[Step, ...] = tool_option(
+        (),
+        "--step",
+        "S=R",
+        _LOAD,
+        "From second S on, R requests per second. Repeatable.",
+        type=str,
+        multiple=True,
+    )
+    duration: float = tool_option(60.0, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800))
+    warmup: float = tool_option(
+        5.0,
+        "--warmup",
+        "S",
+        _LOAD,
+        "Seconds at the start to leave out of the results. By default 75 batch times, at most half of the duration.",
+    )
+    mix: Mapping[str, float] = field(
+        default_factory=lambda: {EVERYBODY: 1.0},
+        metadata={
+            "option": ToolOption(
+                flag="--mix",
+                metavar="TIER=WEIGHT,…",
+                group=_LOAD,
+                help="Tiers and their weights, highest first, or `usual` for enterprise=5,paid=25,free=70.",
+                type=str,
+            )
+        },
+    )
+    tenants: int = tool_option(1, "--tenants", "N", _LOAD, "Equal tenants in each tier.", type=int, within=(1, 100_000))
+    queue_timeout: float = tool_option(
+        2.0,
+        "--queue-timeout-ms",
+        "MS",
+        _BATCHING,
+        "Longest wait in the queue.",
+        unit="ms",
+        per=1000,
+        within=(1, 3_600_000),
+    )
+    timeout: float = tool_option(
+        4.0,
+        "--request-timeout-ms",
+        "MS",
+        _BATCHING,
+        "Longest time for a request in all.",
+        unit="ms",
+        per=1000,
+        within=(1, 3_600_000),
+    )
     reserved_share: float = 0.1
-    target_utilisation: float = 1.0
+    target_utilisation: float = tool_option(
+        1.0,
+        "--target-utilisation",
+        "X",
+        _BATCHING,
+        "Share of the measured capacity above which the lowest of several tiers is held to what the others leave.",
+        within=(0.1, 1),
+    )
     max_queue: int = 20_000
-    promise: float | None = None
-    fail_every: float = 0.0
-    kills: tuple[Kill, ...] = ()
-    restart: float = 5.0
-    poison: float = 0.0
+    promise: float | None = tool_option(
+        None,
+        "--promise",
+        "MS",
+        _RESULT,
+        "Latency promise, to count the answers in time.",
+        unit="ms",
+        per=1000,
+        within=(0.001, 3_600_000),
+    )
+    fail_every: float = tool_option(
+        0.0,
+        "--fail-every",
+        "S",
+        _FAILURES,
+        "Mean seconds between two deaths of one worker; 0: never.",
+        unit="s",
+        within=(0, 31_536_000),
+    )
+    kills: tuple[Kill, ...] = tool_option(
+        (), "--kill", "S=N", _FAILURES, "At second S, N workers die. Repeatable.", type=str, multiple=True
+    )
+    restart: float = tool_option(
+        5.0, "--restart-s", "S", _FAILURES, "Seconds until a dead worker serves again.", unit="s", within=(0, 86_400)
+    )
+    poison: float = tool_option(
+        0.0, "--poison", "X", _FAILURES, "Share of inputs that make any batch they are in fail.", within=(0, 1)
+    )
     poisoner: bool = False
-    gateways: int = 1
-    gather: float = 0.0
-    shards: int = 1
-    zones: int = 1
-    seed: int = 0
+    gateways: int = tool_option(
+        1, "--gateways", "N", _FLEET, "Gateways that requests come through.", type=int, within=(1, _MAX_GATEWAYS)
+    )
+    gather: float = tool_option(
+        0.0,
+        "--gather-ms",
+        "MS",
+        _FLEET,
+        "Time for which a gateway gathers entries before it calls the queue.",
+        unit="ms",
+        per=1000,
+        within=(0, 1_000),
+    )
+    shards: int = tool_option(
+        1,
+        "--shards",
+        "N",
+        _FLEET,
+        "Shards that the queue may be cut into; each in use has a few GPUs at least.",
+        type=int,
+        within=(1, _MAX_SHARDS),
+    )
+    zones: int = tool_option(
+        1,
+        "--zones",
+        "N",
+        _FLEET,
+        "Zones of the GPUs and gateways, each with a queue of its own.",
+        type=int,
+        within=(1, _MAX_ZONES),
+    )
+    seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same run.", type=int)
 
     def __post_init__(self) -> None:
-        _between("--workers", self.workers, 1, _MAX_WORKERS)
-        _between("--max-batch-size", self.max_batch, 1, MAX_BATCH)
-        _between("--max-batch-weight", self.max_weight, 0, MOST_WEIGHT)
+        check_options(self, tool_options_of(self).keys() - {"alpha", "beta", "clients", "rate"})
         if self.max_weight and not self.weights:
             raise SettingError("--max-batch-weight", self.max_weight, "needs to know what entries weigh", WEIGHTS_HINT)
-        _between("--jitter", self.jitter, 0, 10)
-        _between("--slow", self.slow, 0.01, 100)
-        _between("--overhead-ms", self.overhead * 1000, 0, 60_000, "ms")
-        _between("--duration", self.duration, 0.001, 604_800, "s")
         if not 0 <= self.warmup < self.duration:
             reason = f"must lie between 0 and the duration of {self.duration:g} s"
             raise SettingError("--warmup", self.warmup, reason, "Shorten it, or make --duration longer.")
-        _between("--tenants", self.tenants, 1, 100_000)
-        _between("--queue-timeout-ms", self.queue_timeout * 1000, 1, 3_600_000, "ms")
-        _between("--request-timeout-ms", self.timeout * 1000, 1, 3_600_000, "ms")
-        _between("--fail-every", self.fail_every, 0, 31_536_000, "s")
-        _between("--restart-s", self.restart, 0, 86_400, "s")
-        _between("--poison", self.poison, 0, 1)
-        _between("--target-utilisation", self.target_utilisation, 0.1, 1)
-        _between("--gateways", self.gateways, 1, _MAX_GATEWAYS)
-        _between("--gather-ms", self.gather * 1000, 0, 1_000, "ms")
-        _between("--shards", self.shards, 1, _MAX_SHARDS)
-        _between("--zones", self.zones, 1, _MAX_ZONES)
         if self.zones > min(self.workers, self.gateways):
             reason = f"needs a GPU and a gateway in each zone; there are {self.workers} and {self.gateways}"
             raise SettingError("--zones", self.zones, reason, "Ask for fewer, or for more --workers and --gateways.")
-        if self.max_wait is not None:
-            _between("--max-wait-ms", self.max_wait * 1000, 0, 60_000, "ms")
-        if self.promise is not None:
-            _between("--promise", self.promise * 1000, 0.001, 3_600_000, "ms")
         if self.policy not in POLICIES:
             near = difflib.get_close_matches(self.policy, POLICIES, 1)
             raise SettingError("--policy", self.policy, "is not known", f"Use {' or '.join(near or POLICIES)}.")
@@ -187,8 +357,7 @@ class Scenario:
     def _check_batch_time(self) -> None:
         times = self.times
         if times is None:
-            _between("--batch-ms", self.alpha * 1000, 0.001, 3_600_000, "ms")
-            _between("--beta-ms", self.beta * 1000, 0, 3_600_000, "ms")
+            check_options(self, ("alpha", "beta"))
             return
         for setting, value in (
             ("--batch-ms", self.alpha * 1000),
@@ -210,21 +379,21 @@ class Scenario:
 
     def _check_load(self) -> None:
         if self.clients:
-            _between("--clients", self.clients, 1, _MAX_CLIENTS)
+            check_options(self, ("clients",))
             for setting, value in (("--rate", self.rate), ("--trace", len(self.trace)), ("--step", len(self.steps))):
                 if value:
                     raise SettingError(setting, value, "cannot go with --clients", "Leave one of them out.")
         else:
-            _between("--rate", self.rate, 0.001, _MAX_RATE, "requests/s")
+            check_options(self, ("rate",))
         for step in self.steps:
-            _between("--step", step.rate, 0.001, _MAX_RATE, "requests/s")
+            check_within("--step", step.rate, 0.001, _MAX_RATE, "requests/s")
         if [step.at for step in self.steps] != sorted({step.at for step in self.steps}):
             raise SettingError("--step", [step.at for step in self.steps], "is out of order", "Sort them by time.")
         if self.steps and self.trace:
             raise SettingError("--step", len(self.steps), "cannot go with --trace", "Leave one of them out.")
         for kill in self.kills:
-            _between("--kill", kill.at, 0, self.duration, "s")
-            _between("--kill", kill.workers, 1, self.workers, "workers")
+            check_within("--kill", kill.at, 0, self.duration, "s")
+            check_within("--kill", kill.workers, 1, self.workers, "workers")
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -266,12 +435,6 @@ class Scenario:
     def make_policy(self) -> Policy:
         """Make a fresh policy."""
         return Eager() if self.policy == "eager" else policies.build(self.policy, self.max_wait)
-
-
-def _between(setting: str, value: Any, low: float, high: float, unit: str = "") -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        reason = f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip()
-        raise SettingError(setting, value, reason, "Choose a value in that range.")
 
 
 def parse_steps(texts: Iterable[str]) -> tuple[Step, ...]:

@@ -163,7 +163,7 @@ def test_dlq_purge_removes_the_letters_named_or_all(
     shown = capsys.readouterr()
     assert shown.out == f"{ids[0]} removed\n"
     assert shown.err.startswith("req_unknown failed: ")
-    monkeypatch.setattr("typer.confirm", lambda question, abort: pytest.fail("was asked in spite of --yes"))
+    monkeypatch.setattr("click.confirm", lambda question, abort: pytest.fail("was asked in spite of --yes"))
     assert code_of(["dlq", "purge", "--all", "--yes"]) == 0
     assert capsys.readouterr().out == f"{ids[2]} removed\n{ids[1]} removed\n"
 

@@ -19,13 +19,10 @@ TARGET = {"gateway": [], "worker": ["x:y"], "controller": []}
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_has_the_flags_of_what_it_does(
-    role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 160)
+def test_a_role_has_the_flags_of_what_it_does(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([role, "--help-all"]) == 0
     shown = capsys.readouterr().out
-    flags = set(re.findall(r"^│ +(--[a-z-]+)", shown, re.MULTILINE))
+    flags = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", shown, re.MULTILINE))
     assert flags == {flag(name) for name in ROLES[role] if FIELDS[name].has_flag} | {"--config", "--help"}
     assert f"headway {role} " in shown
     assert "SIGTERM" in shown or role == "controller"
@@ -67,23 +64,23 @@ def test_a_flag_of_other_roles_names_them(
     role: str, option: str, takers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of([role, option]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    told = " ".join(capsys.readouterr().err.split())
     assert (f"headway {role} has no {option}: it is a flag of headway {takers}." in told) is bool(takers)
 
 
 @pytest.mark.parametrize("role", ["gateway", "controller"])
 def test_a_target_for_a_role_without_one_is_told_who_takes_it(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([role, "--broker", "redis://127.0.0.1", "model.py:f"]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    told = " ".join(capsys.readouterr().err.split())
     assert f"headway {role} takes no TARGET, and was given model.py:f: workers run it." in told
     assert "headway serve model.py:f" in told
 
 
 @pytest.mark.parametrize("given", [["--rate", "x"], ["--rate=x"]])
 def test_a_bad_number_of_a_tool_is_named(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["plan", *given, "--p95", "100", "--batch-ms", "10", "--max-batch", "10"]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "Invalid value for '--rate': 'x': Input should be a valid number" in told
+    assert code_of(["plan", *given, "--p95", "100", "--batch-ms", "10", "--max-batch-size", "10"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "Invalid value for '--rate': 'x' is not a valid float" in told
 
 
 def test_a_flag_without_its_value_is_told_to_need_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ import shlex
 import subprocess
 from typing import Any
 
-from typer.core import TyperGroup
+import click
 
-from headway.cli import build
+from headway.cli import program
 from headway.config import FIELDS, load
 
 _ASSIGNED = re.compile(r"^\w+=")
@@ -44,8 +44,8 @@ def unknown_flags(arguments: list[str]) -> set[str]:
 
 def _context(arguments: list[str], resilient: bool = False) -> Any:
     """Context of the innermost command that arguments name."""
-    context: Any = build().make_context("headway", list(arguments), resilient_parsing=resilient)
-    while isinstance(group := context.command, TyperGroup):
+    context: Any = program.make_context("headway", list(arguments), resilient_parsing=resilient)
+    while isinstance(group := context.command, click.Group):
         rest = [*context._protected_args, *context.args]
         command = group.get_command(context, rest[0]) if rest else None
         if command is None:

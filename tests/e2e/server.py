@@ -392,7 +392,7 @@ def _patient(flags: Sequence[str]) -> dict[str, str]:
         "HEADWAY_REQUEST_TIMEOUT_MS": LONGEST_MS,
         "HEADWAY_QUEUE_TIMEOUT_MS": given.get("--request-timeout-ms", LONGEST_MS),
         "HEADWAY_GPU_TIMEOUT_MS": LONGEST_MS,
-        **dict.fromkeys(("HEADWAY_HEADER_TIMEOUT_MS", "HEADWAY_BODY_TIMEOUT_MS", "HEADWAY_KEEP_ALIVE_MS"), "600000"),
+        **dict.fromkeys(("HEADWAY_READ_TIMEOUT_MS", "HEADWAY_KEEP_ALIVE_MS"), "600000"),
     }
 
 

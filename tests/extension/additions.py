@@ -420,13 +420,18 @@ ROLE = Addition(
 
 from __future__ import annotations
 
-from headway.cli.role import TargetTexts, run_targets, with_settings_of
+from collections.abc import Sequence
+
+from headway.cli.commands import command
+from headway.cli.role import run_targets, targets_argument, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 
 
+@command()
+@targets_argument
 @with_settings_of(Role.BUTLER)
-def butler(settings: Settings, targets: TargetTexts = None) -> None:
+def butler(settings: Settings, targets: Sequence[str]) -> None:
     """Run TARGET and look after the workers."""
     run_targets(settings, Role.BUTLER, targets)
 '''
@@ -438,15 +443,10 @@ def butler(settings: Settings, targets: TargetTexts = None) -> None:
             "    Role.CONTROLLER: Parts(",
             '    Role.BUTLER: Parts("Headway butler {name} runs {target}", batchers=True, controller=True),\n',
         ),
-        (
+        before(
             "headway/cli/__init__.py",
-            "def _check() -> Found:\n",
-            "def _butler() -> Found:\n    from headway.cli.butler import butler\n\n    return butler\n\n\ndef _check() -> Found:\n",
-        ),
-        (
-            "headway/cli/__init__.py",
-            '    "check": (_check,',
-            '    "butler": (_butler, "Serve", "Run TARGET and look after the workers."),\n    "check": (_check,',
+            '    "check": Lazy(',
+            '    "butler": Lazy("headway.cli.butler:butler", "Serve", "Run TARGET and look after the workers."),\n',
         ),
     ],
 )

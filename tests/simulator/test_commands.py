@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -107,15 +106,6 @@ class TestSimulate:
         assert code_of(["simulate", "--autoscale"]) == 3
         told = capsys.readouterr().err
         assert "--batch-ms" in told and "None" not in told and "for example 100" in told
-
-    def test_the_former_name_of_the_largest_batch_means_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = []
-        for name in ("--max-batch-size", "--max-batch"):
-            assert code_of([*SIMULATE, name, "7", "--json"]) == 0
-            found.append(json.loads(capsys.readouterr().out)["scenario"]["max_batch"])
-        assert found == [7, 7]
-        assert code_of(["simulate", "--help"]) == 0
-        assert not re.search(r"--max-batch\s", capsys.readouterr().out)
 
     @pytest.mark.parametrize(
         ("options", "parts"),

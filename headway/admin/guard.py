@@ -23,8 +23,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import parse_qsl
 
-import structlog
-
 from headway import errors
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, shown_address
 from headway.config import is_loopback
@@ -32,8 +30,9 @@ from headway.core.excerpt import excerpt
 from headway.http.error_responses import refusal
 from headway.http.requests import Handler, Request, RouteAnswer
 from headway.identity.api_keys.credential import LIVE
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _OPEN = ("/livez", "/readyz", "/healthz")
 _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")

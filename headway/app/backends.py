@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
 from headway.app.target_digest import target_digest
 from headway.backends.process.backend import ProcessBackend
@@ -29,6 +27,7 @@ from headway.errors import SettingError
 from headway.model import ModelReport, Slot
 from headway.ports import Backend, WorkSource
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
@@ -41,7 +40,7 @@ from headway.worker.starting import Limits
 if TYPE_CHECKING:
     from headway.backends.remote.backend import RemoteBackend
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BREAKER_THRESHOLD = 5
 """Batches in a row that fail before a backend gets a rest."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from headway.app.backends import SlotPlan, make_backend
 from headway.backends.process.group_guard import GroupGuard
 from headway.config import Settings
@@ -21,9 +19,10 @@ from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.judge import Judge
 from headway.ports import Backend
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class PolicyResource:

@@ -20,8 +20,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-import structlog
-
 from headway import errors
 from headway.config import Settings
 from headway.controller.controller import Controller
@@ -33,10 +31,11 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.model_kinds import KindsWatcher
 from headway.model import Failure
 from headway.ports import Broker
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.worker.pools import Workers
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class PortListener(Protocol):

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-import structlog
-
+from headway.runtime.logger import get_logger
 from headway.worker.pools import Workers
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_EVERY = 0.5
 """Seconds between two writings of the line."""

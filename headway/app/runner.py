@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-import structlog
 
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
@@ -26,9 +25,10 @@ from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
+from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import reuse_large_blocks
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 COLLECT_AFTER = (20_000, 20, 50)
 """Garbage collector thresholds once everything is up.

@@ -12,9 +12,9 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-import structlog
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 VARIABLE = "NOTIFY_SOCKET"
 

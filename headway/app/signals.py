@@ -17,11 +17,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import structlog
-
 from headway.app.lifecycle import Service
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _IDLE = (signal.SIGUSR1, signal.SIGUSR2)

@@ -8,21 +8,20 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from headway import __version__
 from headway.config import Settings
 from headway.config.extras import install_hint
 from headway.core.trace_sampling import Sampler
 from headway.model import Role
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder
 from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment, read_environment
 from headway.telemetry.tracing.exporter import SpanExporter
 from headway.telemetry.tracing.otlp import Origin, origin_of
 from headway.telemetry.tracing.sender import SpanSender
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import KeyMark, KeyStore
+from headway.runtime.logger import get_logger
 from headway.runtime.resource import BareResource
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BITE = 500
 """Keys that are read at once."""

@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.admin.snapshot_source import SnapshotSource
@@ -70,6 +68,7 @@ from headway.model import ProcessInfo, Role
 from headway.ports import Broker
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
@@ -78,7 +77,7 @@ from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools, Workers
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import msgspec
 
 from headway.cli.commands import command, option
 from headway.cli.flags import with_settings
-from headway.cli.role import import_log
 from headway.cli.waiting import waiting
 from headway.config import Settings, flag
 from headway.config.target import RemoteTarget, shown_target
@@ -107,8 +106,6 @@ def check(
 
     from headway.cli.recording import notes_on, writing
     from headway.cli.trial_inputs import read_lines
-
-    import_log()
     from headway.runtime import log
 
     given = [*(text for text in texts if text), *read_lines(inputs)]

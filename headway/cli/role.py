@@ -47,7 +47,6 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
     import uvloop
 
-    import_log()
     from headway.app import runner, signals
     from headway.runtime import log
 
@@ -64,21 +63,6 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     if writer.write_blocked or not _flushed():
         os._exit(code)
     raise click.exceptions.Exit(code)
-
-
-def import_log() -> None:
-    """Import structlog without Rich, which it takes for coloured tracebacks where it finds it; the log's are plain.
-
-    That is a tenth of the time of a start. Whoever imports Rich later gets it.
-    """
-    absent = "rich" not in sys.modules
-    if absent:
-        sys.modules["rich"] = None  # type: ignore[assignment]
-    try:
-        import structlog  # noqa: F401
-    finally:
-        if absent:
-            del sys.modules["rich"]
 
 
 def _flushed() -> bool:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import structlog
-
 from headway.cli.recording import weight
 from headway.core import deadlines
 from headway.core.service_model import ServiceModel
@@ -19,10 +17,11 @@ from headway.core.weight_estimate import WeightEstimate
 from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
 from headway.model import Entry, ItemResult, Signature, Value
 from headway.ports import Backend
+from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.simulator.batch_times import RecordedBatch
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

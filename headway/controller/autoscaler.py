@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import structlog
 
 from headway.config.checks import NONE
 from headway.core.departure import Load
@@ -27,10 +26,11 @@ from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStat
 from headway.model.board import ScalingChange
 from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CARRY_OUT_EVERY = 0.5
 """Seconds between two looks at what is to be asked of the driver."""

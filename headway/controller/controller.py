@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import structlog
 
 from headway.controller.autoscaler import Autoscaler
 from headway.core.capacity import capacity
@@ -21,10 +20,11 @@ from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
 from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus, model_and_version
 from headway.ports import Broker, Fleet
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
 """Seconds between two publications while anything is asked. The limits made from them are older by that, beside the heartbeats."""

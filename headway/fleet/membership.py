@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection
 
-import structlog
-
 from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
 from headway.model import ProcessInfo, WorkerStatus
 from headway.ports import Fleet, Registry
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD
 """Seconds after which a killed process's name is free again."""

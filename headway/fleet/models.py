@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import structlog
-
 from headway.config import FIELDS, Settings, on_terms
 from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.model import ModelReport, WorkerInfo, WorkerStatus
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MISSED_FOR = 3600.0
 """Seconds for which a model is missed, and after which what was counted of a model that is not served is forgotten."""

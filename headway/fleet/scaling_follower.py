@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-import structlog
-
 from headway.config.checks import LOCAL
 from headway.core.scaling.shares import shares
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.ports import Fleet, ScalingDriver
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.resource import PeriodicResource
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 STALE_AFTER = 10.0
 """Seconds without a newly published number after which the last one is followed no more."""

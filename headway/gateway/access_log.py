@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from headway.core.excerpt import excerpt
 from headway.core.trace_context import trace_field
 from headway.errors import SHOWN, STATUS
 from headway.gateway.pending import Ending, PendingRequest
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEFT = 499
 """Status of a request whose client left, as nginx logs it; no client reads it."""

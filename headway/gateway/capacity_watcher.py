@@ -10,8 +10,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
 from headway.core.health import REST_EVERY
 from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
@@ -19,10 +17,11 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.resource import PeriodicResource
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_EVERY = 0.5
 """Seconds between two looks while requests come."""

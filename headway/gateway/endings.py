@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest, ReplySink
 from headway.model import Reply
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:

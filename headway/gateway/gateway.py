@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import msgspec
-import structlog
 
 from headway import errors
 from headway.config import Settings
@@ -78,11 +77,12 @@ from headway.model import (
 from headway.ports import RequestQueue
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
+from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _REPLY, _SESSION, _DEADLINE = attrgetter("reply"), attrgetter("session"), attrgetter("deadline")
 

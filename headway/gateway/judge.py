@@ -20,17 +20,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import structlog
-
 from headway.core import values
 from headway.core.input_policy import InputRule
 from headway.core.retry import backoff
 from headway.errors import BackendError, BatchTimeout, TargetError, WorkerAbsent, WorkerCrashed
 from headway.model import WARM_UP, Entry, Value
 from headway.ports import Backend
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 AT_ONCE = 16
 """Most texts of one call."""

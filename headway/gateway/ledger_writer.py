@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-import structlog
 from msgspec.structs import replace
 
 from headway.config import ALL_ROWS, Settings
@@ -35,9 +34,10 @@ from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 INTERVAL = 0.25
 """Seconds after which notes are made into records, and written."""

@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
-import structlog
-
 from headway.config import Settings
 from headway.core.dedup import dedup_keys_of, digest
 from headway.core.versions import Weights, read_weights
@@ -18,8 +16,9 @@ from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.gateway.weigher import Weigher
 from headway.model import DedupKey, Entry, Limit, Principal, RequestOptions, Value, WorkerInfo
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class ModelRules:

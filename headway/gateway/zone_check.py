@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from headway.model import WorkerInfo, WorkerStatus
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ALONE_FOR = 30.0
 """Seconds for which a zone must have no worker before it is warned of, as workers may come later than gateways."""

@@ -15,12 +15,12 @@ import inspect
 from typing import Any
 
 import grpc
-import structlog
 from grpc._cython import cygrpc
 
 from headway.grpc.methods import FREQUENT, Methods
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 AT_ONCE = 16
 """Calls of one method that are asked for at once."""

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any
 
 import grpc
-import structlog
 
 from headway.config import Settings
 from headway.errors import DRAINING, INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
@@ -38,8 +37,9 @@ from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Principal
 from headway.ports import Identity
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 """Message of a request, and its principal, to the message of the answer. Raises RequestError."""

@@ -29,15 +29,14 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import cast
 
-import structlog
-
 from headway.gateway.client_quotas import Quotas
 from headway.grpc.frame_tracker import PING, FrameTracker
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
+from headway.runtime.logger import get_logger
 from headway.runtime.protocol_hints import ProtocolHints
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _GOAWAY = "000008 07 00 00000000 {:08x} 00000000"
 """GOAWAY frame without an error, in hexadecimal, but for the number of the last stream that is answered."""

@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from headway.errors import SettingError
 from headway.runtime.certificate_dates import validity
+from headway.runtime.logger import get_logger
 from headway.runtime.pem import Pair, no_certificate
 from headway.runtime.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the files."""

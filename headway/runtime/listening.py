@@ -16,11 +16,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
-
 from headway.errors import SettingError
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BACKLOG = 2048
 """Connections that the system holds until they are accepted."""

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-import structlog
+from headway.runtime.logger import structlog
 
 OUTPUT = "worker output"
 """Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""

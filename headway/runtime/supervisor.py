@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from headway.core.retry import backoff
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CANCEL_AGAIN_AFTER = 20.0
 """Seconds that a cancelled loop has to tidy up; longer than a worker's child needs to be ended and reaped."""

@@ -21,13 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-import structlog
-
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.handshake_line import HandshakeLine
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LINGER = 1.0
 """Seconds for which a client whose handshake has failed may go on sending, so that it gets to read why."""

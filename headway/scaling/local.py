@@ -9,11 +9,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-import structlog
-
 from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Pool(Protocol):

@@ -25,8 +25,6 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import structlog
-
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import HEARTBEAT_EVERY, REST_AFTER, REST_EVERY
@@ -58,6 +56,7 @@ from headway.model.board import GIVEN_BACK
 from headway.ports import Backend, Gpu, WorkSource
 from headway.runtime.availability import Availability
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 from headway.worker.batch_traces import BatchTraces
@@ -68,7 +67,7 @@ from headway.worker.run_counts import RunCounts
 from headway.worker.slot_figures import SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PROBE_EVERY = 0.05
 """Seconds between two looks at a breaker that another slot probes."""

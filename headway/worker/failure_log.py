@@ -7,13 +7,12 @@ level debug.
 
 from __future__ import annotations
 
-import structlog
-
 from headway.core.trace_context import trace_field
 from headway.errors import TargetError
 from headway.model import BatchFailure, Cause, Lease
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 REMEMBERED = 10_000
 """Most entries that are remembered."""

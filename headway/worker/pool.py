@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from headway.model import Signature
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.starting import start_all
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class WorkerPool:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import structlog
 from msgspec.structs import replace
 
 from headway.core.capacity import pace
@@ -28,13 +27,14 @@ from headway.errors import BrokerUnavailable
 from headway.model import ModelReport, Signature, TierDepth, WorkerInfo, WorkerStatus, queue_name
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
 from headway.worker.starting import start_all
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at what is to be loaded."""

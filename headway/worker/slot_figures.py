@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import structlog
-
 from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
 from headway.model import GpuFigures, Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Gpu
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MOST_EXAMPLE = 500
 """Characters, or octets, of the longest example of a target that heartbeats tell."""

@@ -13,15 +13,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from headway.core import deadlines
 from headway.core.excerpt import excerpt
 from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

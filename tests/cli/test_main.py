@@ -107,7 +107,7 @@ def test_a_target_is_checked_without_what_that_does_not_use() -> None:
 
 @pytest.mark.processes
 def test_what_a_service_does_without_is_there_for_whoever_imports_it_later() -> None:
-    statement = "from headway.cli import role; role.import_log(); import rich.traceback, structlog.dev"
+    statement = "import headway.runtime.logger; import rich.traceback, structlog.dev"
     assert {"pygments", "rich"} <= modules_after(statement)
 
 

@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from typing import Any
 
 import msgspec
-import structlog
 
 from headway import __version__
 from headway.admin.dashboard.history import FleetHistory, scaling_of
@@ -27,8 +26,9 @@ from headway.admin.snapshot_source import SnapshotSource
 from headway.core.departure_board import RECENT_SECONDS, STEP
 from headway.errors import BrokerUnavailable
 from headway.model.board import BatchDeparture, Notice
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 TICK = 0.5
 """Seconds between two ticks with departures, or with a worker's change; every second one tells the state of the fleet."""

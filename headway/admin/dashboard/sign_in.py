@@ -8,7 +8,6 @@ DELETE  ends the session, wherever its cookie went
 from __future__ import annotations
 
 import msgspec
-import structlog
 
 from headway import errors
 from headway.admin.guard import ServiceTokens, too_many_tries
@@ -18,8 +17,9 @@ from headway.errors import BadRequest
 from headway.http.error_responses import refusal
 from headway.http.requests import ClientLeft, Request, RouteAnswer
 from headway.http.routing import Route
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LARGEST = 8192
 """Most bytes of the body of a sign-in; a token has at most 4,096."""

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-import structlog
 from msgspec.structs import replace
 
 from headway.config.extras import install_hint
 from headway.model import GpuFigures
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 READ_EVERY = 0.9
 """Seconds for which a reading is good."""

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import msgspec
-import structlog
 
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
@@ -45,10 +44,11 @@ from headway.errors import (
     TargetError,
 )
 from headway.model import Entry, ItemResult, Signature, TokenCount, Value, ValueKind
+from headway.runtime.logger import get_logger
 from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.spans import OUTGOING, RUN
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
-
 from headway.config import remote_headers
 from headway.config.remote_headers import BadHeaders
 from headway.errors import SettingError
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Credentials:

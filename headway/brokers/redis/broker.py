@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-import structlog
 import uuid_utils
 from msgspec.structs import replace
 
@@ -69,8 +68,9 @@ from headway.model import (
     queue_name,
 )
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEAST_LINGER, MOST_LINGER = 0.001, 0.004
 """Bounds in seconds of the time for which entries gather."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 
-import structlog
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
@@ -19,10 +18,11 @@ from headway.core import failures
 from headway.core.retention import weight
 from headway.core.values import octets
 from headway.model import Entry, ItemResult, Lease, Octets, Value
+from headway.runtime.logger import get_logger
 
 _OUTPUT = attrgetter("output")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MOST_BYTES = 64 << 20
 """Most bytes of the outputs that the replies of one batch carry; outputs that are stored apart are not among them."""

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-import structlog
 from redis.exceptions import (
     AuthenticationError,
     NoPermissionError,
@@ -34,8 +33,9 @@ from headway.brokers.redis.together import Together
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BOUNDS = 8, 8, None, 8
 """Most connections to one server for calls, for claims, for blocking reads and for large values."""

@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import structlog
-
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.entry_wire import Apart
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
 from headway.model import DeadLetter, in_zone, model_and_version
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class RedisDeadLetters:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import structlog
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
@@ -20,8 +19,9 @@ from headway.brokers.redis.shard_queue import Queue
 from headway.core import failures
 from headway.errors import BrokerUnavailable
 from headway.model import Reply, Submission, Value
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 READ_AGAIN = 0.1
 """Seconds after which an output is read again when the broker did not answer."""

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-import structlog
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.exceptions import ResponseError
 
-log = structlog.get_logger(__name__)
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
 
 Address = tuple[str, int]
 """Host and port of a server."""

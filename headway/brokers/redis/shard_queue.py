@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import structlog
 from msgspec.structs import replace
 
 from headway.brokers.redis import entry_wire, wire
@@ -52,6 +51,7 @@ from headway.model import (
     name_and_zone,
     queue_name,
 )
+from headway.runtime.logger import get_logger
 
 SHARDS = 256
 """Most shards of a model. A fence is the queue's own times this, plus the shard."""
@@ -69,7 +69,7 @@ _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.
 
 _APART = attrgetter("apart")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Queue:

@@ -10,13 +10,12 @@ import asyncio
 import math
 from collections.abc import Callable
 
-import structlog
-
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.errors import BrokerUnavailable
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 GRAIN = 0.0005
 """Least seconds for which a timer is set."""

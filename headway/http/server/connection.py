@@ -28,7 +28,6 @@ from http import HTTPStatus
 from time import monotonic
 
 import httptools
-import structlog
 
 from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
@@ -43,8 +42,9 @@ from headway.http.server.head import END, Head, past_blank, read_head, suspect, 
 from headway.http.server.large_bodies import LARGE
 from headway.http.server.read_turns import HANDFUL
 from headway.http.server.unread_answers import Unread, bound
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 IDLE, HEAD, BODY, DROP, ASKED, ROUTE, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
 

@@ -24,8 +24,6 @@ from hmac import compare_digest
 from math import inf
 from typing import TypeVar
 
-import structlog
-
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys.credential import digest, parse
@@ -34,12 +32,13 @@ from headway.identity.principals import make_principal
 from headway.model import ApiKey, Principal
 from headway.ports import KeyMark, KeyStore
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ANSWER_WITHIN = 2.0
 """Seconds for which a call waits for the store."""

@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import Any
 
 import jwt
-import structlog
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from headway.config import shown_url
 from headway.errors import SettingError
 from headway.identity.jwt.issuers import Issuer
 from headway.identity.jwt.sources import Source, Unreadable
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 AGAIN = 10.0
 """Least seconds between two reads for unknown keys, and most seconds between two reads when the last one failed."""

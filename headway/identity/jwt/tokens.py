@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import jwt
 import msgspec
-import structlog
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, SettingError, Unauthenticated
@@ -32,8 +31,9 @@ from headway.identity.model_limits import check_model_limit
 from headway.identity.principals import make_principal
 from headway.identity.tables import is_name
 from headway.model import ModelLimit, Principal
+from headway.runtime.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_TOKEN = 8192
 """Longest header value that is parsed, in bytes."""

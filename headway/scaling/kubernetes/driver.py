@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.runtime.logger import get_logger
 from headway.scaling.kubernetes.api import CONFLICT, NOT_FOUND, KubernetesApi
 from headway.scaling.kubernetes.objects import Autoscaler, Autoscalers, ResourcePath, Scale
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CONFLICTS = 5
 """Times that a scale which somebody changes at the same time is read again."""

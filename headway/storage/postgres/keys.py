@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import structlog
-
 from headway.core.key_rotation import check_new
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
+from headway.runtime.logger import get_logger
 from headway.storage.key_rows import (
     CHANGES,
     COLUMNS,
@@ -29,7 +28,7 @@ from headway.storage.key_rows import (
 from headway.storage.postgres.connection import Session
 from headway.storage.postgres.connection_pair import ConnectionPair
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOCK = 0x4865616477617932
 """Number of the advisory lock under which keys are changed."""

@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import structlog
-
 from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
 from headway.runtime.folder_lock import locked
+from headway.runtime.logger import get_logger
 from headway.storage.sqlite.file_identity import FileIdentity, look, remove_log
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CALL_WITHIN = 10.0
 """Seconds after which a call counts as not answered."""

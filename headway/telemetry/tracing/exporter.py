@@ -18,16 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from headway.runtime.counters import Counters
+from headway.runtime.logger import get_logger
 from headway.runtime.spans import Span, SpanBuffer
 from headway.runtime.supervisor import Supervisor
 from headway.telemetry.tracing.environment import TraceEnvironment
 from headway.telemetry.tracing.otlp import Origin, encode_span, export_request, read_partial_success
 from headway.telemetry.tracing.sender import NotSent, SpanSender
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CLOSE_WITHIN = 1.5
 """Most seconds for which a process that ends waits for its last spans to be sent."""

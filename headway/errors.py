@@ -32,13 +32,12 @@ header fields, contract and ledger follow from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from headway.model import Cause
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """Facts about one error code.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.config import Settings
 from headway.errors import BrokerUnavailable
@@ -15,8 +16,7 @@ from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures, State, collect, reach
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessView:
+class ProcessView(msgspec.Struct, frozen=True):
     """View of one process, from which its admin port answers.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
 from headway.app.target_digest import target_digest
@@ -48,8 +49,7 @@ BREAKER_COOLDOWN = 0.5
 """Seconds of the first such rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
+class SlotPlan(msgspec.Struct, frozen=True):
     """Plan of one slot, by which its backend is built.
 
     Attributes:
@@ -89,8 +89,7 @@ class SlotPlan:
             self.counters.large_payloads[direction, "arena" if by_arena else "frame"] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class BackendKind:
+class BackendKind(msgspec.Struct, frozen=True):
     """Way in which targets of one kind are run.
 
     Attributes:

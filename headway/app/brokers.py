@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.app.lifecycle import BrokerConnection
 from headway.brokers.memory.board import MemoryBoard
@@ -21,8 +22,7 @@ from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerBundle:
+class BrokerBundle(msgspec.Struct, frozen=True):
     """Broker of a process, and its companions.
 
     Attributes:

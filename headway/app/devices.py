@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from headway.config import Settings
 from headway.config.checks import LOCAL, MOST_WORKERS
@@ -31,8 +32,7 @@ _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
 """Ways to write that there is no GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
+class Gpus(msgspec.Struct, frozen=True):
     """GPUs that this process may use.
 
     Attributes:
@@ -100,8 +100,7 @@ def _present(root: Path) -> tuple[str, ...] | None:
     return None if any((root / "dev" / name).exists() for name in _OTHER_NODES) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(msgspec.Struct, frozen=True):
     """Devices of the workers of one process.
 
     Attributes:

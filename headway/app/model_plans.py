@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.app.backends import make_devices_of_models
 from headway.app.devices import Devices
@@ -15,8 +16,7 @@ Given = str | Target | Mapping[str, str | Target]
 """Target, or the text that names it; or those of several models, by the name of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPlan:
+class ModelPlan(msgspec.Struct, frozen=True):
     """Plan of one model that a process runs, or of one of its versions.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import Parts
@@ -28,8 +29,7 @@ class OpenPort(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class FigureSource:
+class FigureSource(msgspec.Struct, kw_only=True):
     """Source of the figures of one process; called, it returns them as they are now.
 
     Attributes:
@@ -52,7 +52,7 @@ class FigureSource:
     gate: InputGate | None = None
     process_name: str = ""
     host: str = ""
-    ports: dict[str, OpenPort] = field(default_factory=dict)
+    ports: dict[str, OpenPort] = msgspec.field(default_factory=dict)
 
     def __call__(self) -> ProcessFigures:
         """Return the figures."""

@@ -6,15 +6,15 @@ Every process has an admin port, a place in the fleet and the loop that reaps, w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.config import FIELDS
 from headway.config.fields import RolePart
 from headway.model import Role
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """Parts of which a process of one role is made.
 
     Attributes:

@@ -6,7 +6,8 @@ import os
 import random
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from headway import __version__
 from headway.config import Settings
@@ -24,8 +25,7 @@ from headway.telemetry.tracing.sender import SpanSender
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
+class Tracing(msgspec.Struct, frozen=True):
     """Parts of a process that records traces."""
 
     recorder: SpanRecorder

@@ -13,8 +13,9 @@ import re
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
@@ -80,8 +81,7 @@ from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Components:
+class Components(msgspec.Struct, frozen=True):
     """Services of a process; `id` is its own in the fleet."""
 
     id: str
@@ -96,8 +96,7 @@ class Components:
         return self.pool.slots if self.pool is not None else frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """Process put together, not yet started.
 
     Attributes:

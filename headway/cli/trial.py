@@ -6,8 +6,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from headway.cli.recording import weight
 from headway.core import deadlines
@@ -24,16 +25,14 @@ from headway.simulator.batch_times import RecordedBatch
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """A batch of the trial: its size, and its run time in seconds."""
 
     size: int
     seconds: float
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(msgspec.Struct):
     """Findings of a trial.
 
     Attributes:
@@ -47,12 +46,12 @@ class Findings:
     """
 
     warm_up: float = 0.0
-    runs: list[Run] = field(default_factory=list)
-    recorded: list[RecordedBatch] = field(default_factory=list)
-    model: ServiceModel = field(default_factory=ServiceModel)
+    runs: list[Run] = msgspec.field(default_factory=list)
+    recorded: list[RecordedBatch] = msgspec.field(default_factory=list)
+    model: ServiceModel = msgspec.field(default_factory=ServiceModel)
     weight: float = 0.0
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    faults: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def fault(self, text: str) -> None:
         """Add a fault, once."""

@@ -11,7 +11,8 @@ with some spread, so that clients refused together do not come back together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.client.errors import ClientError, TimedOut
 from headway.client.messages import Answer, Request, milliseconds, read_error
@@ -29,8 +30,7 @@ SPREAD = 0.25
 """Most by which a pause that the service asks for is made longer, as a share of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One attempt: the header fields it adds, and the seconds for connecting and for the answer."""
 
     header: dict[str, str]

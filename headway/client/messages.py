@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -23,8 +22,7 @@ _VALUES = "Send text, a number, True, False, None, or lists and dicts of these w
 _ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """Answer of the model to one input.
 
     Attributes:
@@ -42,8 +40,7 @@ class Result:
     model_version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """HTTP request of one call, whichever attempt it is.
 
     Attributes:
@@ -58,8 +55,7 @@ class Request:
     timed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """HTTP answer. The names in `header` are found in any case."""
 
     status: int

@@ -6,9 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum, Flag, auto
 from typing import Any
+
+import msgspec
 
 from headway.core.policies import POLICIES
 from headway.errors import SettingError
@@ -41,8 +43,7 @@ class Term(Enum):
     """Whatever it is, as the queue must go by those of the workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextForm:
+class TextForm(msgspec.Struct, frozen=True):
     """Form of a text: the pattern that all of it matches, what a text that does not is told, and a correct one."""
 
     pattern: str
@@ -50,8 +51,7 @@ class TextForm:
     hint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of one setting.
 
     Attributes:
@@ -113,8 +113,7 @@ def setting(
     return field(default=default, repr=show is None, metadata={"setting": one})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOption:
+class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
     """Option of a tool, such as `headway simulate`, that sets a field of what the tool runs.
 
     Attributes:

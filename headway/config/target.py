@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from headway.core import arguments
 from headway.errors import SettingError, TargetError
 
@@ -54,8 +56,7 @@ class FileTarget:
         return f"{self.path}:{self.attribute}{_call(self.arguments)}"
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteTarget:
+class RemoteTarget(msgspec.Struct, frozen=True):
     """A remote API. Shown without its query, which may hold a secret."""
 
     url: str
@@ -77,8 +78,7 @@ class RemoteTarget:
         return f"RemoteTarget({str(self)!r})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ObservedTarget:
+class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
     """Target of a test, whose batches are noted.
 
     Attributes:

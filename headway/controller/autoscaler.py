@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -48,8 +48,7 @@ BUSY_COST, WARM_COST = 10, 1
 """Costs of losing a slot that runs a batch, and one that is warm."""
 
 
-@dataclass(slots=True)
-class ScaledModel:
+class ScaledModel(msgspec.Struct):
     """State of one model's scaling in this process.
 
     Attributes:

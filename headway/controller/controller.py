@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -34,8 +34,7 @@ LEADS_FOR = 2.5
 """Seconds for which a leader leads unless it renews that, which it does with each look. The others ask for the lead each second."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     """The fleet as it was seen at one look; the last two for the autoscaler."""
 
     workers: Sequence[WorkerInfo]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.model import Entry
 
@@ -33,8 +34,7 @@ MIN_WAIT = 0.001
 """Least seconds that a refused client is told to wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Refusal of an entry.
 
     Attributes:
@@ -51,8 +51,7 @@ class Refused:
     apart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
+class AdmissionLimits(msgspec.Struct, frozen=True):
     """Figures by which entries are admitted, made anew from time to time.
 
     Attributes:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from headway.core.culprits import CallerKey
 from headway.core.fair_queue import QueuedEntry
 from headway.core.suspects import Group
 
 
-@dataclass(slots=True)
-class Departure:
+class Departure(msgspec.Struct):
     """A batch that has departed.
 
     `late` are entries that were dropped from it because they could no longer be answered in time. `size` is its size as
@@ -21,7 +20,7 @@ class Departure:
     members: list[QueuedEntry]
     reason: str
     left_at: float
-    late: list[QueuedEntry] = field(default_factory=list)
+    late: list[QueuedEntry] = msgspec.field(default_factory=list)
     failures: int = 0
     attempts: int = 1
     alone: int = 0
@@ -30,11 +29,10 @@ class Departure:
     size: float = 0.0
 
 
-@dataclass(slots=True)
-class FailureOutcome:
+class FailureOutcome(msgspec.Struct):
     """Outcome of a failed batch: entries that run again, are dead, get no more tries, or are too late."""
 
     again: int = 0
-    dead: list[QueuedEntry] = field(default_factory=list)
-    spent: list[QueuedEntry] = field(default_factory=list)
-    late: list[QueuedEntry] = field(default_factory=list)
+    dead: list[QueuedEntry] = msgspec.field(default_factory=list)
+    spent: list[QueuedEntry] = msgspec.field(default_factory=list)
+    late: list[QueuedEntry] = msgspec.field(default_factory=list)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.core.values import octets
 from headway.model import Entry
@@ -64,8 +65,7 @@ def best_group(share: float, each: float) -> float:
     return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
 
 
-@dataclass(slots=True)
-class _Caller:
+class _Caller(msgspec.Struct):
     until: float
     ran: float = PRIOR
     bad: float = 0.0

@@ -21,7 +21,6 @@ import hashlib
 import heapq
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -171,19 +170,17 @@ def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Rep
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
+class _Flight(msgspec.Struct, eq=False):
     dedup_key: DedupKey
     key: FlightKey
     original: QueuedEntry | None
     version: str
-    followers: dict[QueuedEntry, None] = field(default_factory=dict)
+    followers: dict[QueuedEntry, None] = msgspec.field(default_factory=dict)
     reply: Reply | None = None
     until: float = 0.0
 
 
-@dataclass(slots=True)
-class Ripple:
+class Ripple(msgspec.Struct):
     """Consequences of one event for other entries.
 
     Attributes:
@@ -192,9 +189,9 @@ class Ripple:
         idle: originals that nobody waits for any more; they need not run.
     """
 
-    replies: list[tuple[QueuedEntry, Reply]] = field(default_factory=list)
-    anew: list[QueuedEntry] = field(default_factory=list)
-    idle: list[QueuedEntry] = field(default_factory=list)
+    replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)
+    anew: list[QueuedEntry] = msgspec.field(default_factory=list)
+    idle: list[QueuedEntry] = msgspec.field(default_factory=list)
 
 
 class Dedup:

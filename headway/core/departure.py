@@ -17,7 +17,6 @@ they take what is more than the next batch of those, or what those are late for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -47,8 +46,7 @@ LEEWAY = 0.005
 """Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Load of a model at an instant; the input of every policy.
 
     Attributes:
@@ -94,8 +92,7 @@ class Load:
         return self.alpha + self.beta * size
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """Numbers that decide when the next batch leaves.
 
     Attributes:
@@ -186,16 +183,14 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     slots: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """Decision to leave now, with its reason, and the most that the batch holds."""
 
     reason: str
     most: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Decision to stay until this instant (infinite: until something arrives)."""
 
     until: float

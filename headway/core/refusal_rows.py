@@ -10,7 +10,6 @@ Each tier and each code of a refusal is counted apart, as there are few of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 
 import msgspec
@@ -24,8 +23,7 @@ MOST = 10_000
 """Most callers, tiers and codes that are counted at a time. Beyond, those counted longest get their record early."""
 
 
-@dataclass(slots=True)
-class _Minute:
+class _Minute(msgspec.Struct):
     """Refusals of one caller, tier and code."""
 
     ends: float

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import msgspec
 
 from headway.core.values import room
 from headway.model import Reply, Value
@@ -37,8 +38,7 @@ def weight(output: Value | None) -> int:
     return OVERHEAD + room(output)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptLimits:
+class KeptLimits(msgspec.Struct, frozen=True):
     """Budgets of kept outcomes, in bytes.
 
     Attributes:
@@ -74,21 +74,19 @@ KEPT = KeptLimits.of(256 << 20, 64 << 20)
 """Budgets by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(msgspec.Struct, frozen=True):
     tenant: str
     size: int
     spare: bool
     number: int
 
 
-@dataclass(slots=True)
-class _Tenant(Generic[T]):
+class _Tenant(msgspec.Struct, Generic[T]):
     """Kept items of one tenant, oldest first; `spare` goes before `rest`."""
 
     bytes: int = 0
-    spare: dict[T, None] = field(default_factory=dict)
-    rest: dict[T, None] = field(default_factory=dict)
+    spare: dict[T, None] = msgspec.field(default_factory=dict)
+    rest: dict[T, None] = msgspec.field(default_factory=dict)
 
 
 class Retention(Generic[T]):

@@ -22,8 +22,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
+
+import msgspec
 
 from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
@@ -45,8 +46,7 @@ MOST_CREDIT = 2.0
 """Full batches of GPU time that groups may save up while the tier queues go first."""
 
 
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(msgspec.Struct, eq=False):
     """Entries that wait to run together.
 
     Attributes:
@@ -79,8 +79,7 @@ class Group:
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """Group that a free worker may take first, group that it may take in turn, and the instant to look again."""
 
     first: Group | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
+
+import msgspec
 
 from headway import errors
 from headway.gateway.pending import Ending, PendingRequest
@@ -26,12 +27,11 @@ def outcome_of(failure: Failure) -> str:
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
-@dataclass(slots=True)
-class _Answers:
+class _Answers(msgspec.Struct):
     """Answers of one model and tier that came together."""
 
-    latencies: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
+    latencies: list[float] = msgspec.field(default_factory=list)
+    waits: list[float] = msgspec.field(default_factory=list)
     failed: int = 0
     failed_seconds: float = 0.0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from headway.core import dedup, values
 from headway.model import BatchRun, DedupKind, Failure, Reply, Value
@@ -19,8 +20,7 @@ PART = "\x01"
 """Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
 
 
-@dataclass(slots=True, eq=False)
-class WholeOutcome:
+class WholeOutcome(msgspec.Struct, eq=False):
     """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -234,8 +233,7 @@ def marks_of(reply: Reply) -> Metadata:
     return (*found, ("x-headway-kept", "no")) if reply.unkept else found
 
 
-@dataclass(slots=True)
-class _Submission:
+class _Submission(msgspec.Struct):
     """Request that the gateway has.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -42,8 +41,7 @@ _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.S
 """Error codes of the Open Inference Protocol's routes of one model that run nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """Request that a service answers with 200.
 
     Attributes:

@@ -11,10 +11,11 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import msgspec
 
 from headway.errors import SettingError
 from headway.runtime.certificate_dates import validity
@@ -40,8 +41,7 @@ async def look_pause() -> None:
     await asyncio.sleep(LOOK_EVERY)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCertificate:
+class OwnCertificate(msgspec.Struct, frozen=True):
     """Facts about the certificate that this process shows.
 
     Attributes:

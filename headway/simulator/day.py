@@ -15,7 +15,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -43,8 +43,7 @@ QUEUE_SECONDS = 2.0
 """Seconds of work that may wait; what comes beyond is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
+class Day(msgspec.Struct, frozen=True, kw_only=True):
     """Order for a simulated day.
 
     Attributes:
@@ -62,7 +61,7 @@ class Day:
     promise: float
     start: float
     trace: tuple[float, ...] = ()
-    limits: ScaleLimits = field(default_factory=ScaleLimits)
+    limits: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
     seed: int = 0
 
     def __post_init__(self) -> None:

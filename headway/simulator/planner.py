@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import msgspec
@@ -36,8 +36,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 """Student's t for a two-sided interval of 95 %, by number of values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """Order for a plan.
 
     Attributes:
@@ -316,8 +315,7 @@ class _Planner:
         return _Run(p50, p95, p99, unanswered, report.batches.fill, report.utilisation)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     p50: float
     p95: float
     p99: float

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 
+import msgspec
+
 from headway.config import FIELDS
 from headway.config.checks import MAX_BATCH, MOST_WEIGHT
 from headway.config.fields import ToolOption, check_options, check_within, tool_option, tool_options_of
@@ -41,16 +43,14 @@ class Eager:
         return Rule(size=load.max_batch, headway=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Change of the rate: from instant `at` on, requests come at `rate` per second."""
 
     at: float
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     """Death of workers: at instant `at`, `workers` of the workers die.
 
     With `silent` their hosts die with them: nobody hears of it before their heartbeats fail to come, and what they ran is

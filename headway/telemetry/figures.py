@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from headway import __version__
 from headway.model import Capacity, GpuFigures, ProcessInfo, TierDepth, WorkerInfo
@@ -12,8 +13,7 @@ from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFigures:
+class ProcessFigures(msgspec.Struct, frozen=True):
     """Figures of one process at an instant, beside its counters, and the label values that it is known to count under.
 
     Attributes:
@@ -40,14 +40,14 @@ class ProcessFigures:
     models: Collection[str] = ()
     version: str = __version__
     draining: bool = False
-    connections: Mapping[str, int] = field(default_factory=dict)
+    connections: Mapping[str, int] = msgspec.field(default_factory=dict)
     pending: int | None = None
     promise: float | None = None
     fallbacks: Collection[str] = ()
     rules: Collection[str] = ()
     ledger_backlog: int | None = None
     slots: Mapping[tuple[str, str], float] | None = None
-    gpus: Mapping[tuple[str, str], GpuFigures] = field(default_factory=dict)
+    gpus: Mapping[tuple[str, str], GpuFigures] = msgspec.field(default_factory=dict)
     versions: Sequence[tuple[str, str]] = ()
     leader: bool | None = None
     exports_fleet: bool = True
@@ -55,8 +55,7 @@ class ProcessFigures:
     worker_label: Callable[[str], str] = str
 
 
-@dataclass(frozen=True, slots=True)
-class FleetState:
+class FleetState(msgspec.Struct, frozen=True):
     """Figures of the whole fleet at an instant.
 
     Attributes:
@@ -72,16 +71,15 @@ class FleetState:
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
-    letters: Mapping[str, int] = field(default_factory=dict)
-    letters_ever: Mapping[str, int] = field(default_factory=dict)
+    letters: Mapping[str, int] = msgspec.field(default_factory=dict)
+    letters_ever: Mapping[str, int] = msgspec.field(default_factory=dict)
     capacities: Sequence[Capacity] = ()
     members: Sequence[ProcessInfo] = ()
     expected: int = 0
     memory: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """State of one process at one instant, as it is exported.
 
     Attributes:

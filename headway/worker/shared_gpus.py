@@ -13,10 +13,10 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.core.capacity import pace
@@ -56,8 +56,7 @@ class MakeBatcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SharedModel:
+class SharedModel(msgspec.Struct, frozen=True):
     """One of the models that share the GPUs.
 
     Attributes:
@@ -71,7 +70,7 @@ class SharedModel:
     make: MakeBatcher
     worker: Callable[[int], str]
     min_warm: int = 0
-    report: ModelReport = field(default_factory=ModelReport)
+    report: ModelReport = msgspec.field(default_factory=ModelReport)
     version: str = ""
 
 

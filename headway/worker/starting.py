@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from headway.core import deadlines
 from headway.core.excerpt import excerpt
@@ -23,8 +24,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits of a run.
 
     Attributes:
@@ -52,8 +52,7 @@ class Limits:
         }
 
 
-@dataclass(slots=True)
-class StartState:
+class StartState(msgspec.Struct):
     """State of the starts of a slot's backend.
 
     Attributes:

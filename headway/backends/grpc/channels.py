@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import msgspec
 
 IDLE = 30.0
 """Seconds for which an idle channel is kept at most."""
@@ -25,8 +25,7 @@ class ChannelsClosed(Exception):
     """Use of channels that were not opened."""
 
 
-@dataclass(slots=True, eq=False)
-class Generation:
+class Generation(msgspec.Struct, eq=False):
     """One channel. `stamp` is of what it was made by; another one means that it is no longer as it should be."""
 
     channel: Any

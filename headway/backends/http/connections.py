@@ -10,10 +10,10 @@ import asyncio
 import io
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import aiohttp
+import msgspec
 
 from headway.runtime.remote_certificates import ClientTls, RemoteCertificates
 from headway.runtime.sockets import Sockets
@@ -45,8 +45,7 @@ class Response(NamedTuple):
     body: bytearray
 
 
-@dataclass(slots=True, eq=False)
-class _Generation:
+class _Generation(msgspec.Struct, eq=False):
     """Connections that are given up together."""
 
     session: aiohttp.ClientSession

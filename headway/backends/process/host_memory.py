@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 READ_EVERY = 0.9
 """Seconds for which a reading is good: all slots of a process share it."""
@@ -21,8 +22,7 @@ NO_LIMIT = 1 << 60
 """Bytes from which a limit of cgroup v1 means none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """Names of a control group's files, by version."""
 
     limit: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.core import failures
 from headway.core.batch import Departure
@@ -12,8 +13,7 @@ from headway.core.fair_queue import GONE, QueuedEntry
 from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, TokenCount, Value
 
 
-@dataclass(slots=True)
-class Running:
+class Running(msgspec.Struct):
     """Batch that runs, until instant `expires_at` unless its lease is extended."""
 
     lease: Lease

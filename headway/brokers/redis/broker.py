@@ -11,10 +11,10 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
+import msgspec
 import uuid_utils
 from msgspec.structs import replace
 
@@ -85,8 +85,7 @@ RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
 
-@dataclass(slots=True)
-class _Doubt:
+class _Doubt(msgspec.Struct):
     """Claim without an answer. It may have been granted, and is to be repeated at the same shard."""
 
     queue: Queue

@@ -7,10 +7,10 @@ gone. So large outputs go in several steps, between which it serves others, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
@@ -60,8 +60,7 @@ def fitting(
     return fitted
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
+class Outcomes(msgspec.Struct, frozen=True):
     """Outcomes of some entries of a lease, packed.
 
     Attributes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
@@ -32,8 +33,7 @@ FIRST = b"0-0"
 _submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
-@dataclass(slots=True)
-class _Read:
+class _Read(msgspec.Struct):
     """Replies of one stream entry that are there together, their queue, and the stream's key.
 
     `born` names the server's state that the entry belongs to, `whole` all submissions that it replies to. `token` is that of the

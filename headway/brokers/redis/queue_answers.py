@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from headway.core.departure import Load
 from headway.model import Failure, Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """Lease from the server, with the seconds that each entry has waited."""
 
     lease: Lease
@@ -19,8 +19,7 @@ class Granted:
     unreadable: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """Verdict on an entry that has something in common with another, which is in the queue of another version or zone."""
 
     version: str
@@ -47,8 +46,7 @@ class QueueGlance(NamedTuple):
     batch_seconds: float
 
 
-@dataclass(slots=True)
-class Look:
+class Look(msgspec.Struct):
     """Load of a queue, and by tier its depth and the seconds that its oldest entry has waited."""
 
     load: Load

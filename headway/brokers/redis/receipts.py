@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+import msgspec
 
 from headway.brokers.redis import wire
 from headway.errors import BrokerUnavailable
@@ -22,8 +24,7 @@ NOTHING_READ = ("", "", 0, 0)
 """Receipt of nothing, as the functions take it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """Position up to which a gateway has read its stream, and what was read.
 
     Attributes:
@@ -37,8 +38,8 @@ class Receipt:
     gateway: str
     last: bytes
     submissions: list[Submission]
-    outputs: list[bytes] = field(default_factory=list)
-    held_by: list[Offer] = field(default_factory=list)
+    outputs: list[bytes] = msgspec.field(default_factory=list)
+    held_by: list[Offer] = msgspec.field(default_factory=list)
 
     @property
     def packed(self) -> tuple[object, ...]:

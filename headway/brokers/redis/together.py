@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 TURNS = 6
 """Turns of the loop for which calls gather: as many as lie between a timer and the call of the slowest that it wakes up."""
@@ -24,8 +25,7 @@ class Caller(Protocol):
         """Run a function of the library on the keys that begin with `key`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """One of the calls, and who waits for it."""
 
     function: str

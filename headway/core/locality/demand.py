@@ -7,7 +7,8 @@ compared. What is refused counts, too: a model that is refused for want of GPUs 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 FIRST_LOAD = 10.0
 """Seconds that a load is taken for as long as none has been seen."""
@@ -23,8 +24,7 @@ UNKNOWN_SECONDS = 0.01
 """GPU seconds of an input as long as no batch of any model has been measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """Requests for one model at an instant, as its queue tells of them.
 
     Attributes:

@@ -23,8 +23,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from headway.core.locality.demand import FIRST_LOAD, UNKNOWN_SECONDS, Asked, Demand
 
@@ -48,8 +49,7 @@ REASONS = (MIN_WARM, COLD, BUSY)
 """Reasons of loads, and so of the evictions that make room for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """Load of a model, and the eviction that makes room for it.
 
     Attributes:
@@ -70,12 +70,11 @@ class Move:
 _NOTHING = Asked()
 
 
-@dataclass(slots=True)
-class _Gpu:
+class _Gpu(msgspec.Struct):
     """Models on one GPU: instant since which each is warm, and since which each loads. One that is lost gets none any more."""
 
-    warm: dict[str, float] = field(default_factory=dict)
-    loading: dict[str, float] = field(default_factory=dict)
+    warm: dict[str, float] = msgspec.field(default_factory=dict)
+    loading: dict[str, float] = msgspec.field(default_factory=dict)
     lost: bool = False
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.core.queue import ModelQueue
 
@@ -18,8 +19,7 @@ LEAD = 0.5
 """Run times of the shorter batch by which two models may differ in what they have had and still count as even."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
+class Contender(msgspec.Struct, frozen=True):
     """Model that waits for the GPU.
 
     Attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.core.departure import Policy
 from headway.core.policies.paced import Paced
@@ -13,8 +14,7 @@ from headway.core.policies.table import Table
 from headway.core.policies.window import DEFAULT_WINDOW, Window
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """A policy as settings, banner and documents need to know it.
 
     Attributes:

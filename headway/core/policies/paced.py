@@ -53,7 +53,9 @@ bus bunching", Transportation Research B 43, 2009); the formula for batch server
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from headway.core.departure import Load, Rule
 from headway.core.look_ahead import LookAhead
@@ -102,8 +104,7 @@ EVENLY = 1e6
 """Square of more batches than there are slots, into which a unit of size is cut: an even part leaves with each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Team:
+class Team(msgspec.Struct, frozen=True):
     """Slots that take part, the fastest of all.
 
     Attributes:

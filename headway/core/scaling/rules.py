@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,8 +30,7 @@ class NoRules(ValueError):
     """Text that is no list of rules; says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleRule:
+class ScaleRule(msgspec.Struct, frozen=True):
     """Rule: once its condition has held for its time, it changes the number of workers.
 
     Attributes:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.core.scaling.forecast import ArrivalForecast
 from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, ScaleRule
@@ -39,8 +40,7 @@ FADING = 0.8
 """Part of a longer start that was seen which is still expected after a shorter one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleLimits:
+class ScaleLimits(msgspec.Struct, frozen=True):
     """Bounds and times of one model's scaler.
 
     Attributes:
@@ -65,8 +65,7 @@ class ScaleLimits:
         return max(self.least, min(workers, self.most))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelState:
+class ModelState(msgspec.Struct, frozen=True):
     """Measured state of a model.
 
     Attributes:
@@ -84,8 +83,7 @@ class ModelState:
     cost: BatchCost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleDecision:
+class ScaleDecision(msgspec.Struct, frozen=True):
     """Decision to have another number of workers, or to ask for the same again.
 
     Attributes:

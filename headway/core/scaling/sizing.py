@@ -12,7 +12,8 @@ add ρBδ²/ℓ² to c. Where arrivals are too few to be spaced, a request only 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 P95 = 0.95
 NORMAL_95 = 1.645
@@ -22,8 +23,7 @@ EXPONENTIAL_95 = 3.0
 MOST_SLOTS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCost:
+class BatchCost(msgspec.Struct, frozen=True):
     """Cost of a model's batches.
 
     Attributes:

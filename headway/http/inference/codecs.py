@@ -10,7 +10,7 @@ exchange (`exchange.py`). The native routes have both. Routes of other APIs have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, NoReturn, Protocol
 
 import msgspec
@@ -57,8 +57,7 @@ def _never(*arguments: object) -> NoReturn:
     raise NotImplementedError("the route has no such requests")
 
 
-@dataclass(frozen=True, slots=True)
-class Codec:
+class Codec(msgspec.Struct, frozen=True):
     """Codec of one inference route.
 
     Attributes:

@@ -8,9 +8,11 @@ function that writes the answer, which holds whatever the codec has to remember 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest
@@ -71,8 +73,7 @@ class WriteOutputs(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(msgspec.Struct):
     """One request between its body and its answer.
 
     Attributes:
@@ -98,8 +99,7 @@ ReadExchange = Callable[[bytes], Exchange]
 """Body to exchange. Raises RequestError."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodecContext:
+class CodecContext(msgspec.Struct, frozen=True):
     """Facts of the service that readers of requests go by.
 
     Attributes:

@@ -7,7 +7,6 @@ gives an object with the text as `text`, and `usage` or `finish_reason` if it li
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import time
 from typing import Any
 
@@ -103,8 +102,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RichText).decode
 
 
-@dataclass(slots=True)
-class ChoicesWriter:
+class ChoicesWriter(msgspec.Struct):
     """Writer of the answer to one request.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -79,8 +78,7 @@ def embeddings(settings: Settings) -> Codec:
     return openai_codec(make)
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
+class _Writer(msgspec.Struct, frozen=True):
     """Writer of the answer to one request.
 
     Attributes:

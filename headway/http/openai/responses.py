@@ -7,7 +7,6 @@ model's answer is there as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import time
 from typing import Any
 
@@ -154,8 +153,7 @@ def _check_format(members: Members) -> None:
         raise BadRequest(f"an answer of format {kind!r} is not served, only text; leave it out - at `$.text.format`")
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
+class _Writer(msgspec.Struct, frozen=True):
     """Writer of the answer to one request.
 
     Attributes:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 from math import inf
 from typing import TypeVar
+
+import msgspec
 
 from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, StoreCorrupted, StoreUnavailable
@@ -66,8 +67,7 @@ TIERS_TOLD = 100
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
-@dataclass(slots=True, eq=False)
-class _Good:
+class _Good(msgspec.Struct, eq=False):
     """A key as it came: its id, packed form, principal and end, and the table's changes up to which that holds."""
 
     id: str

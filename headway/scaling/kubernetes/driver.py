@@ -12,7 +12,8 @@ KEDA is there, nothing is changed, and as long as nobody may look for one, neith
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.runtime.logger import get_logger
@@ -35,8 +36,7 @@ _AUTOSCALERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleTarget:
+class ScaleTarget(msgspec.Struct, frozen=True):
     """Workload that has the replicas of a model.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import quote
 
 import msgspec
@@ -63,8 +62,7 @@ class Status(msgspec.Struct):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourcePath:
+class ResourcePath(msgspec.Struct, frozen=True):
     """Path of an object, or of a list, in the API.
 
     Attributes:

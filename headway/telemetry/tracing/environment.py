@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 HTTP, GRPC = "http/protobuf", "grpc"
 _PATH = "v1/traces"
@@ -41,8 +42,7 @@ class Wrong(NamedTuple):
     used: str
 
 
-@dataclass(frozen=True, slots=True)
-class Collector:
+class Collector(msgspec.Struct, frozen=True):
     """Collector that spans are sent to.
 
     Attributes:
@@ -71,8 +71,7 @@ class Collector:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceEnvironment:
+class TraceEnvironment(msgspec.Struct, frozen=True):
     """Settings of traces, as the variables say them.
 
     Attributes:

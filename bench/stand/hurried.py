@@ -29,7 +29,7 @@ from headway import cli  # noqa: E402
 from headway.brokers.redis import queue_table  # noqa: E402
 from headway.fleet import models  # noqa: E402
 
-queue_table.LOOK_EVERY, queue_table.FORGET_AFTER, models.MISSED_FOR = 1.0, 3.0, 3.0
+queue_table.LIST_QUEUES_EVERY, queue_table.FORGET_AFTER, models.MISSED_FOR = 1.0, 3.0, 3.0
 
 if __name__ == "__main__":
     cli.main()

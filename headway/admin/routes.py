@@ -28,7 +28,7 @@ from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot_source import SnapshotSource
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import readiness
-from headway.http.readiness import Glance, Readiness, soon
+from headway.http.readiness import CachedReadiness, Readiness, soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
@@ -50,7 +50,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     router = Router(
         [
-            *readiness.routes(Glance(ready), for_clients=False),
+            *readiness.routes(CachedReadiness(ready), for_clients=False),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),

@@ -17,7 +17,7 @@ from headway.worker.pools import Workers
 
 log = get_logger(__name__)
 
-LOOK_EVERY = 0.5
+WRITE_LINE_EVERY = 0.5
 """Seconds between two writings of the line."""
 SILENT = 2.0
 """Seconds before the log tells of it where there is no terminal; the next ones are twice as far apart each time."""
@@ -43,12 +43,12 @@ class Progress:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._shown = False
-        self._pause = LOOK_EVERY
+        self._pause = WRITE_LINE_EVERY
 
     def begin(self) -> None:
         """Write the line now and then, until `end`."""
         live = self._terminal.isatty()
-        self._pause = LOOK_EVERY if live else SILENT
+        self._pause = WRITE_LINE_EVERY if live else SILENT
         self._timer = asyncio.get_running_loop().call_later(self._pause, self._tick if live else self._log)
 
     def end(self) -> None:
@@ -61,7 +61,7 @@ class Progress:
             self._write(_CLEAR)
 
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(WRITE_LINE_EVERY, self._tick)
         loading = {
             batcher.slot.worker: batcher.starting.since
             for batcher in self._pool.batchers

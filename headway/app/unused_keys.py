@@ -17,7 +17,7 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-BITE = 500
+PAGE = 500
 """Keys that are read at once."""
 AGAIN = 10.0
 """Seconds until a store that did not answer is asked again."""
@@ -61,7 +61,7 @@ class UnusedKeys(BareResource):
         try:
             await store.open()
             while True:
-                found = await store.changes(mark, BITE)
+                found = await store.changes(mark, PAGE)
                 if found is None:
                     return count
                 now = self._wall()

@@ -14,7 +14,7 @@ from headway.cli.waiting import waiting
 from headway.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
-    from headway.simulator.planner import Outlook, Plan
+    from headway.simulator.planner import Plan, Prediction
 
 _TARGETS = "Targets"
 _FIELDS = (
@@ -128,11 +128,15 @@ def _show(found: Plan, arrivals: str) -> None:
         print_line("             (of this record only, begun at different places: other days may be burstier)")
 
 
-def _percentiles(outlook: Outlook) -> str:
+def _percentiles(prediction: Prediction) -> str:
     from headway.load.report import figure
 
-    doubt = outlook.doubt_ms
-    pairs = (("p50", outlook.p50_ms, doubt.p50), ("p95", outlook.p95_ms, doubt.p95), ("p99", outlook.p99_ms, doubt.p99))
+    doubt = prediction.doubt_ms
+    pairs = (
+        ("p50", prediction.p50_ms, doubt.p50),
+        ("p95", prediction.p95_ms, doubt.p95),
+        ("p99", prediction.p99_ms, doubt.p99),
+    )
     return ", ".join(f"{name} {figure(value)} ± {figure(error)} ms" for name, value, error in pairs)
 
 

@@ -639,7 +639,7 @@ class Settings:
     remote_model: str = setting(
         "",
         _REMOTE,
-        "Name of the model over there, for dialects that name it in each request or in the path.",
+        "Name of the remote model, for dialects that name it in each request or in the path.",
         form=REMOTE_MODEL,
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,

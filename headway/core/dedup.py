@@ -180,7 +180,7 @@ class _Flight(msgspec.Struct, eq=False):
     until: float = 0.0
 
 
-class Ripple(msgspec.Struct):
+class Consequences(msgspec.Struct):
     """Consequences of one event for other entries.
 
     Attributes:
@@ -231,11 +231,11 @@ class Dedup:
         """Whether an entry runs for its followers alone: it gets no reply itself."""
         return queued in self._unwanted
 
-    def join(self, queued: QueuedEntry, now: float) -> Failure | Ripple | None:
+    def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
         """Look for an answer in common with others. None: there is none yet, so the entry has to run.
 
         Returns:
-            A failure: the entry is refused. A ripple: it has joined, or has its outcome, which is among the replies.
+            A failure: the entry is refused. A consequences: it has joined, or has its outcome, which is among the replies.
         """
         found = None
         for dedup_key in queued.entry.dedup_keys:
@@ -256,14 +256,14 @@ class Dedup:
         self.begin(queued, now, found.version)
         if found.reply is not None:
             reply = passed_on(found.reply, queued, kind, kept=True)
-            ripple = self.end(queued, reply, now)
-            ripple.replies.insert(0, (queued, reply))
-            return ripple
+            consequences = self.end(queued, reply, now)
+            consequences.replies.insert(0, (queued, reply))
+            return consequences
         found.followers[queued] = None
         self._followed[queued] = found
         self._begun.setdefault(queued, [])
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
-        return Ripple()
+        return Consequences()
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
         """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet.
@@ -283,32 +283,32 @@ class Dedup:
         if begun:
             self._begun[queued] = begun
 
-    def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Ripple:
+    def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Consequences:
         """Note the outcome of an entry. `late`: the entry failed only because its own time is over."""
-        ripple, ended = Ripple(), [(queued, reply)]
+        consequences, ended = Consequences(), [(queued, reply)]
         for original, outcome in ended:
             self._unwanted.discard(original)
             original.reservation = None
             self._unfollow(original)
             for flight in self._begun.pop(original, ()):
                 if late and flight.dedup_key.kind is not DedupKind.TASK:
-                    self._scatter(flight, ripple)
+                    self._scatter(flight, consequences)
                 for follower in self._freed(flight):
                     passed = passed_on(outcome, follower, flight.dedup_key.kind, kept=False)
                     ended.append((follower, passed))
                     if follower not in self._unwanted:
-                        ripple.replies.append((follower, passed))
+                        consequences.replies.append((follower, passed))
                 self._keep(flight, outcome, now)
-        return ripple
+        return consequences
 
-    def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Ripple:
-        """Stop waiting for an entry. If no other entry waits for it, it is among the idle of the ripple.
+    def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Consequences:
+        """Stop waiting for an entry. If no other entry waits for it, it is among the idle of the consequences.
 
         Arguments:
             queued: an original or a follower.
             deleted: whether its outcome is unwanted, too. Otherwise the first entry under an idempotency key runs on.
         """
-        ripple = Ripple()
+        consequences = Consequences()
         for flight in list(self._begun.get(queued, ())):
             kind = flight.dedup_key.kind
             if kind is DedupKind.TASK or (deleted and kind is DedupKind.KEY and not flight.followers):
@@ -318,10 +318,10 @@ class Dedup:
                     self._forget_begun(follower)
                     entry = follower.entry
                     failed = Reply(entry.id, entry.tenant, None, failures.no_task(), nonce=entry.nonce)
-                    ripple.replies.append((follower, failed))
+                    consequences.replies.append((follower, failed))
         self._unwanted.add(queued)
-        self._release(queued, ripple)
-        return ripple
+        self._release(queued, consequences)
+        return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
         """Give an entry whose id the client chose the dedup key of a kept task of that id. Another body misuses the id."""
@@ -357,13 +357,13 @@ class Dedup:
         """Instant at which the first follower is due, or was; infinite when there is none."""
         return self._due[0][0] if self._due else math.inf
 
-    def leave(self, queued: QueuedEntry) -> Ripple:
+    def leave(self, queued: QueuedEntry) -> Consequences:
         """Note that a follower has its own outcome, and waits for its original's no longer."""
         flight = self._unfollow(queued)
-        ripple = Ripple()
+        consequences = Consequences()
         if flight is not None and flight.original is not None:
-            self._release(flight.original, ripple)
-        return ripple
+            self._release(flight.original, consequences)
+        return consequences
 
     def _flight(self, queued: QueuedEntry, dedup_key: DedupKey, now: float) -> _Flight | None:
         flight = self._flights.get(_key(queued, dedup_key))
@@ -387,7 +387,7 @@ class Dedup:
         self._tidy()
         return followers
 
-    def _scatter(self, flight: _Flight, ripple: Ripple) -> None:
+    def _scatter(self, flight: _Flight, consequences: Consequences) -> None:
         """Offer all followers anew, each before its own followers."""
         loose = [flight]
         for each in loose:
@@ -397,14 +397,14 @@ class Dedup:
                     self._unwanted.discard(follower)
                     follower.reservation = None
                 else:
-                    ripple.anew.append(follower)
+                    consequences.anew.append(follower)
 
     def _tidy(self) -> None:
         if len(self._due) > 2 * len(self._followed) + STALE:
             self._due = [one for one in self._due if one[2] in self._followed]
             heapq.heapify(self._due)
 
-    def _release(self, queued: QueuedEntry, ripple: Ripple) -> None:
+    def _release(self, queued: QueuedEntry, consequences: Consequences) -> None:
         """Let go of an entry that nobody waits for, and of those that only ran for it."""
         while queued in self._unwanted and not any(map(_is_awaited, self._begun.get(queued, ()))):
             self._unwanted.discard(queued)
@@ -412,7 +412,7 @@ class Dedup:
             self._forget_begun(queued)
             flight = self._unfollow(queued)
             if flight is None or flight.original is None:
-                ripple.idle.append(queued)
+                consequences.idle.append(queued)
                 return
             queued = flight.original
 

@@ -102,7 +102,7 @@ class Debts(OrderedDict[str, float]):
                 self[id] = tat
 
 
-class Book:
+class RateDebts:
     """Debts of rate limits, by id. Paid debts are forgotten as soon as there are many.
 
     Attributes:

@@ -31,7 +31,7 @@ BEHIND = 1.5
 At even spacing a slot comes free just when its home needs it, so a slot that helps where it is not needed is missed at
 home.
 """
-LOOK_EVERY = 0.05
+LOOK_ELSEWHERE_EVERY = 0.05
 """Seconds between two looks of an idle slot at shards where it is not at home.
 
 The first look comes at once: near saturation no rest lasts as long as this.

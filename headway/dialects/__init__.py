@@ -54,7 +54,7 @@ def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
     Arguments:
         url: URL of one of the dialects' schemes, without credentials.
         name: name of a dialect, or AUTO.
-        model: name of the model over there; empty: not said.
+        model: name of the remote model; empty: not said.
 
     Raises:
         SettingError: the URL or a setting does not fit the dialect.

@@ -56,7 +56,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Say where the API is, and how it is spoken to. `model` is the name of the model over there; empty: not said.
+        """Say where the API is, and how it is spoken to. `model` is the name of the remote model; empty: not said.
 
         Raises:
             SettingError: the URL or a setting does not fit the dialect.
@@ -117,7 +117,7 @@ class Remote(msgspec.Struct, frozen=True):
         dialect: the dialect.
         metadata: request for what the API says of its model; None where it is not asked.
         models: request for the models that the API has; None where it is not asked.
-        model: name of the model over there; empty: not said.
+        model: name of the remote model; empty: not said.
     """
 
     url: str
@@ -137,7 +137,7 @@ def needs_model(name: str, model: str) -> str:
         SettingError: it is not.
     """
     if not model:
-        hint = "Set it to the model's name over there."
+        hint = "Set it to the remote model's name."
         raise SettingError(
             "remote_model", model, f"is empty, and every request of the dialect {name} names the model", hint
         )

@@ -55,7 +55,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
     """Texts in; texts or lists of numbers out.
 
     Attributes:
-        model: name of the model over there.
+        model: name of the remote model.
         version: its version; empty: the one that the server chooses.
     """
 
@@ -78,7 +78,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise SettingError("target", parts.path, "is no name of a model", hint)
         named = unquote(found["name"]) if found is not None else ""
         if not named and not model:
-            hint = "Write grpc://host:8001/NAME, or set it to the model's name over there."
+            hint = "Write grpc://host:8001/NAME, or set it to the remote model's name."
             raise SettingError("remote_model", model, "is empty, and the URL names no model", hint)
         if named and model and named != model:
             hint = "Leave it out, or name the model in one of them."

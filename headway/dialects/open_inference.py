@@ -185,17 +185,17 @@ def _row_item(numbers: Sequence[Any], shape: Sequence[int]) -> ItemResult:
 
 def _known_input(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
     if len(inputs) > 1:
-        raise BadMetadata(f"the model over there takes {len(inputs)} inputs ({_names(inputs)}). {_ONE_INPUT}")
+        raise BadMetadata(f"the remote model takes {len(inputs)} inputs ({_names(inputs)}). {_ONE_INPUT}")
     [tensor] = inputs
     if tensor.datatype != BYTES:
         raise BadMetadata(
-            f"the input {_quoted(tensor.name)} of the model over there has the datatype {_quoted(tensor.datatype)}. "
+            f"the input {_quoted(tensor.name)} of the remote model has the datatype {_quoted(tensor.datatype)}. "
             f"{_ONE_INPUT}"
         )
     shape = tensor.shape
     if not (len(shape) in (1, 2) and shape[0] < 0 and (len(shape) == 1 or shape[1] in (-1, 1))):
         raise BadMetadata(
-            f"the input {_quoted(tensor.name)} of the model over there has the shape {list(shape[:MOST_DIMENSIONS])}, "
+            f"the input {_quoted(tensor.name)} of the remote model has the shape {list(shape[:MOST_DIMENSIONS])}, "
             "which has no place for a batch of texts. Serve it there with the shape [-1] or [-1, 1]."
         )
     return {"input": tensor.name, "column": len(shape) == 2}
@@ -206,7 +206,7 @@ def _known_output(outputs: Sequence[TensorMetadata]) -> dict[str, Any]:
     named = [one for one in readable if one.name == OUTPUT]
     if len(readable) != 1 and len(named) != 1:
         raise BadMetadata(
-            f"the model over there gives {len(outputs)} outputs ({_names(outputs)}), of which {len(readable)} can be "
+            f"the remote model gives {len(outputs)} outputs ({_names(outputs)}), of which {len(readable)} can be "
             f"read, and one is needed. Serve it there with one output of {BYTES} or numbers, or call one of them {OUTPUT}."
         )
     tensor = (readable if len(readable) == 1 else named)[0]

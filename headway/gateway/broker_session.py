@@ -46,7 +46,7 @@ WORTH_GATHERING = 2.0
 """Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
 MOST_OFFERED = 64
 """Most entries in one call, as the broker does nothing else meanwhile, and all its verdicts are dealt with in one turn of the loop."""
-LOOK_EVERY = 0.5
+PROBE_AFTER = 0.5
 """Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
 """
 SECOND_CHANCE = 0.1
@@ -527,8 +527,8 @@ class BrokerSession:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(until_tick(LOOK_EVERY))
-            if (self._pending or self._subscriptions) and self._clock() - self._answered >= LOOK_EVERY:
+            await asyncio.sleep(until_tick(PROBE_AFTER))
+            if (self._pending or self._subscriptions) and self._clock() - self._answered >= PROBE_AFTER:
                 self._probe_due = True
                 self._work.set()
 

@@ -23,7 +23,7 @@ from headway.runtime.resource import PeriodicResource
 
 log = get_logger(__name__)
 
-LOOK_EVERY = 0.5
+READ_CAPACITY_EVERY = 0.5
 """Seconds between two looks while requests come."""
 CALM = 0.05
 """Arrivals per second, averaged over about one, below which none has come for some seconds."""
@@ -55,7 +55,7 @@ class CapacityWatcher(PeriodicResource):
 
     def every(self) -> float:
         """Seconds until the next look: more while no request comes to the gateway, or waits there."""
-        return REST_EVERY if self._calm and not self._gateway.pending else LOOK_EVERY
+        return REST_EVERY if self._calm and not self._gateway.pending else READ_CAPACITY_EVERY
 
     async def _look(self) -> None:
         began = self._clock()

@@ -88,7 +88,7 @@ class AnswerRoom:
             self.held = amount
 
 
-class Guest(Protocol):
+class CountedConnection(Protocol):
     """Connection as the quotas count it.
 
     Attributes:
@@ -127,8 +127,8 @@ class Quotas:
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
         self.bytes = HeldBytes(settings.max_bodies_mb << 20)
         self._most_answer = settings.max_bodies_mb << 19
-        self._strangers: dict[Guest, None] = {}
-        self._slow: dict[str, dict[Guest, None]] = {}
+        self._strangers: dict[CountedConnection, None] = {}
+        self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
         """Room for the outputs of a request of an owner: half of what all clients may hold, or `most` bytes where that is less.
@@ -139,12 +139,12 @@ class Quotas:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
 
-    def enter(self, guest: Guest, address: str) -> bool:
+    def enter(self, counted: CountedConnection, address: str) -> bool:
         """Count a new connection; False when there is no room for it."""
         if not self._named:
             if not self._connections.take(address, 1, self._most):
                 return False
-            guest.owner = address
+            counted.owner = address
             return True
         if not self._connections.take(STRANGERS, 1):
             oldest = next((other for other in islice(self._strangers, _LOOKED_AT) if other.silent), None)
@@ -154,8 +154,8 @@ class Quotas:
             self.leave(oldest)
             if not self._connections.take(STRANGERS, 1):
                 return False
-        guest.owner = STRANGERS
-        self._strangers[guest] = None
+        counted.owner = STRANGERS
+        self._strangers[counted] = None
         return True
 
     def too_many(self) -> RequestError:
@@ -164,69 +164,69 @@ class Quotas:
             return RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0)
         return too_many("too many connections of this client are")
 
-    def belong(self, guest: Guest, tenant: str) -> None:
+    def belong(self, counted: CountedConnection, tenant: str) -> None:
         """Count a connection for the tenant whose request has come on it.
 
         Raises:
             RequestError: the tenant has too many connections; this one is no longer counted, and must not be kept.
         """
-        owner = guest.owner
+        owner = counted.owner
         if not self._named or owner is None or owner == tenant:
             return
-        self.leave(guest)
+        self.leave(counted)
         if not self._connections.take(tenant, 1, self._most):
             raise too_many(f"{self._connections.used(tenant)} connections of this tenant are")
-        guest.owner = tenant
+        counted.owner = tenant
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, counted: CountedConnection) -> None:
         """Stop counting a connection."""
-        if guest.owner is not None:
-            self.reserve(guest, 0)
-            self.keep(guest, 0)
-            self._connections.give(guest.owner, 1)
-            self._strangers.pop(guest, None)
-            guest.owner = None
+        if counted.owner is not None:
+            self.reserve(counted, 0)
+            self.keep(counted, 0)
+            self._connections.give(counted.owner, 1)
+            self._strangers.pop(counted, None)
+            counted.owner = None
 
-    def reserve(self, guest: Guest, amount: int) -> bool:
+    def reserve(self, counted: CountedConnection, amount: int) -> bool:
         """Let a connection hold `amount` bytes in all; False, and nothing is changed, when its owner has too many."""
-        more = amount - guest.reserved
-        if guest.owner is not None and more:
+        more = amount - counted.reserved
+        if counted.owner is not None and more:
             if more < 0:
-                self.bytes.give(guest.owner, -more)
-            elif not self.bytes.take(guest.owner, more):
+                self.bytes.give(counted.owner, -more)
+            elif not self.bytes.take(counted.owner, more):
                 return False
-            guest.reserved = amount
+            counted.reserved = amount
         return True
 
-    def keep(self, guest: Guest, amount: int) -> None:
+    def keep(self, counted: CountedConnection, amount: int) -> None:
         """Count `amount` bytes of answers that wait for a connection's client, in all, with the bodies of its owner.
 
         An owner that has too many loses those connections whose answers have waited longest.
         """
-        owner = guest.owner
+        owner = counted.owner
         if owner is None:
             return
         slow = self._slow.setdefault(owner, {})
-        slow[guest] = None
-        more = amount - guest.unfetched
+        slow[counted] = None
+        more = amount - counted.unfetched
         while more > 0 and not self.bytes.take(owner, more):
             oldest = next(iter(slow))
-            if oldest is guest:
+            if oldest is counted:
                 more = 0  # One answer may wait in any case, however large.
             else:
                 oldest.shutdown()
                 self.leave(oldest)
         if more < 0:
             self.bytes.give(owner, -more)
-        guest.unfetched += more
+        counted.unfetched += more
         if not amount:
-            del slow[guest]
+            del slow[counted]
             if not slow:
                 del self._slow[owner]
 
-    def no_room(self, guest: Guest) -> RequestError:
+    def no_room(self, counted: CountedConnection) -> RequestError:
         """Error of a body that `reserve` has refused."""
-        return no_room(0 if guest.owner is None else self.bytes.used(guest.owner))
+        return no_room(0 if counted.owner is None else self.bytes.used(counted.owner))
 
 
 def no_room(used: int) -> RequestError:

@@ -48,7 +48,7 @@ FIRST_BULK = 100
 """
 SWIFT = 0.5
 """Seconds that a full bulk may take for the next one to be twice as large."""
-BITE = 250
+PAGE = 250
 """Notes made into records before the event loop gets its turn."""
 CONTENT_CHARS = 64 << 20
 """Most characters of inputs and outputs that wait, where they are recorded."""
@@ -225,7 +225,7 @@ class LedgerWriter:
             for request in notes:
                 self._take(at, ended, request, now)
             turn += len(notes)
-            if turn >= BITE:
+            if turn >= PAGE:
                 turn = 0
                 self._there_are_records.set()
                 await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from headway.ports import Registry
 from headway.runtime.periodic import Periodic
 from headway.runtime.resource import PeriodicResource
 
-LOOK_EVERY = 0.5
+READ_WORKERS_EVERY = 0.5
 """Seconds between two looks at the workers."""
 
 _LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
@@ -288,7 +288,7 @@ class KindsWatcher(PeriodicResource):
         clock: Callable[[], float],
         before: Learner | None = None,
         after: Iterable[Learner] = (),
-        every: Callable[[], float] = lambda: LOOK_EVERY,
+        every: Callable[[], float] = lambda: READ_WORKERS_EVERY,
     ) -> None:
         self._learners: list[Learner] = [*([] if before is None else [before]), kinds, *after]
         self._registry = registry

@@ -13,7 +13,7 @@ from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.http.inference.inference_head import SHOWN
-from headway.http.readiness import AGE, SERVING, Glance
+from headway.http.readiness import AGE, SERVING, CachedReadiness
 from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")
@@ -38,7 +38,7 @@ class Health:
         leaving: set when the process goes down.
     """
 
-    def __init__(self, glance: Glance) -> None:
+    def __init__(self, glance: CachedReadiness) -> None:
         self._glance = glance
         self.leaving = asyncio.Event()
 

@@ -27,7 +27,7 @@ from headway.grpc.calls import PortContext
 from headway.grpc.health import Health
 from headway.grpc.methods import Methods
 from headway.grpc.relay import ClientConnection, Relay
-from headway.http.readiness import Glance, Readiness
+from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.server.connection_context import Intake, NewId
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
@@ -153,7 +153,7 @@ class GrpcListener:
         if relay is None:
             return
         raise_descriptor_limit(DESCRIPTORS * self._settings.max_connections + 8 * SPARE)
-        health = self._health = Health(Glance(self._readiness))
+        health = self._health = Health(CachedReadiness(self._readiness))
         port = PortContext(
             self._settings,
             self._intake,

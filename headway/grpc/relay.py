@@ -91,7 +91,7 @@ class _Side(asyncio.Protocol):
 
 
 class ClientConnection(_Side):
-    """Connection of one client; a guest of the quotas.
+    """Connection of one client; a counted of the quotas.
 
     Arguments:
         relay: relay that it belongs to.
@@ -99,7 +99,7 @@ class ClientConnection(_Side):
     Attributes:
         name: name of its server side, as the server's calls know it.
         address: address of the client.
-        owner, reserved, unfetched: see `headway.gateway.client_quotas.Guest`.
+        owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
         calls: calls in hand.
         streams: numbers of the streams that the client has begun and the server has not ended.
         leaves: instant at which the client is to be told to leave, in seconds.

@@ -20,7 +20,7 @@ from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
-from headway.http.readiness import Glance, Readiness
+from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import NoRoute, Route, Router
 from headway.ports import Identity
@@ -34,7 +34,7 @@ def build(gateway: Gateway, ready: Readiness, identity: Identity) -> Router:
         ready: whether this process should get traffic.
         identity: identity that knows the principals.
     """
-    on, glance = _Routes(gateway), Glance(ready)
+    on, glance = _Routes(gateway), CachedReadiness(ready)
     return Router(
         [
             *readiness.routes(glance, for_clients=True),

@@ -188,7 +188,7 @@ def _healthy(workers: Sequence[WorkerInfo]) -> str:
     return f"{sum(worker.status is WorkerStatus.HEALTHY for worker in workers)} of {len(workers)} healthy"
 
 
-class Glance:
+class CachedReadiness:
     """Last look at a process, shared by all probes within AGE, so that further probes cost the broker nothing.
 
     Arguments:
@@ -211,7 +211,7 @@ class Glance:
         return await asyncio.shield(looking)
 
 
-def routes(glance: Glance, *, for_clients: bool) -> list[Route]:
+def routes(glance: CachedReadiness, *, for_clients: bool) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
 
     Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, and why models did not load.

@@ -25,7 +25,7 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-LOOK_EVERY = 1.0
+CHECK_FILES_EVERY = 1.0
 """Seconds between two looks at the files."""
 
 DAY = 86_400.0
@@ -38,7 +38,7 @@ _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 async def look_pause() -> None:
     """Wait between two looks."""
-    await asyncio.sleep(LOOK_EVERY)
+    await asyncio.sleep(CHECK_FILES_EVERY)
 
 
 class OwnCertificate(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
-LOOK_EVERY = 0.5
+CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
 MOST_FILES = 2000
 """Most Python files of a folder that are watched, the nearest ones."""
@@ -20,7 +20,7 @@ _Seen = tuple[int, int, int]
 
 
 def _pause() -> Awaitable[None]:
-    return asyncio.sleep(LOOK_EVERY)
+    return asyncio.sleep(CHECK_FILES_EVERY)
 
 
 class FileWatcher:

@@ -314,7 +314,7 @@ class _Simulation:
             if shard.zone != home.zone and shard not in worker.strays:
                 worker.strays.append(shard)
         elif self._reap_at < math.inf:
-            self._at(now + shards.LOOK_EVERY, partial(self._look, worker, rest))
+            self._at(now + shards.LOOK_ELSEWHERE_EVERY, partial(self._look, worker, rest))
 
     def _claim(self, worker: Worker, shard: Shard, now: float) -> bool:
         self._expire(shard, now)

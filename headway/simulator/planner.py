@@ -78,22 +78,24 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         if cost is not None and not (math.isfinite(cost) and cost >= 0):
             raise SettingError("--gpu-hour-cost", cost, "must be a price, 0 or more", "For example 2.5.")
 
-    def met_by(self, outlook: Outlook) -> bool:
-        """Whether an outlook meets the targets, with the doubt in its figures held against it."""
-        return all(worst <= target for target, worst in self._held_against(outlook))
+    def met_by(self, prediction: Prediction) -> bool:
+        """Whether an prediction meets the targets, with the doubt in its figures held against it."""
+        return all(worst <= target for target, worst in self._held_against(prediction))
 
-    def on_the_edge(self, outlook: Outlook) -> bool:
-        """Whether an outlook is so near to a target that a real run may miss it."""
-        return any(worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._held_against(outlook))
+    def on_the_edge(self, prediction: Prediction) -> bool:
+        """Whether an prediction is so near to a target that a real run may miss it."""
+        return any(
+            worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._held_against(prediction)
+        )
 
-    def _held_against(self, outlook: Outlook) -> list[tuple[float, float]]:
+    def _held_against(self, prediction: Prediction) -> list[tuple[float, float]]:
         """Each target that is set, and the worst that is likely, in milliseconds."""
-        doubt = outlook.doubt_ms
-        pairs = ((self.p95, outlook.p95_ms + doubt.p95), (self.p99, outlook.p99_ms + doubt.p99))
+        doubt = prediction.doubt_ms
+        pairs = ((self.p95, prediction.p95_ms + doubt.p95), (self.p99, prediction.p99_ms + doubt.p99))
         return [(target * 1000, worst) for target, worst in pairs if target is not None]
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class ConfidenceInterval(msgspec.Struct, frozen=True):
     """Half-widths in ms of the 95 % confidence intervals of the percentiles, from their spread over the seeds."""
 
     p50: float
@@ -101,7 +103,7 @@ class Doubt(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction for a number of GPUs at a rate.
 
     Attributes:
@@ -120,7 +122,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    doubt_ms: Doubt
+    doubt_ms: ConfidenceInterval
     unanswered: float
     fill: float
     utilisation: float
@@ -133,7 +135,7 @@ class Cost(msgspec.Struct, frozen=True):
     per_million_requests: float
 
 
-class Plan(Outlook, frozen=True, kw_only=True):
+class Plan(Prediction, frozen=True, kw_only=True):
     """Result of a plan: the prediction for the least number of GPUs, and its surroundings.
 
     Attributes:
@@ -154,9 +156,9 @@ class Plan(Outlook, frozen=True, kw_only=True):
     load: float
     arrivals_cv: float
     meets_up_to: float
-    one_less: Outlook | None
+    one_less: Prediction | None
     on_the_edge: bool
-    one_more: Outlook | None
+    one_more: Prediction | None
     with_room: int
     cost: Cost | None
     seeds: int
@@ -180,7 +182,7 @@ class _Planner:
     def __init__(self, goal: Goal, progress: Callable[[str], None]) -> None:
         self._goal = goal
         self._progress = progress
-        self._known: dict[tuple[int, float, int], Outlook] = {}
+        self._known: dict[tuple[int, float, int], Prediction] = {}
         self._requests = 0
         self._variation = 0.0
 
@@ -192,7 +194,7 @@ class _Planner:
             if gpus >= goal.max_gpus:
                 self._give_up(gpus, rate, SEEDS)
             gpus += 1
-        found = self._outlook(gpus, rate, SEEDS)
+        found = self._prediction(gpus, rate, SEEDS)
         requests, variation = self._requests, self._variation
         capacity = self._with(gpus, rate, 0).capacity
         edge = goal.on_the_edge(found)
@@ -202,9 +204,9 @@ class _Planner:
             load=rate / capacity,
             arrivals_cv=variation,
             meets_up_to=self._highest_rate(gpus, rate, capacity),
-            one_less=self._outlook(gpus - 1, rate, SEEDS) if gpus > bound else None,
+            one_less=self._prediction(gpus - 1, rate, SEEDS) if gpus > bound else None,
             on_the_edge=edge,
-            one_more=self._outlook(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
+            one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
             with_room=max(gpus, math.ceil(rate * gpus / (capacity * goal.target_utilisation) - 1e-9)),
             cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
             seeds=SEEDS,
@@ -254,10 +256,12 @@ class _Planner:
         return fewest_slots(BatchCost(alpha, beta, most, deviation), scenario.rate, target) or 0
 
     def _give_up(self, gpus: int, rate: float, seeds: int) -> NoReturn:
-        goal, outlook = self._goal, self._outlook(gpus, rate, seeds)
+        goal, prediction = self._goal, self._prediction(gpus, rate, seeds)
         setting, target = ("--p95", goal.p95) if goal.p95 is not None else ("--p99", goal.p99)
         shown = f"{(target or 0.0) * 1000:g} ms"
-        reason = f"{gpus} GPUs give p95 {outlook.p95_ms:.1f} and p99 {outlook.p99_ms:.1f} ms, and no more are allowed"
+        reason = (
+            f"{gpus} GPUs give p95 {prediction.p95_ms:.1f} and p99 {prediction.p99_ms:.1f} ms, and no more are allowed"
+        )
         hint = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
         raise SettingError(setting, shown, reason, hint)
 
@@ -272,14 +276,14 @@ class _Planner:
         return low
 
     def _meets(self, gpus: int, rate: float, seeds: int) -> bool:
-        return self._goal.met_by(self._outlook(gpus, rate, seeds))
+        return self._goal.met_by(self._prediction(gpus, rate, seeds))
 
-    def _outlook(self, gpus: int, rate: float, seeds: int) -> Outlook:
+    def _prediction(self, gpus: int, rate: float, seeds: int) -> Prediction:
         key = (gpus, rate, seeds)
         if key not in self._known:
             self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s")
             runs = [self._run(self._with(gpus, rate, seed)) for seed in range(seeds)]
-            self._known[key] = _outlook(gpus, rate, runs)
+            self._known[key] = _prediction(gpus, rate, runs)
         return self._known[key]
 
     def _with(self, gpus: int, rate: float, seed: int) -> Scenario:
@@ -324,14 +328,14 @@ class _Run(msgspec.Struct, frozen=True):
     utilisation: float
 
 
-def _outlook(gpus: int, rate: float, runs: Sequence[_Run]) -> Outlook:
-    return Outlook(
+def _prediction(gpus: int, rate: float, runs: Sequence[_Run]) -> Prediction:
+    return Prediction(
         gpus=gpus,
         rate=rate,
         p50_ms=statistics.fmean(run.p50 for run in runs),
         p95_ms=statistics.fmean(run.p95 for run in runs),
         p99_ms=statistics.fmean(run.p99 for run in runs),
-        doubt_ms=Doubt(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99"))),
+        doubt_ms=ConfidenceInterval(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99"))),
         unanswered=statistics.fmean(run.unanswered for run in runs),
         fill=statistics.fmean(run.fill for run in runs),
         utilisation=statistics.fmean(run.utilisation for run in runs),

@@ -71,7 +71,7 @@ log = get_logger(__name__)
 
 PROBE_EVERY = 0.05
 """Seconds between two looks at a breaker that another slot probes."""
-LOOK_EVERY = 1.0
+CHECK_BREAKER_EVERY = 1.0
 """Most seconds between two looks at an open breaker, as another slot's success may have closed it."""
 IN_DOUBT = 0.5
 """Seconds for which a slot that waits for another's first probe still counts as healthy, as the probe mostly passes."""
@@ -294,7 +294,7 @@ class Batcher:
         barred = self._breaker.state(now) is State.OPEN or now - since >= IN_DOUBT
         if barred and self._status is not WorkerStatus.DEGRADED:
             await self._become(WorkerStatus.DEGRADED)
-        pause = min(max(self._breaker.retry_at(now) - now, PROBE_EVERY), LOOK_EVERY)
+        pause = min(max(self._breaker.retry_at(now) - now, PROBE_EVERY), CHECK_BREAKER_EVERY)
         await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:

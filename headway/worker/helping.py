@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
     from headway.worker.batcher import Batcher
 
-LOOK_EVERY = 1.0
+FIND_UNSERVED_EVERY = 1.0
 """Seconds between two looks for queues that nobody serves, of a process alone."""
 LOOKS = 50
 """Most looks of all processes in a second: the more workers there are, the more seldom each process looks."""
@@ -151,7 +151,7 @@ class StrayWatcher(PeriodicResource):
         self, batchers: Callable[[], Iterable[Batcher]], registry: Registry, clock: Callable[[], float]
     ) -> None:
         self._batchers, self._registry, self._clock = batchers, registry, clock
-        super().__init__(Periodic("strays", self._look_in_turn, clock, every=LOOK_EVERY))
+        super().__init__(Periodic("strays", self._look_in_turn, clock, every=FIND_UNSERVED_EVERY))
         self._next_at = 0.0
         self._healthy_at: dict[str, float] = {}
         """Instant at which each queue last had a healthy worker."""

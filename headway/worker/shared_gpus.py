@@ -36,7 +36,7 @@ from headway.worker.starting import start_all
 
 log = get_logger(__name__)
 
-LOOK_EVERY = 0.5
+CHECK_LOADS_EVERY = 0.5
 """Seconds between two looks at what is to be loaded."""
 COLD_EVERY = 4
 """Looks between two heartbeats for the models that are nowhere loaded."""
@@ -248,7 +248,7 @@ class SharedGpus:
 
     async def _look_on(self) -> None:
         while not self._draining:
-            await asyncio.sleep(until_tick(LOOK_EVERY))
+            await asyncio.sleep(until_tick(CHECK_LOADS_EVERY))
             with contextlib.suppress(BrokerUnavailable):
                 await self._look()
             heed_cancellation()

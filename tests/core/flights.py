@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 
 from headway import errors
-from headway.core.dedup import Dedup, Ripple
+from headway.core.dedup import Consequences, Dedup
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
@@ -32,7 +32,7 @@ def begin(sharing: Dedup, entry: Entry, now: float = NOW) -> QueuedEntry:
     return queued
 
 
-def answer(sharing: Dedup, queued: QueuedEntry, output: str, now: float = NOW) -> Ripple:
+def answer(sharing: Dedup, queued: QueuedEntry, output: str, now: float = NOW) -> Consequences:
     return sharing.end(queued, Reply(queued.entry.id, queued.entry.tenant, output), now)
 
 

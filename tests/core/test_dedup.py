@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.dedup import Dedup, Ripple, digest
+from headway.core.dedup import Consequences, Dedup, digest
 from headway.core.fair_queue import queued_at
 from headway.core.retention import KeptLimits
 from headway.model import DedupKey, DedupKind, Entry, Reply
@@ -30,7 +30,7 @@ def test_an_input_is_let_go_of_when_its_outcome_is_there() -> None:
 
     original = begin(sharing, entry("original"))
     for number in range(1000):
-        assert sharing.join(queued_at(entry(f"follower {number}"), NOW), NOW) == Ripple()
+        assert sharing.join(queued_at(entry(f"follower {number}"), NOW), NOW) == Consequences()
     answer(sharing, original, "fine")
     for number in range(1000):
         sharing.join(queued_at(entry(f"later {number}"), NOW), NOW)
@@ -124,12 +124,12 @@ def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() 
     original = begin(sharing, make("original", same()))
     followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
     for follower in followers:
-        assert sharing.join(follower, NOW) == Ripple()
-    assert sharing.cancel(original) == Ripple()
+        assert sharing.join(follower, NOW) == Consequences()
+    assert sharing.cancel(original) == Consequences()
     assert sharing.unwanted(original)
-    assert sharing.leave(followers[0]) == Ripple()
-    assert sharing.leave(followers[1]) == Ripple(idle=[original])
-    assert sharing.leave(followers[1]) == Ripple()
+    assert sharing.leave(followers[0]) == Consequences()
+    assert sharing.leave(followers[1]) == Consequences(idle=[original])
+    assert sharing.leave(followers[1]) == Consequences()
 
 
 def test_a_digest_is_the_same_in_every_process_and_release() -> None:

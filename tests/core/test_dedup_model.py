@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headway import errors
 from headway.core import failures
-from headway.core.dedup import Dedup, Ripple, keeps
+from headway.core.dedup import Consequences, Dedup, keeps
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Value
 from tests.core.flights import LATE, NOW, PLENTY, left_over, make
@@ -196,11 +196,11 @@ class SharingLaws(RuleBasedStateMachine):
             assert isinstance(joined, Failure)
             assert joined.code == said
             return joined
-        assert isinstance(joined, Ripple)
+        assert isinstance(joined, Consequences)
         self.take_leads(asker)
         self.askers.append(asker)
         if isinstance(said, Asker):
-            assert joined == Ripple()
+            assert joined == Consequences()
             assert self.sharing.follows(asker.queued)
             return None
         kind, kept = said
@@ -209,9 +209,9 @@ class SharingLaws(RuleBasedStateMachine):
         self.hear(joined, [(asker.entry.id, kept.output, kept.failure, kind, True), *heard], anew, set())
         return None
 
-    def hear(self, ripple: Ripple, heard: list[Heard], anew: list[Asker], idle: set[QueuedEntry]) -> None:
+    def hear(self, consequences: Consequences, heard: list[Heard], anew: list[Asker], idle: set[QueuedEntry]) -> None:
         got = []
-        for queued, reply in ripple.replies:
+        for queued, reply in consequences.replies:
             assert (reply.id, reply.tenant) == (queued.entry.id, queued.entry.tenant)
             one = (reply.id, reply.output, reply.failure, reply.shared, reply.kept)
             got.append(one)
@@ -219,8 +219,8 @@ class SharingLaws(RuleBasedStateMachine):
             assert not asker.left
             asker.heard.append(one)
         assert sorted(got, key=str) == sorted(heard, key=str)
-        assert set(ripple.idle) == idle
-        assert ripple.anew == [asker.queued for asker in anew]
+        assert set(consequences.idle) == idle
+        assert consequences.anew == [asker.queued for asker in anew]
         for asker in anew:
             self.askers.remove(asker)
             asker.queued = queued_at(asker.entry, self.now)
@@ -236,11 +236,11 @@ class SharingLaws(RuleBasedStateMachine):
         assert self.sharing.unwanted(asker.queued) == asker.left
         if not asker.left:
             asker.heard.append((asker.entry.id, output, failure, None, False))
-        ripple = self.sharing.end(
+        consequences = self.sharing.end(
             asker.queued, Reply(asker.entry.id, asker.entry.tenant, output, failure), self.now, late=late
         )
         heard, anew = self.ended(asker, output, failure, late)
-        self.hear(ripple, heard, anew, set())
+        self.hear(consequences, heard, anew, set())
 
     @rule(askers=st.lists(ASKERS, min_size=1, max_size=4))
     def ask(self, askers: list[tuple[str, str, bytes, str, bool, float, float]]) -> None:
@@ -285,8 +285,8 @@ class SharingLaws(RuleBasedStateMachine):
         if deleted:
             asker.begins = [key for key in asker.begins if key[1] is not DedupKind.KEY or self.followers(asker, key)]
         asker.left = True
-        ripple = self.sharing.cancel(asker.queued, deleted=deleted)
-        self.hear(ripple, heard, [], self.drop())
+        consequences = self.sharing.cancel(asker.queued, deleted=deleted)
+        self.hear(consequences, heard, [], self.drop())
 
     @precondition(lambda self: self.kept)
     @rule(data=st.data())

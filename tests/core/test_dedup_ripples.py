@@ -7,7 +7,7 @@ import pytest
 
 from headway import errors
 from headway.core import failures
-from headway.core.dedup import Dedup, Ripple, keeps
+from headway.core.dedup import Consequences, Dedup, keeps
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply
@@ -25,7 +25,7 @@ def task(id: str, keep: float = 60.0) -> DedupKey:
 def join(sharing: Dedup, entry: Entry) -> QueuedEntry:
     """Offer an entry that is to wait for another one's outcome."""
     queued = queued_at(entry, NOW)
-    assert sharing.join(queued, NOW) == Ripple()
+    assert sharing.join(queued, NOW) == Consequences()
     assert sharing.follows(queued)
     return queued
 
@@ -38,26 +38,26 @@ class TestAnOutcome:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("original", same()))
         follower = join(sharing, msgspec.structs.replace(make("follower", same()), nonce=7))
-        ripple = sharing.end(original, self.OWN, NOW)
+        consequences = sharing.end(original, self.OWN, NOW)
         told = Reply("follower", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME)
-        assert ripple == Ripple(replies=[(follower, told)])
+        assert consequences == Consequences(replies=[(follower, told)])
 
     def test_that_is_kept_tells_it_too(self) -> None:
         sharing = Dedup(PLENTY)
         sharing.end(begin(sharing, make("original", same())), self.OWN, NOW)
         later = queued_at(msgspec.structs.replace(make("later", same()), nonce=7), NOW)
         told = Reply("later", "t", "fine", None, self.RAN, 0.25, 3, 7, DedupKind.SAME, kept=True)
-        assert sharing.join(later, NOW) == Ripple(replies=[(later, told)])
+        assert sharing.join(later, NOW) == Consequences(replies=[(later, told)])
 
     def test_leaves_nothing_of_its_leader_behind(self) -> None:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
-        assert sharing.join(follower, 0.0) == Ripple()
+        assert sharing.join(follower, 0.0) == Consequences()
         original.reservation = "a room"
-        assert sharing.cancel(original) == Ripple()
-        ripple = sharing.end(original, self.OWN, 0.0)
-        assert [queued for queued, _ in ripple.replies] == [follower]
+        assert sharing.cancel(original) == Consequences()
+        consequences = sharing.end(original, self.OWN, 0.0)
+        assert [queued for queued, _ in consequences.replies] == [follower]
         assert not sharing.unwanted(original)
         assert not sharing.active
         assert original.reservation is None
@@ -66,10 +66,10 @@ class TestAnOutcome:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("original", same()), now=0.0)
         follower = queued_at(make("follower", same()), 0.0)
-        assert sharing.join(follower, 0.0) == Ripple()
-        assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Ripple()
+        assert sharing.join(follower, 0.0) == Consequences()
+        assert sharing.end(follower, Reply("follower", "t", None, LATE), 0.0, late=True) == Consequences()
         assert not sharing.follows(follower)
-        assert answer(sharing, original, "fine", 0.0) == Ripple()
+        assert answer(sharing, original, "fine", 0.0) == Consequences()
 
 
 class TestATaskThatIsCalledOff:
@@ -77,10 +77,10 @@ class TestATaskThatIsCalledOff:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("task", task("task")))
         polls = [join(sharing, msgspec.structs.replace(make(f"poll {n}", task("task")), nonce=n)) for n in (1, 2)]
-        ripple = sharing.cancel(original)
-        assert ripple.idle == [original]
-        assert [queued for queued, _ in ripple.replies] == polls
-        for number, (_, reply) in enumerate(ripple.replies, 1):
+        consequences = sharing.cancel(original)
+        assert consequences.idle == [original]
+        assert [queued for queued, _ in consequences.replies] == polls
+        for number, (_, reply) in enumerate(consequences.replies, 1):
             assert (reply.id, reply.tenant, reply.nonce) == (f"poll {number}", "t", number)
             assert reply.output is None
             assert reply.failure is not None and reply.failure.code == errors.NOT_FOUND
@@ -92,8 +92,8 @@ class TestATaskThatIsCalledOff:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("task", task("task"), same()))
         poll, other = join(sharing, make("poll", task("task"))), join(sharing, make("other", same()))
-        ripple = sharing.cancel(original)
-        assert ([queued for queued, _ in ripple.replies], ripple.idle) == ([poll], [])
+        consequences = sharing.cancel(original)
+        assert ([queued for queued, _ in consequences.replies], consequences.idle) == ([poll], [])
         assert [queued for queued, _ in answer(sharing, original, "fine").replies] == [other]
 
 
@@ -103,9 +103,9 @@ class TestALateLeader:
         original = begin(sharing, make("original", same()))
         first, second = (join(sharing, make(name, key(name), same())) for name in ("first", "second"))
         below_first, below_second = (join(sharing, make(f"below {name}", key(name))) for name in ("first", "second"))
-        ripple = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
-        assert ripple == Ripple(anew=[first, second, below_first, below_second])
-        assert not any(map(sharing.follows, ripple.anew))
+        consequences = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
+        assert consequences == Consequences(anew=[first, second, below_first, below_second])
+        assert not any(map(sharing.follows, consequences.anew))
         assert not sharing.active
 
     def test_lets_one_go_that_only_ran_for_its_own_followers(self) -> None:
@@ -114,10 +114,10 @@ class TestALateLeader:
         left = join(sharing, make("left", key("k"), same()))
         left.reservation = "a room"
         below = join(sharing, make("below", key("k")))
-        assert sharing.cancel(left) == Ripple()
+        assert sharing.cancel(left) == Consequences()
         assert sharing.unwanted(left)
-        ripple = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
-        assert ripple == Ripple(anew=[below])
+        consequences = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
+        assert consequences == Consequences(anew=[below])
         assert not sharing.unwanted(left)
         assert left.reservation is None
 
@@ -127,7 +127,7 @@ class TestALeaderThatNobodyWaitsFor:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("original", same()))
         original.reservation = "a room"
-        assert sharing.cancel(original) == Ripple(idle=[original])
+        assert sharing.cancel(original) == Consequences(idle=[original])
         assert original.reservation is None
 
     def test_is_let_go_with_the_last_of_a_chain(self) -> None:
@@ -135,9 +135,9 @@ class TestALeaderThatNobodyWaitsFor:
         original = begin(sharing, make("original", same()))
         middle = join(sharing, make("middle", same(), same("other")))
         last = join(sharing, make("last", same("other")))
-        assert sharing.cancel(original) == Ripple()
-        assert sharing.cancel(middle) == Ripple()
-        assert sharing.cancel(last) == Ripple(idle=[original])
+        assert sharing.cancel(original) == Consequences()
+        assert sharing.cancel(middle) == Consequences()
+        assert sharing.cancel(last) == Consequences(idle=[original])
         assert not sharing.active
         assert not any(map(sharing.unwanted, (original, middle, last)))
 
@@ -234,9 +234,9 @@ class TestWhatIsKept:
         sharing = Dedup(self.BUDGET)
         answer(sharing, begin(sharing, make("first", same(keep=0.5))), "fine")
         later = queued_at(make("later", same(keep=0.5)), NOW + 0.4)
-        ripple = sharing.join(later, NOW + 0.4)
-        assert isinstance(ripple, Ripple)
-        assert [reply.output for _, reply in ripple.replies] == ["fine"]
+        consequences = sharing.join(later, NOW + 0.4)
+        assert isinstance(consequences, Consequences)
+        assert [reply.output for _, reply in consequences.replies] == ["fine"]
         begin(sharing, make("last", same(keep=0.5)), NOW + 0.5)
 
     def test_by_one_tenant_is_no_concern_of_another(self) -> None:

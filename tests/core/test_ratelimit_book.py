@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core import ratelimit
-from headway.core.ratelimit import Book, Over, charge, interval, part, tolerance, wait
+from headway.core.ratelimit import Over, RateDebts, charge, interval, part, tolerance, wait
 from headway.model import Limit
 
 LIMIT = Limit("a", "user", 60.0, 2.0)
@@ -14,11 +14,11 @@ OTHER = Limit("b", "key", 240.0, 1.0)
 NOW = 1000.0
 
 
-def owed(book: Book, limit: Limit, now: float) -> float:
+def owed(book: RateDebts, limit: Limit, now: float) -> float:
     return max(book.tats.get(limit.id, now) - now, 0.0)
 
 
-def take(book: Book, now: float, *limits: Limit) -> Over | None:
+def take(book: RateDebts, now: float, *limits: Limit) -> Over | None:
     judged = charge(limits, book.tats, now)
     if isinstance(judged, Over):
         return judged
@@ -28,7 +28,7 @@ def take(book: Book, now: float, *limits: Limit) -> Over | None:
 
 
 def test_a_book_counts_what_was_written_and_forgets_it_with_time() -> None:
-    book = Book()
+    book = RateDebts()
     assert owed(book, LIMIT, NOW) == 0.0
     assert take(book, NOW, LIMIT) is None
     assert owed(book, LIMIT, NOW) == pytest.approx(1.0)
@@ -40,14 +40,14 @@ def test_a_book_counts_what_was_written_and_forgets_it_with_time() -> None:
 
 
 def test_a_request_that_one_limit_refuses_is_charged_to_none() -> None:
-    book = Book()
+    book = RateDebts()
     assert take(book, NOW, LIMIT, OTHER) is None
     assert take(book, NOW, LIMIT, OTHER) == Over(OTHER, 0.25)
     assert owed(book, LIMIT, NOW) == pytest.approx(1.0)
 
 
 def test_of_several_limits_the_one_that_takes_longest_is_told() -> None:
-    book = Book()
+    book = RateDebts()
     slow = Limit("c", "tier", 6.0, 1.0)
     assert take(book, NOW, OTHER, slow) is None
     assert take(book, NOW, OTHER, slow) == Over(slow, 10.0)
@@ -55,12 +55,12 @@ def test_of_several_limits_the_one_that_takes_longest_is_told() -> None:
 
 
 def test_a_new_one_is_judged_from_now_on() -> None:
-    assert charge([LIMIT], Book().tats, NOW) == [NOW + 1.0]
+    assert charge([LIMIT], RateDebts().tats, NOW) == [NOW + 1.0]
 
 
 def test_when_there_are_many_those_are_dropped_of_which_nothing_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratelimit, "LEAST_TATS", 4)
-    book = Book()
+    book = RateDebts()
     limits = [Limit(str(number), "user", 60.0, 1.0) for number in range(6)]
     for limit in limits[:4]:
         assert take(book, NOW, limit) is None
@@ -73,7 +73,7 @@ def test_when_there_are_many_those_are_dropped_of_which_nothing_is_owed(monkeypa
 
 def test_as_long_as_all_of_them_are_owed_to_the_bound_is_twice_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratelimit, "LEAST_TATS", 2)
-    book = Book()
+    book = RateDebts()
     for number in range(3):
         assert take(book, NOW, Limit(str(number), "user", 60.0, 1.0)) is None
     assert (len(book.tats), book._most) == (3, 6)

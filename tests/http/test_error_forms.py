@@ -14,7 +14,7 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
 from headway.http.server.framing import Encoded
-from headway.http.server.read_turns import HANDFUL
+from headway.http.server.read_turns import REQUESTS_PER_TURN
 from headway.model import Failure
 from tests.http.stand import Answer, Keys, Stand, get, post, served, settled
 
@@ -151,7 +151,7 @@ def test_the_end_of_a_connection_between_two_requests_is_a_problem_document() ->
         client = await stand.connect()
         context.quotas.bytes.take("another", context.quotas.bytes.free - 1)
         client.writer.write(post("", OWN) * 1000)
-        for _ in range(HANDFUL):
+        for _ in range(REQUESTS_PER_TURN):
             check(await client.answer(), 401, "UNAUTHENTICATED")
         assert (await client.answer()).error == "SERVICE_OVERLOADED"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.http.server.connection import MOST_BUFFERED, WAITING, Connection
-from headway.http.server.read_turns import HANDFUL, SEATS
+from headway.http.server.read_turns import REQUESTS_PER_TURN, SEATS
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -39,7 +39,7 @@ def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(connections:
         await crowd(stand, DENIED, connections)
         single.writer.write(post(BODY, "/v1/inference", ADA))
         assert (await single.answer()).json["output"] == "A"
-        assert answered(stand) < connections * HANDFUL + 16 * HANDFUL * SEATS
+        assert answered(stand) < connections * REQUESTS_PER_TURN + 16 * REQUESTS_PER_TURN * SEATS
 
     served(main, keys=KEYS)
 
@@ -142,7 +142,7 @@ def test_who_waits_with_more_than_its_owner_may_hold_is_told() -> None:
         client = await stand.connect()
         lane.quotas.bytes.take("another", lane.quotas.bytes.free - 1)
         client.writer.write(DENIED * MANY)
-        for _ in range(HANDFUL):
+        for _ in range(REQUESTS_PER_TURN):
             assert (await client.answer()).status == 401
         answer = await client.answer()
         assert answer.header["x-headway-dropped-reason"] == "bodies"

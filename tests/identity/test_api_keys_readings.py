@@ -13,7 +13,7 @@ from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys.cache import (
     AFRESH_EVERY,
     ANSWER_WITHIN,
-    BITE,
+    PAGE,
     RETIRE_EVERY,
     TRY_AGAIN,
     ApiKeyCache,
@@ -123,10 +123,10 @@ def test_what_a_bite_says_of_a_key_is_older_than_its_change() -> None:
 
 def test_many_changes_come_in_bites_of_one_beat() -> None:
     async def scene(stage: Scene) -> None:
-        for one in many(2 * BITE + 1):
+        for one in many(2 * PAGE + 1):
             await stage.store.add(one)
         await asyncio.sleep(BEAT)
-        assert len(stage.ring) == 2 * BITE + 2
+        assert len(stage.ring) == 2 * PAGE + 2
 
     played(scene, key("a"))
 

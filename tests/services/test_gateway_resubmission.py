@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway import errors
-from headway.gateway.broker_session import LOOK_EVERY, Replied
+from headway.gateway.broker_session import PROBE_AFTER, Replied
 from headway.gateway.resubmitter import CHUNK, SPREAD
 from headway.model import Entry, Failure, Limit, Principal
 from tests.services.calls import offered, once
@@ -31,7 +31,7 @@ def test_what_the_broker_lost_is_offered_again_without_being_asked(cut: bool) ->
             if cut:
                 fleet.server.cut()
             assert await fleet.answered(*asked) == ["ok"] * 4
-            assert clock() - asked[0].at < 0.3 * 5 + LOOK_EVERY * 2 + SPREAD + 0.1
+            assert clock() - asked[0].at < 0.3 * 5 + PROBE_AFTER * 2 + SPREAD + 0.1
             assert all(fleet.runs(one.text) <= 2 for one in asked)
 
     run(main)

@@ -11,7 +11,7 @@ from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
-from headway.gateway.model_kinds import LOOK_EVERY, KindsWatcher, ModelKinds
+from headway.gateway.model_kinds import READ_WORKERS_EVERY, KindsWatcher, ModelKinds
 from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -110,10 +110,10 @@ def test_a_watcher_follows_the_workers() -> None:
         watcher = KindsWatcher(kinds, broker, clock)
         await watcher.open()
         watcher.start(supervisor)
-        await asyncio.sleep(LOOK_EVERY * 1.5)
+        await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
         assert kinds.takes("m") is None
         await broker.heartbeat(worker("json", "json"))
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(READ_WORKERS_EVERY)
         assert kinds.takes("m") is ValueKind.JSON
         await broker.heartbeat(worker("bytes", "json"))
         await watcher.look()

@@ -11,7 +11,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.model_kinds import KindsWatcher, ModelKinds
-from headway.http.readiness import Glance, Readiness
+from headway.http.readiness import CachedReadiness, Readiness
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -141,7 +141,7 @@ def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before
     async def main(clock: Clock) -> None:
         async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
             ready = readiness(fleet)
-            glance = Glance(ready)
+            glance = CachedReadiness(ready)
             assert (await glance.take())[0] == "ok"
             await fleet.server.become("refuse")
             fleet.ask("held")

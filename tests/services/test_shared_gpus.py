@@ -25,7 +25,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
-from headway.worker.shared_gpus import LOOK_EVERY, SharedGpus, SharedModel, Started
+from headway.worker.shared_gpus import CHECK_LOADS_EVERY, SharedGpus, SharedModel, Started
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
@@ -285,7 +285,7 @@ def test_a_process_that_does_not_come_back_gives_its_place_up() -> None:
         async with Stand(clock, "ab", 2, 1) as stand:
             stand.broken.add(("a", 0))
             stand.backends["a", 0][0].dead.set()
-            await asyncio.sleep(3 * LOOK_EVERY)
+            await asyncio.sleep(3 * CHECK_LOADS_EVERY)
             assert stand.on == ["", "b"]
             stand.broken.clear()
             assert (await stand.ask("a")).output == "X"
@@ -368,7 +368,7 @@ def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it() -> None:
             cold = asyncio.ensure_future(stand.ask("b", timeout=20.0))
             while stand.on == ["a"]:
                 running = asyncio.ensure_future(stand.ask("a"))
-                await asyncio.sleep(LOOK_EVERY / 20)
+                await asyncio.sleep(CHECK_LOADS_EVERY / 20)
             assert stand.on == [""], "the one is leaving, the other does not load yet"
             await stand.pool.drain()
             await asyncio.sleep(3.0)  # The heartbeats of what has left end.
@@ -387,7 +387,7 @@ def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell
             async def slow(worker: WorkerInfo) -> None:
                 if worker.status is WorkerStatus.COLD:
                     slowly.set()
-                    await asyncio.sleep(LOOK_EVERY)
+                    await asyncio.sleep(CHECK_LOADS_EVERY)
                 await told(worker)
 
             stand.broker.heartbeat = slow  # type: ignore[method-assign]

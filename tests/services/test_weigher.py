@@ -9,7 +9,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.queue_limits import QueueLimits
-from headway.gateway.model_kinds import LOOK_EVERY, KindsWatcher, ModelKinds
+from headway.gateway.model_kinds import READ_WORKERS_EVERY, KindsWatcher, ModelKinds
 from headway.gateway.weigher import Weigher
 from headway.model import WeightLine, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
@@ -54,7 +54,7 @@ def test_a_watcher_keeps_the_weigher_up_to_date() -> None:
         weigher, supervisor = Weigher(WEIGHED), Supervisor()
         KindsWatcher(ModelKinds(["m"]), broker, clock, weigher).start(supervisor)
         await broker.heartbeat(worker(WeightLine(0.0, 0.5)))
-        await asyncio.sleep(LOOK_EVERY * 1.5)
+        await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
         assert weigher.weigh("a" * 10) == 5
         await supervisor.stop()
 

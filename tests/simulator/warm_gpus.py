@@ -30,7 +30,7 @@ from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 
-LOOK_EVERY = 0.5
+CHECK_LOADS_EVERY = 0.5
 """Seconds between two looks at what is to be loaded, as in a process that serves."""
 GRAIN = 0.001
 """Least seconds for which a timer is set, as event loops count in milliseconds."""
@@ -69,7 +69,7 @@ class WarmScenario:
     policy: str = "paced"
     min_warm: int = 0
     warmup: float = 0.0
-    look_every: float = LOOK_EVERY
+    look_every: float = CHECK_LOADS_EVERY
 
     @property
     def entry_seconds(self) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headway.backends.process.arena import LARGE, Arena
-from headway.backends.process.child_process import Child, ChildProcess, Log, Word
+from headway.backends.process.child_process import Child, ChildProcess, Log, Message
 from headway.backends.process.frames import (
     MAX_FRAME,
     Answer,
@@ -318,7 +318,7 @@ class ProcessBackend:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
         return time.monotonic() - begun
 
-    async def _answer(self, child: Child, content: bytes, timeout: float) -> Word:
+    async def _answer(self, child: Child, content: bytes, timeout: float) -> Message:
         waiter = child.ask(content)
         timer = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
         try:
@@ -333,7 +333,7 @@ class ProcessBackend:
                 child.kill("was killed with the run that was cancelled")
             del waiter  # It holds an exception whose traceback holds this frame.
 
-    def _overdue(self, child: Child, waiter: asyncio.Future[Word], timeout: float) -> None:
+    def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
         child.catch_up()
         if not waiter.done():
             child.kill(f"was killed, its batch had run for {timeout:g} s")
@@ -342,7 +342,7 @@ class ProcessBackend:
                 BatchTimeout(f"worker {self._worker}: its batch {late}; it was killed", f"the model {late}")
             )
 
-    async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Word) -> list[ItemResult]:
+    async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
         """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
@@ -381,7 +381,7 @@ class ProcessBackend:
                 pid=child.pid,
             )
 
-    def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Word) -> None:
+    def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Message) -> None:
         """Learn from what the inputs of a batch weighed."""
         found = word.weights if isinstance(word, Outputs) else []
         known = [(octets(value), weight) for value, weight in zip(inputs, found, strict=False) if weight]

@@ -255,7 +255,7 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Word with these outputs, values or None."""
+    """Message with these outputs, values or None."""
     if gives is ValueKind.JSON:
         outputs = [None if one is None else as_json(one) for one in outputs]
     elif gives is ValueKind.BYTES:

@@ -31,7 +31,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
 from headway.runtime.log import OUTPUT
 
-Word = Ready | TargetRefused | Outputs | Failed
+Message = Ready | TargetRefused | Outputs | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
@@ -45,7 +45,7 @@ _DROPPED_AFTER = 1.0
 
 _NOTHING = memoryview(b"")
 
-_decode: Any = msgspec.msgpack.Decoder(Word).decode
+_decode: Any = msgspec.msgpack.Decoder(Message).decode
 
 
 class Log(Protocol):
@@ -131,7 +131,7 @@ class Child(Protocol):
         """Id of its process."""
         ...
 
-    def ask(self, content: bytes) -> asyncio.Future[Word]:
+    def ask(self, content: bytes) -> asyncio.Future[Message]:
         """Send one frame, and await the child's next word."""
         ...
 
@@ -191,7 +191,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self._verdict = ""
         self._pipeless: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[Word] | None = None
+        self._waiter: asyncio.Future[Message] | None = None
         self._received = bytearray()
         self._nonsense = False
         """True once the child has sent a malformed word, after which none is believed."""
@@ -215,7 +215,7 @@ class ChildProcess:
             self._process.wait()
             raise
 
-    def ask(self, content: bytes) -> asyncio.Future[Word]:
+    def ask(self, content: bytes) -> asyncio.Future[Message]:
         """Send one frame, and await the child's next word.
 
         The future fails with ChildProcessError, whose text says how the child ended, when it does.
@@ -225,11 +225,11 @@ class ChildProcess:
             self._send(content)
         return waiter
 
-    def hear(self) -> asyncio.Future[Word]:
+    def hear(self) -> asyncio.Future[Message]:
         """Await the child's next word, without asking for it."""
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
-        waiter: asyncio.Future[Word] = self._loop.create_future()
+        waiter: asyncio.Future[Message] = self._loop.create_future()
         if self.how:
             waiter.set_exception(ChildProcessError(self.how))
         else:
@@ -348,7 +348,7 @@ class ChildProcess:
             if len(self._received) < end:
                 return
             with memoryview(self._received) as view:
-                word: Word = _decode(view[header:end])
+                word: Message = _decode(view[header:end])
             del self._received[:end]
             waiter, self._waiter = self._waiter, None
             if waiter is None or waiter.done():

@@ -29,7 +29,7 @@ MAX_OUTPUTS = 192 << 20
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
-    """Word of the parent: load the target.
+    """Message of the parent: load the target.
 
     `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
     empty from the working directory. `weight` names its weight function, empty for none, and `max_weight` is most weight of
@@ -51,7 +51,7 @@ class PlacedInput(msgspec.Struct, array_like=True, gc=False):
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """Word of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
+    """Message of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
 
     Octets are a list of their bytes alone. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
     Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
@@ -79,7 +79,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """Word of the child: the target is loaded. `source` is its file, empty when it has none; `example` a JSON text."""
+    """Message of the child: the target is loaded. `source` is its file, empty when it has none; `example` a JSON text."""
 
     takes_parameters: bool
     source: str
@@ -89,7 +89,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Word of the child: the target cannot be loaded. Says why, and how to mend it.
+    """Message of the child: the target cannot be loaded. Says why, and how to mend it.
 
     `trace` is the traceback of what user code raised, empty if it did not.
     """
@@ -99,7 +99,7 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
-    """Word of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
+    """Message of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
 
     `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
     lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room. `keeps` says that user code has
@@ -120,7 +120,7 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
 
 
 class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
-    """Word of the child, in place of Answer where its target gives JSON: each output is a JSON text."""
+    """Message of the child, in place of Answer where its target gives JSON: each output is a JSON text."""
 
     number: int
     outputs: list[bytes | None]
@@ -135,7 +135,7 @@ class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
 
 
 class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
-    """Word of the child, in place of Answer where its target gives octets."""
+    """Message of the child, in place of Answer where its target gives octets."""
 
     number: int
     outputs: list[bytes | None]
@@ -150,7 +150,7 @@ class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Word of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
+    """Message of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
 
     `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Answer.
     """

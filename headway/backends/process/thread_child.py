@@ -19,13 +19,13 @@ import msgspec
 
 from headway.backends.process.arena import Arena
 from headway.backends.process.child import Pipe, attend
-from headway.backends.process.child_process import Log, Word
+from headway.backends.process.child_process import Log, Message
 from headway.backends.process.frames import Build
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.usercode import Target, UserLoop, prepare
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Any = msgspec.msgpack.Decoder(Word).decode
+_decode: Any = msgspec.msgpack.Decoder(Message).decode
 
 
 class ThreadChild:
@@ -61,10 +61,10 @@ class ThreadChild:
         self._call, self._name = call, name
         self._loop = asyncio.get_running_loop()
         self._asked: SimpleQueue[bytes | None] = SimpleQueue()
-        self._waiter: asyncio.Future[Word] | None = None
+        self._waiter: asyncio.Future[Message] | None = None
         threading.Thread(target=self._live, name=f"headway-{worker}", daemon=True).start()
 
-    def ask(self, content: bytes) -> asyncio.Future[Word]:
+    def ask(self, content: bytes) -> asyncio.Future[Message]:
         """Have one word answered, and await the answer."""
         waiter = self._waiter = self._loop.create_future()
         if self.cause:
@@ -111,7 +111,7 @@ class ThreadChild:
         with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
             self._loop.call_soon_threadsafe(act, *arguments)
 
-    def _take(self, word: Word) -> None:
+    def _take(self, word: Message) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(word)
 
@@ -140,6 +140,6 @@ class _Words(Pipe):
         """Return the next word; None when the backend has hung up."""
         return self._asked.get()
 
-    def send(self, word: Word) -> None:
+    def send(self, word: Message) -> None:
         """Hand a word to the backend."""
         self._tell(_encode(word))

@@ -24,7 +24,7 @@ from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
-from headway.core.dedup import Dedup, Ripple, follower
+from headway.core.dedup import Consequences, Dedup, follower
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed, degraded_at
@@ -32,7 +32,7 @@ from headway.core.locality.turns import Contender, contender
 from headway.core.memory_room import QUEUE_BYTES, ROOM_WAIT, SMALL, Reservation, Room
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.core.ratelimit import Book, Over, charge
+from headway.core.ratelimit import Over, RateDebts, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
     BatchFailure,
@@ -103,7 +103,7 @@ class MemoryBroker:
         self._wakeups = self._queues.wakeups
         self._mailboxes = defaultdict[str, Mailbox](Mailbox)
         self._entries: dict[tuple[str, str], QueuedEntry] = {}
-        self._book = Book()
+        self._rate_debts = RateDebts()
         self._room = Room(queue_bytes)
         self._dedup = Dedup(kept)
         self._running: dict[int, Running] = {}
@@ -180,7 +180,7 @@ class MemoryBroker:
             return self._enter_rarely(entry, key, held, now)
         limits = entry.limits
         if limits:
-            judged = charge(limits, self._book.tats, now)
+            judged = charge(limits, self._rate_debts.tats, now)
             if isinstance(judged, Over):
                 return failures.over(judged)
             charged = judged
@@ -191,7 +191,7 @@ class MemoryBroker:
         if offered.queue_due < self._reaping.at:
             self._reaping.move_up(offered.queue_due, now)
         if limits:
-            tats = self._book.tats
+            tats = self._rate_debts.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - see below
                 tats[limit.id] = tat
         wakeups = self._wakeups[entry.model]
@@ -240,7 +240,7 @@ class MemoryBroker:
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
-        tat = self._book.tats.get(limit.id)
+        tat = self._rate_debts.tats.get(limit.id)
         if tat is None:
             return 0.0
         owed = tat - self._clock()
@@ -459,7 +459,7 @@ class MemoryBroker:
     async def _reap(self) -> tuple[float, float]:
         """Reap. Returns the instant at which that is due again, and the present one."""
         now = self._clock()
-        self._book.tidy(now)
+        self._rate_debts.tidy(now)
         due = now + REST_SECONDS
         for fence, running in list(self._running.items()):
             if running.expires_at <= now:
@@ -473,7 +473,7 @@ class MemoryBroker:
             if self._dedup.follows(queued):  # It may have been let go of by the one before it.
                 left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
-                self._ripple(left, now)
+                self._follow_up(left, now)
         for name, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
             self._count_slots(name, now)
@@ -490,7 +490,7 @@ class MemoryBroker:
         if entry.digest:
             entry = self._dedup.with_id(entry, now)
         limits = entry.limits
-        charged = charge(limits, self._book.tats, now) if limits else ()
+        charged = charge(limits, self._rate_debts.tats, now) if limits else ()
         if isinstance(charged, Over):
             return failures.over(charged)
         reservation = None
@@ -498,7 +498,7 @@ class MemoryBroker:
             return failures.scarcity(ROOM_WAIT)
         refusal = self._join(entry, now) if entry.dedup_keys else self._offer(entry, now)
         if limits and (refusal is None or refusal.reason == failures.CULPRIT):
-            tats = self._book.tats
+            tats = self._rate_debts.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - checking the lengths takes as long as all of it
                 tats[limit.id] = tat
         if reservation is not None and refusal is None:
@@ -533,7 +533,7 @@ class MemoryBroker:
         queued.state = FOLLOWS
         self._entries[entry.tenant, entry.id] = queued
         self._reaping.move_up(queued.due, now)
-        self._ripple(joined, now)
+        self._follow_up(joined, now)
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
@@ -541,18 +541,18 @@ class MemoryBroker:
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._dedup.active and entry.dedup_keys:
-            self._ripple(self._dedup.cancel(queued, deleted=deleted), self._clock())
+            self._follow_up(self._dedup.cancel(queued, deleted=deleted), self._clock())
         else:
             self._queues[entry.queue].remove(queued)
             queued.reservation = None
 
-    def _ripple(self, ripple: Ripple, now: float) -> None:
+    def _follow_up(self, consequences: Consequences, now: float) -> None:
         """Carry out the consequences of an event for other entries."""
-        for queued in ripple.idle:
+        for queued in consequences.idle:
             self._queues[queued.entry.queue].remove(queued)
-        if ripple.replies:
-            self._post(ripple.replies)
-        for queued in ripple.anew:
+        if consequences.replies:
+            self._post(consequences.replies)
+        for queued in consequences.anew:
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
@@ -623,10 +623,10 @@ class MemoryBroker:
         """End entries that have their outcomes, and those that joined them."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
-            ripple = self._dedup.end(queued, reply, now, late=late)
+            consequences = self._dedup.end(queued, reply, now, late=late)
             if wanted:
-                ripple.replies.insert(0, (queued, reply))
-            self._ripple(ripple, now)
+                consequences.replies.insert(0, (queued, reply))
+            self._follow_up(consequences, now)
 
     def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
         for queued, reply in replies:

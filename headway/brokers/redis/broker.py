@@ -85,7 +85,7 @@ RUNNING = 1_000
 """Most leases whose waits are remembered until they end."""
 
 
-class _Doubt(msgspec.Struct):
+class _UnansweredClaim(msgspec.Struct):
     """Claim without an answer. It may have been granted, and is to be repeated at the same shard."""
 
     queue: Queue
@@ -141,7 +141,7 @@ class RedisBroker:
         self._reaping = Reaping(self._queues, shards, counters, rng)
         self._queues.keep(models)
         self.know(models)
-        self._doubts: dict[Slot, _Doubt] = {}
+        self._doubts: dict[Slot, _UnansweredClaim] = {}
         self._idle_at: dict[Slot, Queue] = {}
         self._hints: dict[Slot, Queue] = {}
         self._looked_at: dict[Slot, float] = {}
@@ -470,7 +470,7 @@ class RedisBroker:
         doubt = self._doubts.pop(slot, None)
         again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
-            doubt = _Doubt(queue, f"{self._connection.process}:{next(self._numbers)}")
+            doubt = _UnansweredClaim(queue, f"{self._connection.process}:{next(self._numbers)}")
         there = slot
         if queue.zone != self._zone:
             there, policy = replace(slot, zone=queue.zone), zones.HELP
@@ -512,7 +512,7 @@ class RedisBroker:
     async def _look_around(self, slot: Slot, home: Queue) -> None:
         """Return when another shard, or another zone, is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
-        start, pause = int(self._rng() * SHARDS), sharding.LOOK_EVERY
+        start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))

@@ -17,7 +17,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import in_zone, model_and_version, name_and_zone, queue_name
 
-LOOK_EVERY = 10.0
+LIST_QUEUES_EVERY = 10.0
 """Seconds between two looks at what the server lists."""
 FORGET_AFTER = 120.0
 """Seconds without a sign of a queue after which it is forgotten. A server that has lost its state lists nothing meanwhile."""
@@ -129,7 +129,7 @@ class QueueTable(dict[str, list[Queue]]):
         """
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
+            self._look_at = now + LIST_QUEUES_EVERY
             await asyncio.gather(*(self._look_at_model(model, now) for model in list(self.limits)))
 
     async def _look_at_model(self, model: str, now: float) -> None:

@@ -413,7 +413,7 @@ class FastPathConnection(Connection):
         super().retire()
         self.plain, self.open_by = False, None
 
-    def crowd_out(self) -> None:
+    def close_over_quota(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
         self.encode_error = self.inference.encode_error
         self.reject(self.inference.quotas.no_room(self))

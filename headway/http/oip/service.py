@@ -15,7 +15,7 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.oip.models import find_model, index_of, statistics
-from headway.http.readiness import SERVING, Glance
+from headway.http.readiness import SERVING, CachedReadiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route, WrongMethod
 from headway.identity.anonymous import AnonymousIdentity
@@ -23,7 +23,7 @@ from headway.oip.metadata import ModelConfig, ModelMetadata, ServerMetadata
 from headway.ports import Identity
 
 
-def routes(gateway: Gateway, glance: Glance, identity: Identity) -> list[Route]:
+def routes(gateway: Gateway, glance: CachedReadiness, identity: Identity) -> list[Route]:
     """Make the routes.
 
     Arguments:
@@ -61,7 +61,7 @@ class _IndexRequest(msgspec.Struct, gc=False):
 
 
 class _Service:
-    def __init__(self, gateway: Gateway, glance: Glance, anonymous: bool) -> None:
+    def __init__(self, gateway: Gateway, glance: CachedReadiness, anonymous: bool) -> None:
         self._gateway, self._kinds = gateway, gateway.kinds
         self._glance, self._anonymous = glance, anonymous
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)

@@ -41,7 +41,7 @@ class Chunks:
         self._slack = slack
         self._raw = 0
         self._tail = b""
-        self._heard = _Ear()
+        self._heard = _BodyEvents()
         self._parser = httptools.HttpRequestParser(self._heard)
         self._parser.feed_data(_OPENING)
 
@@ -108,7 +108,7 @@ class Chunks:
         return PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
 
 
-class _Ear:
+class _BodyEvents:
     """Callbacks of the parser. They do not know their Chunks, so that no cycle keeps a body alive.
 
     Attributes:

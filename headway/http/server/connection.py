@@ -40,7 +40,7 @@ from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
 from headway.http.server.large_bodies import LARGE
-from headway.http.server.read_turns import HANDFUL
+from headway.http.server.read_turns import REQUESTS_PER_TURN
 from headway.http.server.unread_answers import Unread, bound
 from headway.runtime.logger import get_logger
 
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     def advance(self) -> None:
         """Work through what was received, as far as the request in hand allows."""
-        left = HANDFUL
+        left = REQUESTS_PER_TURN
         try:
             while self.buffer or self._fetch():
                 phase = self.phase
@@ -376,7 +376,7 @@ class Connection(asyncio.Protocol):
         self.write_error(error.code, error.message, error.retry_after, error.reason)
         self.linger()
 
-    def crowd_out(self) -> None:
+    def close_over_quota(self) -> None:
         """End a connection between two requests, since its owner holds too much."""
         self.linger()
 
@@ -547,7 +547,7 @@ class Connection(asyncio.Protocol):
         ahead = len(self.buffer) + (len(self.ahead) if self.ahead else 0)
         if ahead > UNCOUNTED and not self.reserve(ahead):
             if self.phase == WAITING:
-                self.crowd_out()
+                self.close_over_quota()
                 return
             self.buffer, self.ahead = self.buffer[:1], None  # More is to come, so the end has to linger.
             self.last = True

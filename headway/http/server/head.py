@@ -92,7 +92,7 @@ class OtherProtocol(BadRequest):
         self.kind = kind
 
 
-class _Scribe:
+class _HeaderEvents:
     """Callbacks of the parser, which take down what it finds."""
 
     __slots__ = ("complete", "fields")
@@ -120,7 +120,7 @@ def read_head(raw: bytes) -> Head:
     method, target, version = line.groups()
     if method == b"CONNECT":
         raise RequestError("CONNECT is not served here", code=METHOD_NOT_ALLOWED)
-    scribe = _Scribe()
+    scribe = _HeaderEvents()
     try:
         httptools.HttpRequestParser(scribe).feed_data(raw)
     except httptools.HttpParserUpgrade:

@@ -11,14 +11,14 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-HANDFUL = 4
+REQUESTS_PER_TURN = 4
 """Requests of one connection that are begun in one turn of the event loop."""
 
 SEATS = 4
 """Connections in line that are served in one turn of the event loop."""
 
 
-class Patient(Protocol):
+class TurnWaiter(Protocol):
     """Connection that waits in line."""
 
     def take_turn(self) -> None:
@@ -35,18 +35,18 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._line: deque[Patient] = deque()
+        self._line: deque[TurnWaiter] = deque()
 
-    def wait(self, patient: Patient) -> None:
+    def wait(self, waiter: TurnWaiter) -> None:
         """Let a connection go on in a later turn of the loop, behind those that wait already."""
         if not self._line:
             self._loop.call_soon(self._give)
-        self._line.append(patient)
+        self._line.append(waiter)
 
     def _give(self) -> None:
         line = self._line
         served = [line.popleft() for _ in range(min(len(line), SEATS))]
         if line:  # Before they are served, since those who come back to an empty line ask for the next turn themselves.
             self._loop.call_soon(self._give)
-        for patient in served:
-            patient.take_turn()
+        for waiter in served:
+            waiter.take_turn()

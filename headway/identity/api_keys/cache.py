@@ -43,9 +43,9 @@ log = get_logger(__name__)
 
 ANSWER_WITHIN = 2.0
 """Seconds for which a call waits for the store."""
-BITE = 500
+PAGE = 500
 """Keys that are read at once, which takes some milliseconds of the event loop."""
-OPEN_BITE = 4 * BITE
+OPEN_PAGE = 4 * PAGE
 """Keys that are read at once before the first request is served."""
 SEEN = 10_000
 """Good credentials that are remembered as they came, so that they need not be parsed again."""
@@ -59,7 +59,7 @@ ENDED_SHARE = BUCKETS // 64
 """Part of the table that each refresh searches for ended keys: all of it once a minute."""
 RETIRE_EVERY = 600.0
 """Seconds between two removals of long ended keys from the store."""
-RETIRE_BITE = 1000
+RETIRE_PAGE = 1000
 RETRY_AFTER = 5.0
 """Seconds after which a client should ask again while keys cannot be checked."""
 TIERS_TOLD = 100
@@ -148,7 +148,7 @@ class ApiKeyCache:
             self._reached = True
         await self._begin_anew()
         while self._reading is not None:
-            await self._read_on(self._reading, OPEN_BITE)
+            await self._read_on(self._reading, OPEN_PAGE)
         await self.refresh()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -263,7 +263,7 @@ class ApiKeyCache:
         self._forget_ended()
         more = True
         while more:
-            found = await self._asked(self._store.changes(self._upto, BITE))
+            found = await self._asked(self._store.changes(self._upto, PAGE))
             if found is None:
                 log.warning("the store of keys has another history than before; all keys are read again")
                 await self._begin_anew()
@@ -323,7 +323,7 @@ class ApiKeyCache:
         if hurry:
             self._hurry.set()
 
-    async def _read_on(self, reading: _Reading, limit: int = BITE) -> None:
+    async def _read_on(self, reading: _Reading, limit: int = PAGE) -> None:
         """Read a bite, and end the reading with the last one."""
         found = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
         if found is None or reading is not self._reading:
@@ -380,7 +380,7 @@ class ApiKeyCache:
 
     async def _retire(self) -> None:
         before = self._wall() - self._settings.keys_retention_s
-        removed = RETIRE_BITE
-        while removed == RETIRE_BITE:
-            removed = await self._store.remove_ended(before, RETIRE_BITE)
+        removed = RETIRE_PAGE
+        while removed == RETIRE_PAGE:
+            removed = await self._store.remove_ended(before, RETIRE_PAGE)
             await asyncio.sleep(BITE_PAUSE)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -380,7 +380,7 @@ def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
 
 def test_a_model_that_is_served_no_longer_has_no_series() -> None:
     state = full_state()
-    own = dataclasses.replace(state.own, models=["other"], slots=None)
+    own = msgspec.structs.replace(state.own, models=["other"], slots=None)
     state.counters.throttle["m"] = 3.0
     fleet = FleetState([TierDepth("m", 0, 0, 0.0)], [], {}, {"m": 16}, state.fleet.capacities if state.fleet else ())
     families = scraped(State(state.counters, own, fleet))
@@ -424,7 +424,7 @@ def test_a_worker_that_was_told_to_stop_is_no_loss() -> None:
 
 def test_a_worker_goes_by_the_label_that_its_process_gives_it() -> None:
     state = full_state()
-    own = dataclasses.replace(state.own, worker_label=lambda worker: f"host/{worker}")
+    own = msgspec.structs.replace(state.own, worker_label=lambda worker: f"host/{worker}")
     families = scraped(State(state.counters, own, state.fleet))
     for name, label in (("gpu_batch_seconds", "worker"), ("gpu_utilization", "worker"), ("breaker_state", "backend"),
                         ("worker_restarts", "worker"), ("model_loads", "worker")):  # fmt: skip

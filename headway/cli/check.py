@@ -225,7 +225,7 @@ async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
     for name in DIALECTS:
         settings = replace(plan.settings, remote_format=name)
         try:
-            backend = make_backend(spec, replace(plan, settings=settings, shared=None))
+            backend = make_backend(spec, msgspec.structs.replace(plan, settings=settings, shared=None))
             with waiting(f"asking {spec} in the format {name}"):
                 await backend.start()
         except (SettingError, TargetError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from headway.cli.commands import COMMON, F, joined, option
 from headway.config import FIELDS, Setting, flag, kind, load, misspelt, spelling_of
@@ -105,7 +105,7 @@ def _of_field(name: str, one: ToolOption, defaults: Mapping[str, Any]) -> Callab
         default=default,
         required=one.required,
         multiple=one.multiple,
-        help=f"{one.help}{_told(dataclasses.replace(one, default=default, unit=''))}",
+        help=f"{one.help}{_told(msgspec.structs.replace(one, default=default, unit=''))}",
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.controller.autoscaler import Autoscaler
 from headway.core.capacity import capacity

@@ -235,7 +235,7 @@ class Dedup:
         """Look for an answer in common with others. None: there is none yet, so the entry has to run.
 
         Returns:
-            A failure: the entry is refused. A consequences: it has joined, or has its outcome, which is among the replies.
+            A failure: the entry is refused. Consequences: it has joined, or has its outcome, which is among the replies.
         """
         found = None
         for dedup_key in queued.entry.dedup_keys:

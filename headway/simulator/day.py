@@ -15,9 +15,9 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.core.scaling.scaler import DOWN, PLAN, RULES, UP, ModelState, ScaleLimits, Scaler
 from headway.core.scaling.sizing import BatchCost, fewest_slots

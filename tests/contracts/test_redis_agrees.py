@@ -10,11 +10,12 @@ import asyncio
 import copy
 import math
 import random
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import astuple
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -62,8 +60,8 @@ def test_a_line_through_small_batches_is_not_believed_far_beyond_them() -> None:
     """One of two small batches was slow by accident: by the line, a full batch would take ten seconds."""
     scarce = Load(rate=1.0, alpha=0.0, beta=0.1, slots=1, max_batch=100, largest=2.0)
     assert pace(scarce) == pytest.approx(100 / 0.4)
-    assert pace(dataclasses.replace(scarce, largest=1.0)) == pytest.approx(100 / 0.2)
-    assert pace(dataclasses.replace(scarce, largest=60.0)) == pytest.approx(100 / 10.0)
+    assert pace(msgspec.structs.replace(scarce, largest=1.0)) == pytest.approx(100 / 0.2)
+    assert pace(msgspec.structs.replace(scarce, largest=60.0)) == pytest.approx(100 / 10.0)
 
 
 def test_nothing_is_promised_before_a_batch_was_measured() -> None:
@@ -75,12 +73,14 @@ def test_nothing_is_promised_before_a_batch_was_measured() -> None:
 
 
 def test_the_least_seconds_are_a_batch_of_one_less_two_deviations_and_at_least_half_of_it() -> None:
-    known = dataclasses.replace(GPU, largest=10.0)
+    known = msgspec.structs.replace(GPU, largest=10.0)
     assert capacity("m", [], GPU, 1.0).least_seconds == 0.0, "no batch was measured"
     assert capacity("m", [], None, 1.0).least_seconds == 0.0
     assert capacity("m", [], known, 1.0).least_seconds == pytest.approx(0.0505)
-    assert capacity("m", [], dataclasses.replace(known, deviation=0.005), 1.0).least_seconds == pytest.approx(0.0405)
-    for rough in (dataclasses.replace(known, deviation=1.0), dataclasses.replace(known, paces=(1, 1))):
+    assert capacity("m", [], msgspec.structs.replace(known, deviation=0.005), 1.0).least_seconds == pytest.approx(
+        0.0405
+    )
+    for rough in (msgspec.structs.replace(known, deviation=1.0), msgspec.structs.replace(known, paces=(1, 1))):
         assert capacity("m", [], rough, 1.0).least_seconds == pytest.approx(0.02525)
     quick = msgspec.structs.replace(workers(WorkerStatus.HEALTHY)[0], items_per_second=10_000.0)
     found = capacity("m", [quick, *workers(WorkerStatus.HEALTHY)], known, 1.0).least_seconds

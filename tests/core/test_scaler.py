@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
 import statistics
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -338,5 +338,5 @@ def test_however_long_the_start_takes_a_shortage_is_answered_once(start: float, 
 
 
 def test_limits_are_what_they_were_given() -> None:
-    assert dataclasses.replace(ScaleLimits(least=2, most=4)).clamp(9) == 4
+    assert msgspec.structs.replace(ScaleLimits(least=2, most=4)).clamp(9) == 4
     assert ScaleLimits(least=2, most=4).clamp(0) == 2

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from headway.core import policies
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide

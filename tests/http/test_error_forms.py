@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.config import Settings
@@ -32,7 +32,7 @@ def encode(code: str, message: str, shown: str, retry_after: float | None, reaso
 
 
 def own(settings: Settings) -> Codec:
-    return dataclasses.replace(inference(settings), encode_error=encode)
+    return msgspec.structs.replace(inference(settings), encode_error=encode)
 
 
 @pytest.fixture(autouse=True)

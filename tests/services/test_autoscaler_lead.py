@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.autoscaler import (

@@ -7,7 +7,6 @@ it has written; what is newer than that it refuses, rather than guess.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,16 +135,14 @@ _scaling_change = msgspec.msgpack.Decoder(ScalingChange)
 encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
-LOAD = tuple(field.name for field in dataclasses.fields(Load) if field.name not in ("paces", "past"))
+LOAD = tuple(name for name in Load.__struct_fields__ if name not in ("paces", "past"))
 """Order of a load's figures, which follow the instant and the birth of the queue; the slots of each pace follow them."""
-RULE = tuple(field.name for field in dataclasses.fields(Rule) if field.name != "company")
+RULE = tuple(name for name in Rule.__struct_fields__ if name != "company")
 """Order of a rule's numbers, which follow the instant and the slots of the load that it was made of. A look-ahead alone sets `company`."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
-_WHOLE = tuple(
-    LOAD.index(field.name) for field in dataclasses.fields(Load) if field.name in LOAD and field.type == "int"
-)
+_WHOLE = tuple(LOAD.index(name) for name, kind in Load.__annotations__.items() if name in LOAD and kind == "int")
 """Positions of the figures that are whole numbers."""
 _APART = attrgetter("apart")
 _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
@@ -249,7 +246,7 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
     for position in _WHOLE:
         figures[position] = int(figures[position])
     load = Load(*figures)
-    return now, born, dataclasses.replace(load, paces=paces(counts, load.slots)) if any(counts) else load
+    return now, born, msgspec.structs.replace(load, paces=paces(counts, load.slots)) if any(counts) else load
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:

@@ -53,9 +53,9 @@ bus bunching", Transportation Research B 43, 2009); the formula for batch server
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.core.departure import Load, Rule
 from headway.core.look_ahead import LookAhead

@@ -10,10 +10,10 @@ exchange (`exchange.py`). The native routes have both. Routes of other APIs have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar, NoReturn, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core import values

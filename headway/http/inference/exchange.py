@@ -8,11 +8,11 @@ function that writes the answer, which holds whatever the codec has to remember 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.errors import BadRequest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from urllib.parse import unquote_to_bytes
 
 import httptools
+from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict

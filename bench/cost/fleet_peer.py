@@ -1,7 +1,7 @@
 """CPU time for each request over Redis, role by role, side by side with Triton's server.
 
-    python bench/cost/fleet_py                            about ten minutes
-    python bench/cost/fleet_py --rounds 1 --seconds 4     a first impression
+    python bench/cost/fleet_peer.py                            about ten minutes
+    python bench/cost/fleet_peer.py --rounds 1 --seconds 4     a first impression
 
 Both serve the same function (a text in capitals, no sleep), at most 64 in a batch, and get a JSON POST of 115 bytes.
 Headway is a gateway, a worker host with one GPU process, a controller and redis-server, with everything on: an API key

@@ -86,10 +86,11 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
 
 def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: str) -> float:
     try:
-        limit, used = int(_text(limit_path)), int(_text(used_path))
+        limit = int(_text(limit_path))
+        if not 0 < limit < NO_LIMIT:
+            return 0.0
+        used = int(_text(used_path))
     except ValueError:  # `max`, or gone.
-        return 0.0
-    if not 0 < limit < NO_LIMIT:
         return 0.0
     droppable = _figures(stat_path, droppable_name).get(droppable_name, 0)
     return min(max(used - droppable, 0) / limit, 1.0)

@@ -9,10 +9,11 @@ further, so that its client is held back by HTTP/2's flow control.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeVar
+
+from headway.core.tenant_turns import TenantTurns
 
 SHARE = 0.002
 """Seconds for which messages are taken in within one turn of the loop; the last one may take longer."""
@@ -32,7 +33,7 @@ class MessageTurns:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._lines: dict[str, deque[_Waiting]] = {}
+        self._waiting = TenantTurns[_Waiting]()
         self._spent = 0.0
         """Seconds that this turn of the loop has spent on messages."""
         self._asked = False
@@ -47,14 +48,14 @@ class MessageTurns:
             owner: name of the owner, for whom it waits behind the owner's others.
             work: takes the message in; gets the seconds for which it has waited.
         """
-        if not self._lines and self._spent < SHARE:
+        if not self._waiting and self._spent < SHARE:
             before = self._clock()
             try:
                 return work(0.0)
             finally:
                 self._count(before)
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(owner, deque()).append((turn, work, self._clock()))
+        self._waiting.add(owner, (turn, work, self._clock()))
         self._ask()
         return await turn
 
@@ -70,15 +71,11 @@ class MessageTurns:
     def _begin(self) -> None:
         """Begin a turn of the loop: serve those who wait, as far as it goes."""
         self._asked, self._spent = False, 0.0
-        while self._lines and self._spent < SHARE:
-            owner, line = next(iter(self._lines.items()))
-            turn, work, since = line.popleft()
-            del self._lines[owner]
-            if line:
-                self._lines[owner] = line  # behind the other owners
+        while self._waiting and self._spent < SHARE:
+            turn, work, since = self._waiting.take()
             if not turn.done():  # Else its call has ended.
                 self._serve(turn, work, since)
-        if self._lines:
+        if self._waiting:
             self._ask()
 
     def _serve(self, turn: asyncio.Future[Any], work: Callable[[float], Any], since: float) -> None:

@@ -1,18 +1,20 @@
-"""Line of work that takes milliseconds of the event loop: one piece per turn, and tenants take turns.
+"""Line of work for one event loop: a little of it is done in a turn of the loop, and those who want it take turns.
 
-After each piece the loop is left to everything else for as long as that one took. So all that waits here takes at most half of the
-process, and a flood of one tenant holds up no other's.
+So a flood of one holds up no other's work, and all of it together holds up nothing else for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from headway.core.tenant_turns import TenantTurns
 
 Begin = Callable[[], None]
 """Piece of work. Raises nothing; whoever wanted it may have left meanwhile."""
+MILLISECOND = 0.001
+"""Seconds of a turn of the loop for pieces that take a part of it each, such as steps of handshakes."""
 
 
 class FairTurns:
@@ -21,13 +23,24 @@ class FairTurns:
     Arguments:
         clock: monotonic seconds.
         loop: event loop that gives the turns; None: the one that runs when work comes.
+        budget: seconds after which no further piece begins in a turn of the loop; 0: one piece a turn.
+        rests: whether the loop is then left to everything else for as long as the pieces took, by which all that waits here
+            takes at most half of the process.
     """
 
-    def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        budget: float = 0.0,
+        rests: bool = True,
+    ) -> None:
         self._clock, self._loop = clock, loop
+        self._budget, self._rests = budget, rests
         self._waiting = TenantTurns[Begin]()
         self._begun = False
-        """Whether a piece is under way. What it asks for itself waits until its own cost is known."""
+        """Whether pieces are under way. What they ask for themselves waits for a later turn."""
         self._next = 0.0
         """Instant from which the next piece may begin, in seconds."""
 
@@ -38,19 +51,23 @@ class FairTurns:
         self._waiting.add(tenant, begin)
 
     def _schedule(self) -> None:
-        loop, pause = self._loop or asyncio.get_running_loop(), self._next - self._clock()
+        loop, pause = self._loop or asyncio.get_running_loop(), self._next - self._clock() if self._rests else 0.0
         if pause > 0.0:
             loop.call_later(pause, self._give)
         else:
             loop.call_soon(self._give)
 
     def _give(self) -> None:
-        begin = self._waiting.take()
-        self._begun, before = True, self._clock()
+        before, left, self._begun = self._clock(), len(self._waiting), True
+        now = before
         try:
-            begin()
+            while left:
+                left -= 1
+                self._waiting.take()()
+                now = self._clock()
+                if now >= before + self._budget:
+                    break
         finally:
-            now = self._clock()
             self._begun, self._next = False, now + (now - before)
             if self._waiting:
                 self._schedule()

@@ -7,7 +7,8 @@
 The protocol above has its connection as soon as the system has, so that one whose handshake hangs counts and times out like any
 other that says nothing. What the protocol writes before the handshake is done is kept until then.
 
-Handshakes that have come together wait in a line (`headway.runtime.handshake_line`).
+Handshakes that have come together wait in a line (`headway.runtime.fair_turns`), and addresses take turns: a step takes a tenth of a millisecond to several, as the key of the
+certificate is.
 
 An event loop's own TLS would tell the protocol of a connection only after the handshake, and could not end one side of it.
 """
@@ -23,7 +24,7 @@ from typing import Any, cast
 
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
-from headway.runtime.handshake_line import HandshakeLine
+from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -76,7 +77,7 @@ class TlsPort:
         self, certificates: Certificates, protocol: str, label: str, counters: Counters, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
-        self.line = HandshakeLine(loop)
+        self.line = FairTurns(loop=loop, budget=MILLISECOND, rests=False)
         self._certificates, self._protocol, self._label = certificates, protocol, label
         self._counters = counters
         self._failed: Counter[str] = Counter()
@@ -156,7 +157,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             if self._state != WAITING:
                 self._state = WAITING
                 self._raw.pause_reading()
-                self._port.line.wait(self._address, self)
+                self._port.line.wait(self._address, self.take_turn)
 
     def eof_received(self) -> bool | None:
         """Take the end of what the client sends for the end of the connection."""

@@ -8,7 +8,7 @@ import pytest
 
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.server.large_bodies import LARGE
+from headway.http.server.connection_context import LARGE
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 BODY = bytes(random.Random(1).randbytes(6 * LARGE)).hex()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headway.http.inference.compressed_bodies import STEP
-from headway.http.server.large_bodies import LARGE, LargeBodies
+from headway.http.server.connection_context import LARGE
+from headway.runtime.fair_turns import FairTurns
 from tests.http.stand import Client, Stand, post, served, settled
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
@@ -42,7 +43,7 @@ class Loop:
 
 def test_one_is_read_at_a_time_and_the_loop_is_free_for_as_long_as_that_took() -> None:
     loop, read = Loop(), list[str]()
-    line = LargeBodies(loop, lambda: loop.now)  # type: ignore[arg-type]
+    line = FairTurns(lambda: loop.now, loop)  # type: ignore[arg-type]
 
     def body(name: str, seconds: float) -> Callable[[], None]:
         def begin() -> None:
@@ -63,7 +64,7 @@ def test_one_is_read_at_a_time_and_the_loop_is_free_for_as_long_as_that_took() -
 
 def test_work_that_asks_for_another_turn_leaves_the_loop_as_long_before_it() -> None:
     loop, done = Loop(), list[float]()
-    line = LargeBodies(loop, lambda: loop.now)  # type: ignore[arg-type]
+    line = FairTurns(lambda: loop.now, loop)  # type: ignore[arg-type]
 
     def piece() -> None:
         done.append(loop.now)

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from headway.http.inference.octets import Form, read_accept
-from headway.http.server.large_bodies import LARGE
+from headway.http.server.connection_context import LARGE
 from headway.model import Octets
 from tests.http.stand import Stand, get, post, served
 from tests.http.test_values import workers

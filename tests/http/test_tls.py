@@ -16,7 +16,7 @@ import structlog
 
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
-from headway.runtime.handshake_line import HandshakeLine
+from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.tls_transport import TlsPort, TlsTransport
 from tests.authority import Authority
 from tests.http.stand import Client, Stand, get, post, served, settled
@@ -278,10 +278,10 @@ def test_addresses_take_turns_at_handshakes() -> None:
             served_.append(self.name)
 
     async def main() -> None:
-        line = HandshakeLine(asyncio.get_running_loop())
+        line = FairTurns(budget=MILLISECOND, rests=False)
         for number in range(5):
-            line.wait("10.0.0.1", Waiting(f"flood {number}"))
-        line.wait("10.0.0.2", Waiting("other"))
+            line.wait("10.0.0.1", Waiting(f"flood {number}").take_turn)
+        line.wait("10.0.0.2", Waiting("other").take_turn)
         await settled(lambda: len(served_) == 6)
 
     asyncio.run(main())
@@ -298,9 +298,9 @@ def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(millisecond
             turns[-1] += 1
 
     async def main() -> None:
-        line = HandshakeLine(asyncio.get_running_loop(), lambda: now[0])
+        line = FairTurns(lambda: now[0], budget=MILLISECOND, rests=False)
         for number in range(20):
-            line.wait(f"10.0.0.{number}", Waiting())
+            line.wait(f"10.0.0.{number}", Waiting().take_turn)
         while sum(turns) < 20:
             turns.append(0)
             await asyncio.sleep(0)
@@ -315,15 +315,15 @@ def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
     served: list[int] = []
 
     async def main() -> None:
-        line = HandshakeLine(asyncio.get_running_loop(), lambda: 0.0)
+        line = FairTurns(lambda: 0.0, budget=MILLISECOND, rests=False)
 
         class Again:
             def take_turn(self) -> None:
                 served[-1] += 1
                 if sum(served) < 5:
-                    line.wait("10.0.0.1", self)
+                    line.wait("10.0.0.1", self.take_turn)
 
-        line.wait("10.0.0.1", Again())
+        line.wait("10.0.0.1", Again().take_turn)
         while sum(served) < 5:
             served.append(0)
             await asyncio.sleep(0)

@@ -36,10 +36,9 @@ from headway.http.inference.exchange import JSON, MARKS, Exchange, RequestTarget
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
-from headway.http.server.connection_context import InferenceContext
+from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
-from headway.http.server.large_bodies import LARGE
 from headway.model import Failure, Principal, Reply, RequestOptions, Value
 
 MOST_DIGITS = 9

@@ -35,12 +35,10 @@ from headway.http.error_responses import UNFORESEEN, refuse
 from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
-from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
+from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
-from headway.http.server.large_bodies import LARGE
-from headway.http.server.read_turns import REQUESTS_PER_TURN
 from headway.http.server.unread_answers import Unread, bound
 from headway.runtime.logger import get_logger
 
@@ -48,6 +46,8 @@ log = get_logger(__name__)
 
 IDLE, HEAD, BODY, DROP, ASKED, ROUTE, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
 
+REQUESTS_PER_TURN = 4
+"""Requests of one connection that are begun in one turn of the event loop, however many its client has sent in one go; then it waits in line."""
 MOST_BUFFERED = 65_536
 """Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
@@ -577,7 +577,7 @@ class Connection(asyncio.Protocol):
 
     def _wait_turn(self) -> None:
         self.phase = WAITING
-        self.context.turns.wait(self)
+        self.context.turns.wait("", self.take_turn)
 
     def _drop_body(self) -> None:
         self.reserve(0)

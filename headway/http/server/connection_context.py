@@ -27,8 +27,6 @@ from headway.http.requests import Handler, Request
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
-from headway.http.server.large_bodies import LARGE, LargeBodies
-from headway.http.server.read_turns import Turns
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.ports import Identity, QueueCondition, WatchedIdentity
@@ -49,6 +47,8 @@ LINGER = 1.0
 GRACE = 1.0
 """Seconds of silence after which a closing listener drops an idle client."""
 
+LARGE = 1 << 16
+"""Bytes of a body from which it waits for its turn, as do those of an answer: to read one takes up to some tens of milliseconds."""
 SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer."""
 
@@ -169,7 +169,7 @@ class ConnectionContext:
         self.fd_ceiling = self.fd_brink = 1 << 30
         self.loop = asyncio.get_running_loop()
         self.hangups = Hangups(self.loop)
-        self.turns = Turns(self.loop)
+        self.turns = FairTurns(loop=self.loop, rests=False)
         self._left = asyncio.Event()
         self._hints = ProtocolHints(self.label, self.loop.time)
         self.connections: set[Connection] = set()
@@ -258,7 +258,7 @@ class InferenceContext(ConnectionContext):
         self.codec_context = CodecContext(settings, intake.kinds, counters)
         self.rate_limit_headers = RateLimitHeaders(intake)
         self.quotas = intake.quotas
-        self.large_bodies = LargeBodies(self.loop)
+        self.large_bodies = FairTurns(loop=self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
         self.kinds = intake.kinds
         self.version = settings.model_version

@@ -18,21 +18,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from headway import errors
-from headway.config import Settings
 from headway.core import failures, ratelimit, values
-from headway.gateway.client_quotas import UNHELD, AnswerRoom, Quotas
-from headway.gateway.limiter import Limiter
-from headway.gateway.pending import ReplySink
+from headway.gateway.client_quotas import UNHELD, AnswerRoom
 from headway.gateway.several_inputs import PART, SeveralInputs
-from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value, added_up, queue_name
-from headway.ports import QueueCondition
-from headway.runtime.counters import Counters
-from headway.runtime.fair_turns import FairTurns
+from headway.gateway.submitter import Submitter
+from headway.model import Entry, Failure, Principal, Reply, RequestOptions, Value, added_up, queue_name
 from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024
@@ -51,59 +45,6 @@ FEW = 16
 
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
 """Codes of failures that blame the request and not its first input, whose key and id it has."""
-
-
-class Submitter(Protocol):
-    """Part of the gateway that a fan-out needs.
-
-    Attributes:
-        settings: settings of the process.
-        limiter: limiter that lets parts in, and takes back those that are not submitted.
-        turns: line in which slices of parts wait for their turn.
-        quotas: quotas that the outputs count for.
-        counters: counters of refusals.
-    """
-
-    settings: Settings
-    limiter: Limiter
-    turns: FairTurns
-    quotas: Quotas
-    counters: Counters
-
-    @property
-    def broker(self) -> QueueCondition:
-        """Broker that new requests go to."""
-        ...
-
-    def submit(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        several: SeveralInputs | None = None,
-    ) -> bool:
-        """Take a request; `sink` gets its reply. False: it is refused."""
-        ...
-
-    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Forget a request whose client has left."""
-        ...
-
-    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Limits as the broker counts them now."""
-        ...
-
-    def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Failure of a request for a model that is not there for the principal; None where it is."""
-        ...
-
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
-        """Count and record a request that was refused before it was submitted; its reply."""
-        ...
 
 
 class FanOut:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from headway.config import Settings
 from headway.core.failures import error_of
 from headway.errors import RequestError
-from headway.gateway.client_quotas import Quotas
 from headway.gateway.lane import Lane
-from headway.gateway.limiter import Limiter
 from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.submitter import Submitter
 from headway.gateway.tenant_counts import TenantCounts
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
@@ -28,8 +26,8 @@ from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
-from headway.ports import Identity, QueueCondition, WatchedIdentity
+from headway.model import Entry, Principal, RequestOptions, Value
+from headway.ports import Identity, WatchedIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.listening import SPARE
@@ -53,55 +51,18 @@ SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer."""
 
 
-class Intake(Protocol):
+class Intake(Submitter, Protocol):
     """Part of the gateway that a listener needs.
 
     Attributes:
-        settings: settings of the process.
-        limiter: refuses by rate.
         kinds: what the models take and give.
-        turns: line in which requests with many inputs wait for their turn.
         tenant_counts: counts of tenants that ask for statistics.
-        quotas: quotas of the clients of the process.
-        counters: counters of refusals.
         facts: facts by which lanes are open, as one object that is compared by identity.
     """
 
     facts: object
-    settings: Settings
-    limiter: Limiter
     kinds: ModelKinds
-    turns: FairTurns
     tenant_counts: TenantCounts
-    quotas: Quotas
-    counters: Counters
-
-    @property
-    def broker(self) -> QueueCondition:
-        """Broker that new requests go to."""
-        ...
-
-    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Limits as they are counted now."""
-        ...
-
-    def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Failure of a request for a model that is not there for the principal; None where it is."""
-        ...
-
-    def submit(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        several: SeveralInputs | None = None,
-    ) -> bool:
-        """Take a request; `sink` gets its reply. See `headway.gateway.gateway.Gateway.submit`."""
-        ...
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests that ask alike. See `headway.gateway.gateway.Gateway.lane`."""
@@ -113,14 +74,6 @@ class Intake(Protocol):
 
     def detach(self, tenant: str, id: str) -> None:
         """Stop waiting for a task, which goes on."""
-        ...
-
-    def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Forget a request whose client has left."""
-        ...
-
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
-        """Count and record a request that its connection has refused for its principal's limits."""
         ...
 
 

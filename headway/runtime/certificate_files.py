@@ -19,6 +19,7 @@ import msgspec
 
 from headway.errors import SettingError
 from headway.runtime.certificate_dates import validity
+from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
 from headway.runtime.pem import Pair, no_certificate
 from headway.runtime.supervisor import Supervisor
@@ -33,7 +34,7 @@ NEAR = 14 * DAY
 """Seconds before its end from which on a certificate is warned of; at most a sixth of its whole time."""
 
 T = TypeVar("T")
-_Stamps = tuple[tuple[int, int, int] | None, ...]
+_Stamps = tuple[Stamp | None, ...]
 
 
 async def look_pause() -> None:
@@ -191,16 +192,7 @@ class CertificateFiles(ABC, Generic[T]):
         self._reminded = now
 
     def _stamps(self) -> _Stamps:
-        return tuple(_stamp(path) for path in self._paths)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Stamp that tells one content of a file from the next: modification time in ns, size, inode."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return tuple(stamp(path) for path in self._paths)
 
 
 def _date(seconds: float) -> str:

@@ -16,7 +16,8 @@ MOST_FOLDERS = 500
 """Most folders that are searched for them."""
 
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
-_Seen = tuple[int, int, int]
+Stamp = tuple[int, int, int]
+"""Modification time in ns, size and inode of a file, which tell one content from the next."""
 
 
 def _pause() -> Awaitable[None]:
@@ -37,7 +38,7 @@ class FileWatcher:
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
         self._find = find
         self._pause = pause
-        self._seen: dict[Path, _Seen] = {}
+        self._seen: dict[Path, Stamp] = {}
         self._look()
 
     async def changes(self) -> AsyncIterator[None]:
@@ -50,7 +51,7 @@ class FileWatcher:
     def _look(self) -> bool:
         changed = False
         for path in self._find():
-            now = _stamp(path)
+            now = stamp(path)
             if now is not None and now != self._seen.get(path):
                 self._seen[path] = now
                 changed = True
@@ -81,10 +82,10 @@ def _is_foreign(entry: os.DirEntry[str]) -> bool:
     return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
 
 
-def _stamp(path: Path) -> _Seen | None:
-    """Stamp that tells one content of a file from the next: modification time in ns, size, inode."""
+def stamp(path: Path) -> Stamp | None:
+    """Stamp of a file; None where it cannot be seen."""
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -8,6 +8,7 @@ from pathlib import Path
 from headway.config import remote_headers
 from headway.config.remote_headers import BadHeaders
 from headway.errors import SettingError
+from headway.runtime.file_watcher import stamp
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -35,7 +36,7 @@ class Credentials:
         self._seen: tuple[int, int, int] | None = None
         self._all: Mapping[str, str] = self._fixed
         if self._path is not None:
-            self._seen = _stamp(self._path)
+            self._seen = stamp(self._path)
             try:
                 self._all = self._read(self._path)
             except (OSError, UnicodeDecodeError, BadHeaders) as exc:
@@ -46,7 +47,7 @@ class Credentials:
 
     def current(self) -> Mapping[str, str]:
         """Header fields as they are now."""
-        if self._path is not None and (now := _stamp(self._path)) != self._seen:
+        if self._path is not None and (now := stamp(self._path)) != self._seen:
             self._seen = now
             try:
                 self._all = self._read(self._path)
@@ -69,12 +70,3 @@ def _reason(exc: Exception) -> str:
     if isinstance(exc, BadHeaders):
         return str(exc)
     return f"cannot be read: {exc.strerror}" if isinstance(exc, OSError) else "is not UTF-8"
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Stamp that tells one content of a file from the next; None while it is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -40,12 +40,11 @@ from headway.identity.model_limits import check_model_limit
 from headway.identity.tables import is_name, read_tables
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark
+from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.folder_lock import locked
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEND = "A key has id, sha256, user, tenant and tier, and may have models, rate, burst, created_at, expires_at, replaces and model_limits."
-
-_Stamp = tuple[int, int, int]
 
 
 class _ModelRow(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +82,7 @@ class KeysFile:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path = path
         self._create = create
-        self._stamp: _Stamp | None = None
+        self._stamp: Stamp | None = None
         self._known: dict[str, ApiKey] = {}
         self._changed: dict[str, int] = {}
         self._revision = 0
@@ -143,27 +142,19 @@ class KeysFile:
     async def close(self) -> None:
         """Do nothing, as no file is held open."""
 
-    def _look(self) -> _Stamp | None:
-        """Stamp that changes with every change of the file; None when the file cannot be seen."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
         """Changes after `since`; the last change of all if the limit is 0."""
         with self._turn:
-            stamp = self._look()
-            if stamp is None or stamp != self._stamp:
-                self._note(stamp, self._read_in_use())
+            seen = stamp(self._path)
+            if seen is None or seen != self._stamp:
+                self._note(seen, self._read_in_use())
             later = [id for id, revision in self._changed.items() if revision > since.revision]
             told = later[:limit] if limit else later
             keys = [self._known[id] for id in told]
             upto = KeyMark(self._changed[told[-1]]) if told else since
             return KeyChanges(keys, upto, bool(limit) and len(told) == limit)
 
-    def _note(self, stamp: _Stamp | None, keys: Mapping[str, ApiKey]) -> None:
+    def _note(self, seen: Stamp | None, keys: Mapping[str, ApiKey]) -> None:
         """Remember the present keys of the file, and which of them are new."""
         gone = {
             id: msgspec.structs.replace(key, expires_at=0.0)
@@ -176,7 +167,7 @@ class KeysFile:
             self._known[key.id] = key
             self._changed.pop(key.id, None)  # So that they are in the order of their revisions.
             self._changed[key.id] = self._revision
-        self._stamp = stamp
+        self._stamp = seen
 
     async def _load(self) -> dict[str, ApiKey]:
         return await asyncio.to_thread(self._read_in_use)

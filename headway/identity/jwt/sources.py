@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from headway import __version__
+from headway.runtime.file_watcher import Stamp, stamp
 
 MAX_BYTES = 256 * 1024
 """Largest key set, in bytes."""
@@ -106,15 +107,14 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Stamp | None = None
 
     async def read(self) -> bytes | None:
         """Content of the file if it has changed; None if not."""
+        seen = stamp(self._path)
+        if seen is not None and seen == self._seen:
+            return None
         try:
-            found = self._path.stat()
-            seen = found.st_mtime_ns, found.st_size, found.st_ino
-            if seen == self._seen:
-                return None
             content = self._content()
         except OSError as exc:
             self._seen = None

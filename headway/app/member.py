@@ -57,7 +57,6 @@ def describe_process(
             "shards": str(settings.shards),
             "tiers": ",".join(settings.tier_names),
             "kept-mb": f"{settings.kept_mb:g}",
-            "kept-tenant-mb": f"{settings.kept_tenant_mb:g}",
             **weights,
             **({} if controller is None else _of_controllers(settings)),
         },

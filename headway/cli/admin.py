@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headway.cli.commands import joined, option
+from headway.cli.commands import combined, option
 from headway.cli.own_process import described
 from headway.cli.trust import AUTHORITY, SHOWN, make_context, trusting
 from headway.errors import HeadwayError, SettingError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ADMIN = joined((
+_ADMIN = combined((
     option(
         "--admin",
         default="",

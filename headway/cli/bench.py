@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from headway.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from headway.cli.commands import command, option
 from headway.cli.flags import fields_from, with_fields
 from headway.cli.trust import make_context, trusting
@@ -20,8 +21,6 @@ from headway.load.spec import LoadSpec
 if TYPE_CHECKING:
     from headway.load.report import Report
 
-_EXIT_FAILED = 1
-_EXIT_INTERRUPTED = 130
 _OF_BODY = ("400", "413", "422")
 """Statuses of a body that does not fit the target."""
 _REQUEST, _RESULT = "Requests", "Results"
@@ -29,7 +28,7 @@ _REQUEST, _RESULT = "Requests", "Results"
 
 @command()
 @click.argument("url", metavar="URL", help="http://host[:port][/path], or https; without a path /v1/inference.")
-@with_fields(LoadSpec, duration=10.0, seed=None)
+@with_fields(LoadSpec, required=("rate",), duration=10.0, seed=None)
 @option(
     "--mix",
     default="",
@@ -119,7 +118,7 @@ def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoRetu
                 file.write(to_json(report))
     except Unreachable as exc:
         click.echo(f"headway: {exc}", err=True)
-        raise click.exceptions.Exit(_EXIT_FAILED) from None
+        raise click.exceptions.Exit(EXIT_FAILED) from None
     if json:
         click.echo(to_json(report))
     else:
@@ -161,8 +160,8 @@ def _without_keys(words: Sequence[str]) -> list[str]:
 
 def _exit_code(report: Report) -> int:
     if report.interrupted:
-        return _EXIT_INTERRUPTED
-    return _EXIT_FAILED if report.mismatches or not report.total.answered else 0
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if report.mismatches or not report.total.answered else 0
 
 
 def _without_success(report: Report) -> str:

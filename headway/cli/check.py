@@ -72,7 +72,7 @@ _FAR, _TINY_MS = 0.3, 0.5
 )
 @option("--inputs", type=Path, metavar="FILE", help="File with one such text a line, besides those of --input.")
 @option("--parameters", default="", metavar="JSON", help="Parameters of every input: a JSON object.")
-@option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="Batches of each size. (default 3)")
+@option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="Batches of each size.")
 @option(
     "--record",
     type=Path,

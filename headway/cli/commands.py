@@ -16,28 +16,33 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MANY = 40
 """Options of a command from which on its help shows the common ones."""
-COMMON = frozenset((
-    "host", "port", "admin_port", "grpc_port", "model", "default_model", "workers", "devices", "max_batch_size", "max_wait_ms",
-    "gpu_timeout_ms", "queue_timeout_ms", "request_timeout_ms", "broker", "fallback", "keys", "ledger", "cache", "remote_format",
-    "remote_model", "remote_token", "cors_origins", "tls_cert", "reload", "log_level",
-))  # fmt: skip
-"""Settings that the short help shows."""
+_ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
+"""Units of which there is one."""
 OPTIONS = "Options"
 """Heading of options that have none of their own."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 """Names of the help and width of it, of every command."""
 
 
+def told(default: Any, unit: str = "") -> str:
+    """A default, as the help tells it behind what an option does; empty where there is none."""
+    if default is None or default is False or default == "":
+        return ""
+    shown = f"{default:.15g}" if isinstance(default, float) else str(default)
+    return f" (default {shown} {_ONE.get(unit, unit) if default == 1 else unit}".rstrip() + ")"
+
+
 class Option(click.Option):
-    """Option under a heading of the help.
+    """Option under a heading of the help, which tells its default.
 
     Attributes:
         group: the heading.
         rare: whether the short help leaves it out.
     """
 
-    def __init__(self, *arguments: Any, group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
-        super().__init__(*arguments, **others)
+    def __init__(self, names: Sequence[str], group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
+        others["help"] = others.get("help", "") + told(others.get("default"))
+        super().__init__(names, **others)
         self.group, self.rare = group, rare
 
 
@@ -168,7 +173,7 @@ class CommandGroup(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def joined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
     """One decorator of several, whose options stand in their order."""
 
     def decorate(function: F) -> F:

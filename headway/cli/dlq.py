@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from headway.cli.admin import Admin, AdminError, as_json, letter_path, pretty, table, with_admin
-from headway.cli.commands import CommandGroup, joined, option
+from headway.cli.commands import CommandGroup, combined, option
 
 _MANY = 10_000
 _SHOWN = 60
 
 _ID_HELP = "Request id, with or without req_."
 _tenant = option("--tenant", metavar="NAME", help="Tenant of the letter, if several tenants have one with this id.")
-_chosen_ids = joined((
+_chosen_ids = combined((
     click.argument("ids", metavar="ID…", nargs=-1, help="Request ids, with or without req_."),
     option("--all", "all_", is_flag=True, help="Every letter there is, or every one of --tenant."),
     _tenant,
@@ -33,7 +33,7 @@ def dlq() -> None:
     type=click.IntRange(1, _MANY),
     default=100,
     metavar="N",
-    help="At most so many, the newest. (default 100)",
+    help="At most so many, the newest.",
 )
 @with_admin
 @as_json

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from headway.cli.commands import COMMON, F, joined, option
-from headway.config import FIELDS, Setting, flag, kind, load, misspelt, spelling_of
-from headway.config.fields import ToolOption, tool_options_of
+from headway.cli.commands import F, combined, option, told
+from headway.config import FIELDS, flag, kind, load, misspelt, spelling_of
+from headway.config.tool_options import ToolOption, tool_options_of
 from headway.errors import SettingError
 
 _WORDS = {str: "TEXT", int: "N", float: "X"}
-_ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
-"""Units of which there is one."""
 
 OTHERS = ("HEADWAY_ADMIN", "HEADWAY_ADMIN_TOKEN", "HEADWAY_CA", "HEADWAY_CERT", "HEADWAY_CERT_KEY")
 """Environment variables of commands that are no settings."""
@@ -55,7 +52,7 @@ def with_settings(
                     raise
                 raise SettingError(spelling_of(exc.setting, flags, file=file), exc.value, exc.reason, exc.hint) from exc
 
-        return joined([_CONFIG, *map(_of_setting, chosen)])(command)
+        return combined([_CONFIG, *map(_of_setting, chosen)])(command)
 
     return decorate
 
@@ -65,47 +62,43 @@ def _of_setting(name: str) -> Callable[[F], F]:
     return option(
         f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),
         group=one.group,
-        rare=name not in COMMON,
+        rare=not one.common,
         metavar=None if switch else one.unit.upper() or _WORDS[kind(name)],
-        help=f"{one.help}{_told(one)}",
+        help=f"{one.help}{told(one.default, one.unit)}",
         default=None,
         type=bool if switch else str,
     )
 
 
-def _told(one: Setting | ToolOption) -> str:
-    """The default, as the help tells it."""
-    value, unit = one.default, one.unit
-    if value is None or value is False or value == "":
-        return ""
-    shown = f"{value:.15g}" if isinstance(value, float) else str(value)
-    return f" (default {shown} {_ONE.get(unit, unit) if value == 1 else unit}".rstrip() + ")"
-
-
-def with_fields(kind: type, names: Iterable[str] | None = None, **defaults: Any) -> Callable[[F], F]:
+def with_fields(
+    kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
+) -> Callable[[F], F]:
     """Give a command an option for each field of `kind` in `names`, which has one: by default all of them.
 
     Arguments:
         kind: dataclass whose fields are made by `tool_option`.
         names: names of fields.
+        required: names of those that must be given.
         defaults: values that the options have in the place of the fields' defaults, by name; in the options' units.
     """
     known = tool_options_of(kind)
-    return joined([_of_field(name, known[name], defaults) for name in (known if names is None else names)])
+    return combined(
+        [_of_field(name, known[name], defaults, name in required) for name in (known if names is None else names)]
+    )
 
 
-def _of_field(name: str, one: ToolOption, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    default = defaults.get(name, one.default)
+def _of_field(name: str, one: ToolOption, defaults: Mapping[str, Any], required: bool) -> Callable[[F], F]:
+    # To click a default of None is one, too, and then nothing is missing.
+    given = {"required": True} if required else {"default": defaults.get(name, one.default)}
     return option(
         one.flag,
         name,
         group=one.group,
         type=one.type,
         metavar=one.metavar,
-        default=default,
-        required=one.required,
         multiple=one.multiple,
-        help=f"{one.help}{_told(msgspec.structs.replace(one, default=default, unit=''))}",
+        help=one.help,
+        **given,
     )
 
 

@@ -171,7 +171,7 @@ def revoke(settings: Settings, id: str) -> None:
 
 @keys.command()
 @_key_id
-@option("--grace", default="24h", metavar="DURATION", help="How long the old key stays valid. (default 24h)")
+@option("--grace", default="24h", metavar="DURATION", help="How long the old key stays valid.")
 @_expires
 @with_settings(_PLACE)
 def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:

@@ -25,7 +25,7 @@ _FIELDS = (
 
 
 @command()
-@with_fields(Scenario, _FIELDS, rate=None, alpha=None, max_batch=32)
+@with_fields(Scenario, _FIELDS, required=("rate",), alpha=None, max_batch=32)
 @option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest 95th percentile of latency.")
 @option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
 @option(
@@ -37,9 +37,9 @@ _FIELDS = (
     default=0.7,
     metavar="X",
     group=_TARGETS,
-    help="Share of their capacity that GPUs use in a fleet with room for growth and failures. (default 0.7)",
+    help="Share of their capacity that GPUs use in a fleet with room for growth and failures.",
 )
-@option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider. (default 2000)")
+@option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider.")
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
     p95: float | None,
@@ -69,8 +69,6 @@ def plan(
     from headway.simulator.batch_times import BATCH_MS_HINT
     from headway.simulator.planner import Goal, make_plan
 
-    if given["rate"] is None:
-        raise click.MissingParameter(param_hint="'--rate'", param_type="option")
     if given["alpha"] is None and given["times"] is None:
         raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
     goal = Goal(

@@ -23,17 +23,8 @@ _SETTLING = 75.0
 
 _DAY_ONLY = {"cold_start_s", "scale_rules"}
 _DAY_TAKES = _DAY_ONLY | {
-    "autoscale",
-    "rate",
-    "alpha",
-    "beta",
-    "overhead",
-    "max_batch",
-    "promise",
-    "trace",
-    "seed",
-    "json",
-}
+    "autoscale", "rate", "alpha", "beta", "overhead", "max_batch", "promise", "trace", "seed", "json",
+}  # fmt: skip
 """Parameters that a day under the autoscaler goes by."""
 
 
@@ -52,7 +43,7 @@ _DAY_TAKES = _DAY_ONLY | {
     default=60.0,
     metavar="S",
     group=_SCALING,
-    help="Seconds until a worker that was asked for serves. (default 60)",
+    help="Seconds until a worker that was asked for serves.",
 )
 @option(
     "--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules, as the setting of that name has them."
@@ -86,8 +77,8 @@ def simulate(
     --batch-times it takes what recorded batches like it took.
 
     With --autoscale it is a day under the autoscaler's policies, `rules` and `plan`, beside as many GPUs as the busiest
-    minute needs, and --rate is the mean of the daily wave, before the doubling: arrivals are counted by the second, and the load waits as a level. Its columns: GPU-hours of the day, and as a
-    share of those of `rules`; requests answered within --promise, and requests refused; decisions for more workers
+    minute needs, and --rate is the mean of the daily wave, before the doubling: arrivals are counted by the second, and
+    the load waits as a level. Its columns: GPU-hours of the day, and as a share of those of `rules`; requests answered within --promise, and requests refused; decisions for more workers
     (ups) and for fewer (downs); fewest and most workers; and the load as a share of what the workers could carry.
 
     Exit codes: 0 done, 3 a bad setting.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     metavar="S",
-    help="Seconds between two looks. (default 1)",
+    help="Seconds between two looks.",
 )
 @option("--once", is_flag=True, help="Print it once, and end; so does a pipe.")
 def top(port: Admin, interval: float, once: bool) -> None:

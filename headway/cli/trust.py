@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.cli.commands import joined, option
+from headway.cli.commands import combined, option
 from headway.cli.own_process import first_certificate
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
     import ssl
 
-trusting = joined((
+trusting = combined((
     option(
         "--ca",
         default="",

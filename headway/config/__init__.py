@@ -4,8 +4,9 @@ Each field carries its help text, its unit and the group it is shown under; flag
 (`HEADWAY_` and the name in capitals) and the keys of `headway.toml` are all derived from the same table.
 A flag beats the environment, which beats the file, which beats the default.
 
-    settings   the table: every field, its help and its default
-    checks     what is refused, and how to mend it
+    settings   the table: every field, with all that is known of it
+    fields     what can be known of a field, and the bounds of its value by itself
+    checks     what is refused of several fields together, and how to mend it
     sources    flags, environment and file, merged
     broker     the URL of a broker
     database   the URL of a database
@@ -14,13 +15,14 @@ A flag beats the environment, which beats the file, which beats the default.
     terms      what gateways are told of a model
     fallbacks  what a gateway asks while its broker is away
     extras     packages that only some settings need
+    tool_options  options of `headway simulate`, `plan` and `bench`, at the fields of what these run
 """
 
 from headway.config.broker import shown_url
-from headway.config.checks import ALL_ROWS, idle, is_loopback
+from headway.config.checks import ALL_ROWS, is_loopback
 from headway.config.fallbacks import fallbacks_of
 from headway.config.fields import Setting
-from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, kind
+from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, idle, kind
 from headway.config.sources import load, load_arguments, misspelt, read_weights_again, spelling_of
 from headway.config.terms import on_terms, terms_of
 

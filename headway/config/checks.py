@@ -284,26 +284,6 @@ def _scaling(settings: Settings) -> None:
         refuse(settings, "autoscale", reason, "Leave one of them out.")
 
 
-def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
-    """Settings that were changed and have no effect, each with the one that it lacks.
-
-    They are not refused: processes of several roles may share one file. `versions`: whether versions of a model are named.
-    """
-    fields: dict[str, Setting] = {
-        name: field.metadata["setting"] for name, field in settings.__dataclass_fields__.items() if field.metadata
-    }
-    all_of_them = (settings, *settings.served.values())
-    versions = versions or any(one.versions for one in settings.models)
-    return [
-        (name, field.needs)
-        for name, field in fields.items()
-        if field.needs
-        and getattr(settings, name) != field.default
-        and not any(getattr(one, field.needs) for one in all_of_them)
-        and not (versions and name == "version_weights")
-    ]
-
-
 def is_file(path: Path) -> bool:
     """Whether there is such a file, as far as this process can see."""
     try:

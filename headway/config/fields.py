@@ -6,14 +6,13 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import field, fields
+from dataclasses import field
 from enum import Enum, Flag, auto
 from typing import Any
 
 import msgspec
 
 from headway.core.policies import POLICIES
-from headway.errors import SettingError
 
 
 class RolePart(Flag):
@@ -43,6 +42,13 @@ class Term(Enum):
     """Whatever it is, as the queue must go by those of the workers."""
 
 
+def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
+    """Fault of a number outside of its bounds, both of which are allowed, and how to mend it; None within."""
+    if low <= value <= high:
+        return None
+    return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."
+
+
 class TextForm(msgspec.Struct, frozen=True):
     """Form of a text: the pattern that all of it matches, what a text that does not is told, and a correct one."""
 
@@ -68,6 +74,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         term: whether workers report it.
         show: turns a text that holds a secret into what may be printed; None: all of it may be.
         has_flag: whether a command has a flag for it.
+        common: whether the short help of a command with many settings shows it.
     """
 
     default: Any
@@ -83,13 +90,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     term: Term = Term.NO
     show: Callable[[str], str] | None = None
     has_flag: bool = True
+    common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:
         """Fault of a value by itself: why it cannot be taken, and how to mend it; None for one that can be."""
-        if self.within is not None and value is not None and not self.within[0] <= value <= self.within[1]:
+        if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
-            span = f"{self.within[0]:.15g} and {self.within[1]:.15g} {unit}"
-            return f"must lie between {span.strip()}", "Choose a value in that range."
+            if wrong := outside(value, *self.within, unit):
+                return wrong
         if self.among and value not in self.among:
             near = difflib.get_close_matches(value, self.among, 1)
             meant = f"Did you mean {near[0]}? " if near else ""
@@ -111,77 +119,6 @@ def setting(
     """Field of Settings, of which `known` are further attributes of its Setting."""
     one = Setting(default=default, group=group, help=help, unit=unit, show=show, **known)
     return field(default=default, repr=show is None, metadata={"setting": one})
-
-
-class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
-    """Option of a tool, such as `headway simulate`, that sets a field of what the tool runs.
-
-    Attributes:
-        flag: how it is spelt.
-        metavar: what its help shows in the place of a value.
-        group: heading under which it is shown.
-        help: sentences that say what it does.
-        type: type of its value; a text that is read by the tool has str.
-        default: its value where none is given, in its own unit.
-        unit: its unit, for errors.
-        per: how many of its units the field's unit has: 1000 for ms of a field in seconds.
-        within: bounds of its value, both allowed; None: none, or the tool knows.
-        required: whether it must be given.
-        multiple: whether it may be given several times.
-    """
-
-    flag: str
-    metavar: str
-    group: str
-    help: str
-    type: type = float
-    default: Any = None
-    unit: str = ""
-    per: float = 1.0
-    within: tuple[float, float] | None = None
-    required: bool = False
-    multiple: bool = False
-
-    def read(self, value: Any) -> Any:
-        """Value of the field, from that of the option."""
-        return value if value is None or self.per == 1.0 else value / self.per
-
-
-def tool_option(
-    default: Any, flag: str, metavar: str, group: str, help: str, *, repr: bool = True, **known: Any
-) -> Any:
-    """Field with a ToolOption, of which `known` are further attributes. `dataclasses.MISSING` as its default: it has none."""
-    usual = default if isinstance(default, int | float | str) else None
-    per = known.get("per", 1.0)
-    given = usual * per if per != 1.0 and usual is not None else usual
-    metadata = {"option": ToolOption(flag=flag, metavar=metavar, group=group, help=help, default=given, **known)}
-    made: Any = field(default=default, repr=repr, metadata=metadata)
-    return made
-
-
-def tool_options_of(kind: Any) -> dict[str, ToolOption]:
-    """Options of the fields of a dataclass, by the names of the fields."""
-    return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
-
-
-def check_options(owner: object, names: Iterable[str]) -> None:
-    """Check that fields of a dataclass lie within the bounds of their options.
-
-    Raises:
-        SettingError: one does not.
-    """
-    known = tool_options_of(owner)
-    for name in names:
-        value, one = getattr(owner, name), known[name]
-        if one.within is not None and value is not None:
-            check_within(one.flag, value * one.per, *one.within, one.unit)
-
-
-def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """Raise SettingError for a value outside of its bounds, both of which are allowed."""
-    if not low <= value <= high:
-        reason = f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip()
-        raise SettingError(flag, value, reason, "Choose a value in that range.")
 
 
 _NAME = "[A-Za-z0-9_.:/-]{1,128}"

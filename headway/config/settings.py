@@ -94,9 +94,15 @@ class Settings:
         "Address of the public port; 0.0.0.0 for every interface.",
         form=ADDRESS,
         parts=RolePart.GATEWAY,
+        common=True,
     )
     port: int = setting(
-        8000, _SERVICE, "Public port; 0 lets the system choose.", within=(0, 65_535), parts=RolePart.GATEWAY
+        8000,
+        _SERVICE,
+        "Public port; 0 lets the system choose.",
+        within=(0, 65_535),
+        parts=RolePart.GATEWAY,
+        common=True,
     )
     grpc_port: int = setting(
         0,
@@ -104,18 +110,20 @@ class Settings:
         "Public port of gRPC, at the same address; 8081 is usual; 0: none.",
         within=(0, 65_535),
         parts=RolePart.GATEWAY,
+        common=True,
     )
     tls_cert: str = setting(
         "",
         _SERVICE,
         "Certificate of all ports, which then speak TLS: a file in PEM format, with the certificates between it and an "
         "authority; read again when it changes.",
+        common=True,
     )
     tls_key: str = setting("", _SERVICE, "File of its key, not encrypted; left out: in the file of `tls_cert`.")
     tls_client_ca: str = setting(
         "", _SERVICE, "File of the authorities of which clients must show a certificate; left out: they need none."
     )
-    model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME)
+    model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
     model_version: str = setting(
         "1",
         _SERVICE,
@@ -138,6 +146,7 @@ class Settings:
         _SERVICE,
         "Of several models, the one that requests mean which name none; left out: such a request gets 400, unless one of them "
         "has the name of `model`.",
+        common=True,
     )
     chat_template: str = setting(
         "plain",
@@ -168,6 +177,7 @@ class Settings:
         _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
         parts=RolePart.BATCHERS,
+        common=True,
     )
 
     target_arguments: str = setting(
@@ -186,6 +196,7 @@ class Settings:
         within=(1, MOST_WORKERS),
         parts=RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     devices: str = setting(
         "",
@@ -194,6 +205,7 @@ class Settings:
         "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
         parts=RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     models_per_gpu: int = setting(
         0,
@@ -256,6 +268,7 @@ class Settings:
         within=(1, MAX_BATCH),
         own=Own.VERSION,
         term=Term.ALWAYS,
+        common=True,
     )
     max_batch_weight: int = setting(
         0,
@@ -284,6 +297,7 @@ class Settings:
         within=(0, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     policy: str = setting(
         "paced",
@@ -327,6 +341,7 @@ class Settings:
         "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT; with a password better set in "
         "the environment; left out: the queue is in this process.",
         show=shown_url,
+        common=True,
     )
     broker_prefix: str = setting(
         "headway", _FLEET, "What the broker's keys begin with; one for each installation.", form=NAME, needs="broker"
@@ -385,6 +400,7 @@ class Settings:
         needs="broker",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
+        common=True,
     )
     fallback_version: str = setting(
         "",
@@ -422,6 +438,7 @@ class Settings:
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
         term=Term.CHANGED,
+        common=True,
     )
     gpu_timeout_ms: float = setting(
         3000.0,
@@ -431,6 +448,7 @@ class Settings:
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     request_timeout_ms: float = setting(
         4000.0,
@@ -441,6 +459,7 @@ class Settings:
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
         term=Term.CHANGED,
+        common=True,
     )
 
     tiers: str = setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
@@ -459,6 +478,7 @@ class Settings:
         _IDENTITY,
         "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` anybody may ask.",
         parts=RolePart.GATEWAY,
+        common=True,
     )
     jwt: str = setting(
         "",
@@ -486,6 +506,7 @@ class Settings:
         "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE; with a "
         "password better set in the environment; left out: nowhere.",
         show=shown_url,
+        common=True,
     )
     ledger_retention_days: float = setting(
         30.0, _LEDGER, "Age at which records are removed; 0: never.", "days", within=(0, 36_500), needs="ledger"
@@ -514,6 +535,7 @@ class Settings:
         "Keep outputs and answer the same request of the same tenant with them.",
         own=Own.MODEL,
         term=Term.CHANGED,
+        common=True,
     )
     cache_ttl_s: float = setting(
         300.0,
@@ -610,6 +632,7 @@ class Settings:
         "Comma-separated origins whose pages may ask from a browser; *: all; left out: none.",
         form=ORIGINS,
         parts=RolePart.GATEWAY,
+        common=True,
     )
     read_timeout_ms: float = setting(
         10_000.0,
@@ -635,6 +658,7 @@ class Settings:
         among=(AUTO, *DIALECTS),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     remote_model: str = setting(
         "",
@@ -643,6 +667,7 @@ class Settings:
         form=REMOTE_MODEL,
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     remote_rate: float = setting(
         0.0,
@@ -661,6 +686,7 @@ class Settings:
         form=TOKEN,
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
+        common=True,
     )
     remote_headers: str = setting(
         "",
@@ -707,6 +733,7 @@ class Settings:
         _ADMIN_LOG,
         "Admin port (metrics, health, workers, dead letters); 0 lets the system choose.",
         within=(0, 65_535),
+        common=True,
     )
     admin_token: str = setting(
         "",
@@ -731,7 +758,11 @@ class Settings:
         within=(1, MAX_REQUEST_TIMEOUT_MS),
     )
     log_level: str = setting(
-        "info", _ADMIN_LOG, "Least important line that is logged: debug, info, warning or error.", among=LOG_LEVELS
+        "info",
+        _ADMIN_LOG,
+        "Least important line that is logged: debug, info, warning or error.",
+        among=LOG_LEVELS,
+        common=True,
     )
     log_json: bool = setting(False, _ADMIN_LOG, "Log lines as JSON.")
     access_log: float = setting(
@@ -966,3 +997,20 @@ def flag(name: str) -> str:
     if name in FIELDS and not FIELDS[name].has_flag:
         return f"{PREFIX}{name.upper()}"
     return f"--{name.replace('_', '-')}"
+
+
+def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
+    """Settings that were changed and have no effect, each with the one that it lacks.
+
+    They are not refused: processes of several roles may share one file. `versions`: whether versions of a model are named.
+    """
+    all_of_them = (settings, *settings.served.values())
+    versions = versions or any(one.versions for one in settings.models)
+    return [
+        (name, field.needs)
+        for name, field in FIELDS.items()
+        if field.needs
+        and getattr(settings, name) != field.default
+        and not any(getattr(one, field.needs) for one in all_of_them)
+        and not (versions and name == "version_weights")
+    ]

@@ -91,7 +91,7 @@ class _Side(asyncio.Protocol):
 
 
 class ClientConnection(_Side):
-    """Connection of one client; a counted of the quotas.
+    """Connection of one client, which the quotas count.
 
     Arguments:
         relay: relay that it belongs to.

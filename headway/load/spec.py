@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.config.fields import check_options, tool_option, tool_options_of
+from headway.config.tool_options import check_options, tool_option, tool_options_of
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class LoadSpec:
         "Mean requests per second.",
         unit="requests/s",
         within=(0.001, 1_000_000),
-        required=True,
     )
     duration: float = tool_option(
         MISSING, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800)

@@ -59,15 +59,14 @@ class FairTurns:
 
     def _give(self) -> None:
         before, left, self._begun = self._clock(), len(self._waiting), True
-        now = before
         try:
             while left:
                 left -= 1
                 self._waiting.take()()
-                now = self._clock()
-                if now >= before + self._budget:
+                if not self._budget or self._clock() >= before + self._budget:
                     break
         finally:
+            now = self._clock()
             self._begun, self._next = False, now + (now - before)
             if self._waiting:
                 self._schedule()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 
 import msgspec
 
 from headway.config import FIELDS
 from headway.config.checks import MAX_BATCH, MOST_WEIGHT
-from headway.config.fields import ToolOption, check_options, check_within, tool_option, tool_options_of
+from headway.config.tool_options import check_options, check_within, tool_option, tool_options_of
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
 from headway.core.queue_limits import QueueLimits
@@ -229,17 +229,14 @@ class Scenario:
         _LOAD,
         "Seconds at the start to leave out of the results. By default 75 batch times, at most half of the duration.",
     )
-    mix: Mapping[str, float] = field(
+    mix: Mapping[str, float] = tool_option(
+        MISSING,
+        "--mix",
+        "TIER=WEIGHT,…",
+        _LOAD,
+        "Tiers and their weights, highest first, or `usual` for enterprise=5,paid=25,free=70.",
+        type=str,
         default_factory=lambda: {EVERYBODY: 1.0},
-        metadata={
-            "option": ToolOption(
-                flag="--mix",
-                metavar="TIER=WEIGHT,…",
-                group=_LOAD,
-                help="Tiers and their weights, highest first, or `usual` for enterprise=5,paid=25,free=70.",
-                type=str,
-            )
-        },
     )
     tenants: int = tool_option(1, "--tenants", "N", _LOAD, "Equal tenants in each tier.", type=int, within=(1, 100_000))
     queue_timeout: float = tool_option(

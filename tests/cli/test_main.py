@@ -15,7 +15,6 @@ import pytest
 import headway
 from headway.app.roles import ROLES as PARTS
 from headway.cli import COMMANDS
-from headway.cli.commands import COMMON
 from headway.cli.flags import with_settings
 from headway.config import FIELDS, Settings, flag, kind
 from headway.errors import SettingError
@@ -126,13 +125,14 @@ def test_the_help_of_a_role_is_short_and_says_how_to_see_all_of_it(role: str) ->
     assert len(short.splitlines()) < 140 < len(whole.splitlines())
     flags = {flag(name) for name in PARTS[Role(role)].settings if FIELDS[name].has_flag}
     assert {one for one in flags if one[:18] not in whole} == set(), "a long one is cut at 80 columns"
-    assert {flag(name) for name in COMMON} & flags <= {one for one in flags if f" {one} " in short}
+    assert {flag(name) for name, one in FIELDS.items() if one.common} & flags <= {
+        one for one in flags if f" {one} " in short
+    }
     assert "--ledger-retention" not in short
 
 
 def test_all_help_of_a_short_command_is_its_help() -> None:
     assert all_help_of("plan") == help_of("plan")
-    assert FIELDS.keys() >= COMMON
 
 
 def test_the_help_names_no_file_that_a_wheel_does_not_have() -> None:

@@ -83,6 +83,14 @@ def test_a_bad_number_of_a_tool_is_named(given: list[str], capsys: pytest.Captur
     assert "Invalid value for '--rate': 'x' is not a valid float" in told
 
 
+@pytest.mark.parametrize("command", [["bench", "http://127.0.0.1:1"], ["plan", "--batch-ms", "10", "--p95", "100"]])
+def test_a_tool_without_its_rate_says_that_it_is_missing(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(command) == 2
+    assert "Missing option '--rate'" in capsys.readouterr().err
+
+
 def test_a_flag_without_its_value_is_told_to_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["serve", "model.py:f", "--workers"]) == 2
     told = capsys.readouterr().err

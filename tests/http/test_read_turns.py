@@ -43,6 +43,22 @@ def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(connections:
     served(main, keys=KEYS)
 
 
+def test_a_tenant_that_sends_ahead_is_not_behind_all_connections_of_others() -> None:
+    async def main(stand: Stand) -> None:
+        friend = await stand.connect()
+        wrong = post("{", "/v1/inference", ADA)
+        friend.writer.write(wrong)
+        assert (await friend.answer()).status == 400  # From now on it is known whose connection it is.
+        await crowd(stand, DENIED, 20)
+        before = answered(stand)
+        friend.writer.write(wrong * 40)
+        for _ in range(40):
+            assert (await friend.answer()).status == 400
+        assert answered(stand) - before < 40 + 30 * REQUESTS_PER_TURN
+
+    served(main, keys=KEYS)
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_ordinary_routes_take_turns_too(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = count()

@@ -515,6 +515,9 @@ class FastPathConnection(Connection):
         self.known, self.lane, self.open_by = principal, CLOSED, None
         return principal
 
+    def _wait_turn(self, tenant: str = "") -> None:
+        super()._wait_turn(tenant or self.owner or "")
+
     def _tell_owner(self, head: Head) -> None:
         """Count the connection for the tenant that asks for an ordinary route. The route decides whether it may ask."""
         authorization = head.single.get(b"authorization", b"")

@@ -575,9 +575,9 @@ class Connection(asyncio.Protocol):
             self.context.hangups.forget(self.descriptor)
             self._release()
 
-    def _wait_turn(self) -> None:
+    def _wait_turn(self, tenant: str = "") -> None:
         self.phase = WAITING
-        self.context.turns.wait("", self.take_turn)
+        self.context.turns.wait(tenant, self.take_turn)
 
     def _drop_body(self) -> None:
         self.reserve(0)

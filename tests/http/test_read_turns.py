@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from itertools import count
 from typing import Any
 
@@ -15,6 +17,7 @@ ADA = "Authorization: Bearer ada"
 KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}}
 DENIED = post("")
 MANY = 1000
+UNWANTED = post("u" * 4_000_000)
 
 
 def answered(stand: Stand) -> int:
@@ -165,3 +168,33 @@ def test_who_waits_with_more_than_its_owner_may_hold_is_told() -> None:
         assert await client.ended()
 
     served(main, keys=KEYS)
+
+
+def test_what_refused_clients_still_send_is_read_by_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together would hold up a turn of the event loop, and so everybody's requests, for milliseconds."""
+    turns, reads, drop = [0], Counter[int](), Connection.drop
+
+    def note(connection: Connection) -> None:
+        if connection.buffer:
+            reads[turns[0]] += 1
+        drop(connection)
+
+    monkeypatch.setattr(Connection, "drop", note)
+
+    async def main(stand: Stand) -> None:
+        loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            turns[0] += 1
+            loop.call_soon(turn)
+
+        turn()
+        clients = [await stand.connect() for _ in range(8)]
+        for client in clients:
+            client.writer.write(UNWANTED)
+        for client in clients:
+            assert (await client.answer()).status == 401
+        await settled(lambda: reads.total() > 40)
+
+    served(main, keys=KEYS)
+    assert max(reads.values()) == 1

@@ -45,6 +45,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         """Take what was written there."""
         connection = self._connection
         if connection.pieces.room() is None:
+            connection.drop()
             return
         connection.pieces.fill(nbytes)
         connection.missing -= nbytes

@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
                     elif not self._fetch():
                         break
                 elif phase >= LINGERING:
-                    self.buffer, self.ahead = b"", None
+                    self.drop()
                 elif self.open:
                     self._take_body()
                 else:
@@ -413,6 +413,18 @@ class Connection(asyncio.Protocol):
         self.chunks = None
         if not self.transport.is_closing():
             self.transport.write_eof()
+            self.drop()
+
+    def drop(self) -> None:
+        """Throw away what has come after the last answer. More is read when it is this connection's turn: there is no hurry, and
+        who sends megabytes again and again would take the event loop from all others."""
+        self.buffer, self.ahead = b"", None
+        if self.phase == LINGERING:
+            self._hold()
+            self.context.drops.wait("", self._drop_more)
+
+    def _drop_more(self) -> None:
+        if self.phase == LINGERING:
             self._release()
 
     # What the listener calls.

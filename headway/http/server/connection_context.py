@@ -89,6 +89,7 @@ class ConnectionContext:
     Attributes:
         hangups: watch for clients that leave while nothing is read from them.
         turns: line of the connections that have sent many requests at once.
+        drops: line of the connections of which what comes is thrown away, as they are about to end.
         encode_error: encoder of errors where no inference route is known.
         scheme: scheme of the port's URLs.
         closing: whether every answer is its connection's last.
@@ -123,6 +124,7 @@ class ConnectionContext:
         self.loop = asyncio.get_running_loop()
         self.hangups = Hangups(self.loop)
         self.turns = FairTurns(loop=self.loop, rests=False)
+        self.drops = FairTurns(loop=self.loop, rests=False)
         self._left = asyncio.Event()
         self._hints = ProtocolHints(self.label, self.loop.time)
         self.connections: set[Connection] = set()

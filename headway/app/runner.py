@@ -26,7 +26,7 @@ from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
 from headway.runtime.logger import get_logger
-from headway.runtime.memory_reuse import reuse_large_blocks
+from headway.runtime.memory_reuse import KEPT_BY_HOST, reuse_large_blocks
 
 log = get_logger(__name__)
 
@@ -55,7 +55,7 @@ async def run(
         TargetError: the target cannot be loaded or breaks the rules.
         BrokerUnavailable: the broker does not answer.
     """
-    reuse_large_blocks()
+    reuse_large_blocks(KEPT_BY_HOST)
     manager = ServiceManager()
     process = build(settings, role, target)
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []

@@ -1,7 +1,9 @@
 """Reuse of memory: large blocks that are freed stay with the process, so that the next ones need no fresh pages.
 
 A fresh page costs the kernel more than filling it: of 5 MB that are received and copied once, four fifths of the time. By
-default the C library gives blocks of this size back as soon as they are freed.
+default the C library gives blocks of this size back as soon as they are freed. When more than the bound is free at the end of
+the heap, it gives all of that back at once, which holds up the process for as long again, so the bound lies above what comes
+and goes: of a host, the outputs of several long answers.
 """
 
 from __future__ import annotations
@@ -10,21 +12,21 @@ import contextlib
 from functools import cache
 from typing import Any
 
-KEPT = 64 << 20
-"""Most bytes of free memory that stay with the process."""
+KEPT_BY_HOST, KEPT_BY_CHILD = 256 << 20, 64 << 20
+"""Most bytes of free memory that stay with a process."""
 _LARGEST = 32 << 20
 """Largest block that is reused, in bytes; glibc takes no larger bound."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
-def reuse_large_blocks() -> None:
-    """Have this process reuse large blocks of memory, where its C library is glibc."""
+def reuse_large_blocks(kept: int) -> None:
+    """Have this process reuse large blocks of memory, `kept` bytes at most, where its C library is glibc."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_TRIM_THRESHOLD, KEPT)
+        mallopt(_TRIM_THRESHOLD, kept)
 
 
 def unfilled(size: int) -> bytearray:

@@ -16,6 +16,7 @@ import pytest
 
 from headway.backends.process.arena import LARGE
 from headway.backends.process.backend import ProcessBackend
+from headway.backends.process.placing import STEP
 from headway.config.target import ModuleTarget
 from headway.errors import WorkerCrashed
 from headway.model import ItemResult, Octets
@@ -161,7 +162,7 @@ def test_the_event_loop_goes_on_between_two_large_values() -> None:
         backend = build(
             ModuleTarget("tests.targets.large", "echo"),
             Recorder(),
-            arena_bytes=4 * MB,
+            arena_bytes=16 * MB,
             count=lambda direction, by_arena: seen[direction].append(turns[0]),
         )
         await backend.start()
@@ -171,7 +172,7 @@ def test_the_event_loop_goes_on_between_two_large_values() -> None:
             loop.call_soon(turn)
 
         turn()
-        await backend.run(batch(*("x" * LARGE for _ in range(5))), LONG)
+        await backend.run(batch(*("x" * STEP for _ in range(5))), LONG)
         await backend.stop()
 
     asyncio.run(main())

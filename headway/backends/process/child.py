@@ -50,7 +50,7 @@ from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, 
 from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
 from headway.model import Octets, Output, TokenCount, Value, ValueKind
-from headway.runtime.memory_reuse import reuse_large_blocks
+from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
 if __name__ == "__main__":
     sys.path.remove(_home)
@@ -377,7 +377,7 @@ def main(arguments: list[str]) -> None:
 
     arena = receive(int(fd))
     if arena is not None:
-        reuse_large_blocks()
+        reuse_large_blocks(KEPT_BY_CHILD)
     attend(Pipe(int(fd), arena), UserLoop(), f"{place}:{attribute}", find)
 
 

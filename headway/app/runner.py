@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import click
 
@@ -20,13 +21,14 @@ from headway.app.progress import Progress
 from headway.app.service_manager import ServiceManager
 from headway.app.signals import until_signalled
 from headway.app.wiring import Process, build
+from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
 from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
 from headway.runtime.logger import get_logger
-from headway.runtime.memory_reuse import KEPT_BY_HOST, reuse_large_blocks
+from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 
 log = get_logger(__name__)
 
@@ -55,7 +57,7 @@ async def run(
         TargetError: the target cannot be loaded or breaks the rules.
         BrokerUnavailable: the broker does not answer.
     """
-    reuse_large_blocks(KEPT_BY_HOST)
+    reuse_large_blocks(kept_by_host(HostMemory(monotonic).limit()))
     manager = ServiceManager()
     process = build(settings, role, target)
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []

@@ -12,11 +12,18 @@ import contextlib
 from functools import cache
 from typing import Any
 
-KEPT_BY_HOST, KEPT_BY_CHILD = 256 << 20, 64 << 20
-"""Most bytes of free memory that stay with a process."""
+KEPT_BY_CHILD = 64 << 20
+"""Most bytes of free memory that stay with a process that runs a function."""
+_LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16
+"""Bounds of what stays with a host, which is this part of its memory between them."""
 _LARGEST = 32 << 20
 """Largest block that is reused, in bytes; glibc takes no larger bound."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def kept_by_host(memory: int) -> int:
+    """Most bytes of free memory that stay with a host, which may use `memory` bytes of it; 0: it is not known."""
+    return min(max(memory // _PART, _LEAST_KEPT), _MOST_KEPT)
 
 
 def reuse_large_blocks(kept: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.backends.process.host_memory import READ_EVERY, HostMemory
+from headway.runtime.memory_reuse import kept_by_host
 
 
 class Place:
@@ -105,3 +106,19 @@ def test_slots_of_one_process_share_a_reading(place: Place) -> None:
 
 def test_this_machine_tells_how_full_its_memory_is() -> None:
     assert 0.0 < HostMemory(lambda: 0.0).used() < 1.0
+
+
+def test_the_tightest_limit_is_the_memory_that_may_be_used(place: Place) -> None:
+    assert place.memory().limit() == 1000 << 10
+    place.write("proc/self/cgroup", "0::/pods/one")
+    place.group_v2("pods/one", "max", 100)
+    assert place.memory().limit() == 1000 << 10
+    place.group_v2("pods", 5000, 800)
+    assert place.memory().limit() == 5000
+
+
+@pytest.mark.parametrize(
+    ("memory", "kept"), [(0, 64 << 20), (1 << 29, 64 << 20), (2 << 30, 128 << 20), (64 << 30, 256 << 20)]
+)
+def test_a_small_container_is_not_filled_with_memory_that_is_kept_for_later(memory: int, kept: int) -> None:
+    assert kept_by_host(memory) == kept

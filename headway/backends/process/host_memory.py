@@ -60,6 +60,14 @@ class HostMemory:
             self._share = max([self._of_machine(), *(_of_group(*one) for one in self._groups)])
         return self._share
 
+    def limit(self) -> int:
+        """Bytes of all memory that this process may use; 0 where the system does not tell."""
+        limits = [
+            _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10,
+            *(_limit(path) for path, *_ in self._groups),
+        ]
+        return min((limit for limit in limits if limit), default=0)
+
     def _of_machine(self) -> float:
         figures = _figures(self._meminfo, "MemTotal:", "MemAvailable:")
         total, available = figures.get("MemTotal:", 0), figures.get("MemAvailable:")
@@ -85,15 +93,25 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
 
 
 def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: str) -> float:
-    try:
-        limit = int(_text(limit_path))
-        if not 0 < limit < NO_LIMIT:
-            return 0.0
-        used = int(_text(used_path))
-    except ValueError:  # `max`, or gone.
+    limit, used = _limit(limit_path), _number(used_path)
+    if not limit:
         return 0.0
     droppable = _figures(stat_path, droppable_name).get(droppable_name, 0)
     return min(max(used - droppable, 0) / limit, 1.0)
+
+
+def _limit(path: str) -> int:
+    """Bytes that a control group may use; 0: any number."""
+    limit = _number(path)
+    return limit if 0 < limit < NO_LIMIT else 0
+
+
+def _number(path: str) -> int:
+    """Number that a file tells; 0 where it tells none, as of `max`."""
+    try:
+        return int(_text(path))
+    except ValueError:
+        return 0
 
 
 def _figures(path: str, *names: str) -> dict[str, int]:

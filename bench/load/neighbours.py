@@ -48,6 +48,8 @@ from tests.identity.writing import entry, key_of
 
 GPUS, BATCH_MS, MAX_BATCH = 2, 20.0, 8
 RATE = 100.0
+LEAST_REQUESTS = 100
+"""Requests of the measured tenant, of which a P95 tells something; one that sends few is measured for longer."""
 WARM_UP, HEAD_START = 1.5, 1.0
 """Seconds of load before the calm figures; seconds for which the other is at it before the hostile ones."""
 KEPT = 5
@@ -106,6 +108,7 @@ def _shown(value: object) -> str:
 def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[str, object]:
     """One load: calm, then hostile."""
     worst = WORST[name]
+    seconds = max(seconds, LEAST_REQUESTS / worst.rate)
     with (
         tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder,
         _service(Path(folder), worst, where) as service,

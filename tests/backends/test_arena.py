@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from headway.backends.process.arena import LARGE
-from headway.backends.process.backend import ProcessBackend
-from headway.backends.process.placing import STEP
+from headway.backends.process.backend import TURN, ProcessBackend
 from headway.config.target import ModuleTarget
 from headway.errors import WorkerCrashed
 from headway.model import ItemResult, Octets
@@ -154,7 +153,8 @@ def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.M
     assert started("echo", act, arena_bytes=0 if missing == "asked" else MB) == {}
 
 
-def test_the_event_loop_goes_on_between_two_large_values() -> None:
+@pytest.mark.parametrize(("size", "turns_taken"), [(TURN, 5), (LARGE, 1)])
+def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, turns_taken: int) -> None:
     turns, seen = [0], dict[str, list[int]]({"in": [], "out": []})
 
     async def main() -> None:
@@ -172,11 +172,11 @@ def test_the_event_loop_goes_on_between_two_large_values() -> None:
             loop.call_soon(turn)
 
         turn()
-        await backend.run(batch(*("x" * STEP for _ in range(5))), LONG)
+        await backend.run(batch(*("x" * size for _ in range(5))), LONG)
         await backend.stop()
 
     asyncio.run(main())
-    assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": 5, "out": 5}
+    assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": turns_taken, "out": turns_taken}
 
 
 def test_the_child_cannot_change_the_size_of_the_arena() -> None:

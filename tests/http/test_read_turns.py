@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headway.http.server.connection import MOST_BUFFERED, REQUESTS_PER_TURN, WAITING, Connection
+from headway.runtime.fair_turns import Begin, FairTurns
 from tests.http.stand import Client, Stand, get, post, served, settled
 
 BODY = '{"input": "a"}'
@@ -198,3 +199,29 @@ def test_what_refused_clients_still_send_is_read_by_one_at_a_time(monkeypatch: p
 
     served(main, keys=KEYS)
     assert max(reads.values()) == 1
+
+
+def test_a_refused_tenant_that_is_known_takes_turns_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its answer could be lost: a client that still sends when it is cut off may not see it."""
+    lines, wait = dict[FairTurns, set[str]](), FairTurns.wait
+
+    def note(line: FairTurns, tenant: str, begin: Begin) -> None:
+        lines.setdefault(line, set()).add(tenant)
+        wait(line, tenant, begin)
+
+    monkeypatch.setattr(FairTurns, "wait", note)
+
+    async def main(stand: Stand) -> None:
+        friend, other = await stand.connect(), await stand.connect()
+        friend.writer.write(post(BODY, "/v1/inference", ADA))
+        assert (await friend.answer()).json["output"] == "A"
+        friend.writer.write(post("u" * 4_000_000, "/v1/inference", ADA))
+        assert (await friend.answer()).status == 413
+        other.writer.write(UNWANTED)
+        assert (await other.answer()).status == 401
+        context = stand.door._context
+        assert context is not None
+        await settled(lambda: len(lines.get(context.drops, ())) == 2)
+        assert "acme" in lines[context.drops]
+
+    served(main, keys=KEYS)

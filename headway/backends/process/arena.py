@@ -15,6 +15,7 @@ import mmap
 import os
 import sys
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from headway.core.arena import Place
@@ -140,9 +141,17 @@ def _write_text(address: int, text: str, length: int) -> None:
     """Copy a text of ASCII, which lies in memory as it travels, without a copy between: to encode one takes as long as two more."""
     import ctypes
 
+    ctypes.memmove(address, _finder()(text, None), length)
+
+
+@cache
+def _finder() -> Any:
+    """Function that finds where the characters of a text lie."""
+    import ctypes
+
     find = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
     find.argtypes, find.restype = (ctypes.py_object, ctypes.c_void_p), ctypes.c_void_p
-    ctypes.memmove(address, find(text, None), length)
+    return find
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:

@@ -15,7 +15,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -56,6 +56,8 @@ STOP_GRACE = 5.0
 """Seconds an idle child has to end by itself after its pipe was closed."""
 REAP_LIMIT = 10.0
 """Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
+TURN = 1 << 20
+"""Bytes of large values that are copied or read in one turn of the event loop; a value is not divided."""
 _CHECK_EVERY = 1.0
 """Seconds between looks at memory and age."""
 _MOST_SHOWN = 200
@@ -357,8 +359,7 @@ class ProcessBackend:
             if len(word.outputs) != len(batch.inputs):
                 raise NoFrame("another number of outputs")
             if word.placed or word.unplaced:
-                for _ in take_outputs(arena, batch, word, self._count):
-                    await asyncio.sleep(0)
+                await _in_turns(take_outputs(arena, batch, word, self._count))
             items = _results(word)
         except (NoFrame, msgspec.DecodeError):
             child.kill("answered something else than it was asked")
@@ -397,8 +398,7 @@ class ProcessBackend:
         batch.share_parameters()
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:
-                for _ in place_inputs(arena, batch, self._count):
-                    await asyncio.sleep(0)
+                await _in_turns(place_inputs(arena, batch, self._count))
             content = _encode(batch)
         except UnicodeEncodeError as exc:
             raise BatchRaised(f"an input is no proper Unicode text: {exc}") from None
@@ -445,6 +445,16 @@ class ProcessBackend:
         if now >= self._old_at or resident > self._recycle_rss > 0:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
+
+
+async def _in_turns(steps: Iterator[int]) -> None:
+    """Take steps of so many bytes each, and leave the event loop to others after every TURN of them."""
+    left = TURN
+    for size in steps:
+        left -= size
+        if left <= 0:
+            left = TURN
+            await asyncio.sleep(0)
 
 
 def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:

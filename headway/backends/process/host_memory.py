@@ -93,11 +93,11 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
 
 
 def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: str) -> float:
-    limit, used = _limit(limit_path), _number(used_path)
+    limit = _limit(limit_path)
     if not limit:
         return 0.0
     droppable = _figures(stat_path, droppable_name).get(droppable_name, 0)
-    return min(max(used - droppable, 0) / limit, 1.0)
+    return min(max(_number(used_path) - droppable, 0) / limit, 1.0)
 
 
 def _limit(path: str) -> int:

@@ -1,6 +1,6 @@
 """Placing of large values in the arena, by the side that sends a batch or its outputs, and taking them out by the other.
 
-The host copies in steps, between which its event loop has other work to do.
+The host copies in steps, of which each tells how many bytes it took, so that its event loop can have its turn between them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from headway.backends.process.frames import Answer, NoFrame, Outputs, PlacedInpu
 from headway.core.arena import Allocator, sound
 from headway.model import Octets, ValueKind
 
-STEP = 1 << 20
-"""Bytes that the host has copied or read when a step ends; a value is not divided."""
 Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
 
 
-def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[None]:
-    """Move the large inputs of a batch into the arena, as far as there is room, about STEP bytes in each step.
+def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
+    """Move the large inputs of a batch into the arena, as far as there is room; one in each step.
 
     Raises:
         UnicodeEncodeError: a text holds a lone surrogate.
     """
     allocator = Allocator(arena.size, run.number)
-    inputs, done = run.inputs, 0
+    inputs = run.inputs
     for position, value in enumerate(inputs):
         if value is None or len(value) < LARGE:
             continue
@@ -38,10 +36,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[None]:
             run.placed.append(PlacedInput(position, kind, place))
             inputs[position] = None
             run.used = allocator.used
-            done += len(content)
-            if done >= STEP:
-                done = 0
-                yield
+            yield len(content)
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
@@ -77,8 +72,8 @@ def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
             outputs[position] = None
 
 
-def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[None]:
-    """Put copies of the outputs that lie in the arena among those of the batch, about STEP bytes of work in each step.
+def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
+    """Put copies of the outputs that lie in the arena among those of the batch; each is copied in one step, and read in the next.
 
     The child is not to be trusted: it may have named places where nothing can lie, and may write there even now. What is
     copied can no longer change, and is judged then.
@@ -91,24 +86,17 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         raise NoFrame("more places than outputs")
     if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
         raise NoFrame("a place that cannot be")
-    done = 0
     for position, place in word.placed.items():
         if not 0 <= position < len(outputs) or outputs[position] is not None:
             raise NoFrame("a place for what is there already")
         content = arena.copy(place)
-        done += len(content)
-        if done >= STEP:
-            done = 0
-            yield
+        yield len(content)
         try:
             outputs[position] = content.decode() if isinstance(word, Answer) else content
         except UnicodeDecodeError:
             raise NoFrame("a text that is none") from None
         count("out", True)
-        done += len(content)
-        if done >= STEP:
-            done = 0
-            yield
+        yield len(content)
     for _ in range(min(word.unplaced, len(outputs))):
         count("out", False)
 

@@ -361,7 +361,7 @@ class FastPathConnection(Connection):
         if request.coding:
             BodyUnpacker(self, request, body).wait()
         else:
-            self.inference.large_bodies.wait(self.owner or "", partial(self.take_large, request, body))
+            self.inference.large_bodies.wait(self.known_tenant(), partial(self.take_large, request, body))
 
     def take_large(self, request: InferenceHead, body: bytes) -> None:
         """Go on with a large body, unless the connection has ended meanwhile."""
@@ -515,8 +515,9 @@ class FastPathConnection(Connection):
         self.known, self.lane, self.open_by = principal, CLOSED, None
         return principal
 
-    def _wait_turn(self, tenant: str = "") -> None:
-        super()._wait_turn(tenant or self.owner or "")
+    def known_tenant(self) -> str:
+        """Tenant that the connection counts for."""
+        return self.owner or ""
 
     def _tell_owner(self, head: Head) -> None:
         """Count the connection for the tenant that asks for an ordinary route. The route decides whether it may ask."""

@@ -232,6 +232,10 @@ class Connection(asyncio.Protocol):
         """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
         return True
 
+    def known_tenant(self) -> str:
+        """Tenant whose turns the connection takes; empty while it is not known."""
+        return ""
+
     def take(self, content: bytes) -> None:
         """Take a piece of the body. Without a route that waits for it, the piece is dropped."""
         if self.asked is not None and self.asked.feed(content) > MOST_BUFFERED:
@@ -421,7 +425,7 @@ class Connection(asyncio.Protocol):
         self.buffer, self.ahead = b"", None
         if self.phase == LINGERING:
             self._hold()
-            self.context.drops.wait("", self._drop_more)
+            self.context.drops.wait(self.known_tenant(), self._drop_more)
 
     def _drop_more(self) -> None:
         if self.phase == LINGERING:
@@ -587,9 +591,9 @@ class Connection(asyncio.Protocol):
             self.context.hangups.forget(self.descriptor)
             self._release()
 
-    def _wait_turn(self, tenant: str = "") -> None:
+    def _wait_turn(self) -> None:
         self.phase = WAITING
-        self.context.turns.wait(tenant, self.take_turn)
+        self.context.turns.wait(self.known_tenant(), self.take_turn)
 
     def _drop_body(self) -> None:
         self.reserve(0)

@@ -7,11 +7,11 @@ The process as a whole, under the empty name, and each service have one status: 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
+from headway.grpc.stream import Stream, to_be_opened_anew
 from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, SERVING, CachedReadiness
 from headway.model import Principal
@@ -73,28 +73,28 @@ class WatchCall(StreamCall):
 
     Arguments:
         port: context of the port.
-        metadata: metadata that came with it.
+        stream: stream that it came on.
         health: statuses that are watched.
     """
 
     __slots__ = ("_health",)
 
-    def __init__(self, port: PortContext, metadata: Any, health: Health) -> None:
-        super().__init__(port, metadata)
+    def __init__(self, port: PortContext, stream: Stream, health: Health) -> None:
+        super().__init__(port, stream)
         self._health = health
 
-    async def talk(self, context: Any) -> None:
+    async def talk(self) -> None:
         """Tell the status until the client has left, or is to open another connection."""
         self.shown = SHOWN + self.port.new_id()
         self.belong_to_address()
-        name = messages.read(_REQUEST, await self.read(context)).service
+        name = messages.read(_REQUEST, await self.read()).service
         self.drop(self.kept)
         told = -1
         while True:
             status = await self._health.status() if name in NAMES else int(UNKNOWN)
             if status != told:
                 told = status
-                await context.write(_RESPONSE(status=status).SerializeToString())
+                await self.send(_RESPONSE(status=status).SerializeToString())
             if self.retired:
-                raise self.to_be_opened_anew()
+                raise to_be_opened_anew()
             await self.pause(AGE)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
-from headway.errors import REQUEST_TIMEOUT, BadRequest, RequestError
+from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
-from headway.grpc.calls import PortContext, StreamCall, log, read_fields, unforeseen
+from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall, ReadMessage
 from headway.grpc.statuses import trailers_of
+from headway.grpc.stream import Stream
 from headway.oip.parameters import FINAL, FINAL_WISH
 
 _REQUEST = messages.message("inference.ModelInferRequest")
@@ -78,29 +78,30 @@ class InferStreamCall(StreamCall):
 
     Arguments:
         port: context of the port.
-        metadata: metadata that came with it, which hold for each request, but for an id.
+        stream: stream that it came on. Its metadata hold for each request, but for an id.
         read: reads its messages.
         way: see RequestOptions.
     """
 
     __slots__ = ("_read",)
 
-    def __init__(self, port: PortContext, metadata: Any, read: ReadMessage, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: Stream, read: ReadMessage, way: str = "") -> None:
+        super().__init__(port, stream, way)
         # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
-        super().__init__(port, [field for field in metadata if field[0] != "x-request-id"], way)
+        self.headers = [field for field in stream.headers if field[0] != b"x-request-id"]
         self._read = read
 
-    async def talk(self, context: Any) -> None:
+    async def talk(self) -> None:
         """Answer requests until the client has no more, or is to open another connection."""
-        fields = read_fields(self.metadata)
+        fields = read_fields(self.headers)
         self.identify(fields.get(b"authorization", b""))
         if b"idempotency-key" in fields:
             raise BadRequest("the metadata idempotency-key is for one request, and a stream has many; leave it out")
         self.hold_room()
         items: Items = asyncio.Queue(MOST_ITEMS)
         begun: Begun = {}
-        writing = asyncio.ensure_future(self._write(context, items))
-        reading = asyncio.ensure_future(self._take_in(context, items, begun))
+        writing = asyncio.ensure_future(self._write(items))
+        reading = asyncio.ensure_future(self._take_in(items, begun))
         try:
             await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -118,19 +119,19 @@ class InferStreamCall(StreamCall):
         if end is not None:
             raise end
 
-    async def _take_in(self, context: Any, items: Items, begun: Begun) -> RequestError | None:
+    async def _take_in(self, items: Items, begun: Begun) -> RequestError | None:
         """Begin each request that comes, until there are no more. Returns the error with which the call then ends."""
         while True:
             try:
-                body = await self.next(context)
+                body = await self.next()
             except RequestError as exc:
                 return exc
             if body is None:
                 return None
-            item = Item(InferenceCall(self.port, self.metadata, self._read, self._way))
-            item.call.connection = self.connection
+            item = Item(InferenceCall(self.port, self.stream, self._read, self._way))
+            item.call.headers = self.headers
             self._hold(item, len(body))
-            work = partial(self._begin, context, item, body)
+            work = partial(self._begin, item, body)
             del body  # Nothing but its entry stays of it.
             try:
                 await self.port.turns.take(self.owner, work)
@@ -154,12 +155,12 @@ class InferStreamCall(StreamCall):
         else:
             item.alone = True
 
-    def _begin(self, context: Any, item: Item, body: bytes, waited: float) -> None:
+    def _begin(self, item: Item, body: bytes, waited: float) -> None:
         """Submit a request in its turn."""
         call = item.call
         try:
-            options, id = call.begin(context)
-            call.submit(context, body, options, id, waited)
+            options, id = call.begin()
+            call.submit(body, options, id, waited)
             item.id, item.final = call.asked_id, call.asks_final
         except Exception as exc:
             item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
@@ -192,29 +193,13 @@ class InferStreamCall(StreamCall):
             self.drop(room - amount)
             item.held = amount
 
-    async def _write(self, context: Any, items: Items) -> None:
+    async def _write(self, items: Items) -> None:
         """Write the answers in the order of the requests; a client that takes none of them for too long is cut off."""
-        port = self.port
         while (item := await items.get()) is not None:
             answer = await item.answer
-            try:
-                async with asyncio.timeout(port.message_timeout):
-                    await context.write(answer)
-            except TimeoutError:
-                message = (
-                    f"no answer was taken within {port.settings.read_timeout_ms:g} ms (read_timeout_ms); read them"
-                )
-                await self._cut(RequestError(message, code=REQUEST_TIMEOUT))
+            await self.send(answer)
             self.drop(item.held)
             item.left.set()
-
-    async def _cut(self, error: RequestError) -> None:
-        """Cut the connection, as an answer is on its way and no status can pass it. Returns never: the call is cancelled."""
-        self.count_refusal(error)
-        log.info("a client takes no answers", request_id=self.shown, error=error.message)
-        if self.connection is not None:
-            self.connection.shutdown()
-        await asyncio.get_running_loop().create_future()
 
 
 def _succeeded(message: bytes) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.model_kinds import KnownKinds
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
+from headway.grpc.stream import Stream
 from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import MARKS, Exchange, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
@@ -41,17 +41,15 @@ class InferenceCall(Call):
 
     Arguments:
         port: context of the port.
-        metadata: metadata that came with it.
+        stream: stream that it came on.
         read: reads its message.
         way: see RequestOptions.
     """
 
     __slots__ = ("_begun", "_charged", "_read", "_reply", "_submission")
 
-    def __init__(
-        self, port: PortContext, metadata: Sequence[tuple[str, Any]], read: ReadMessage, way: str = ""
-    ) -> None:
-        super().__init__(port, metadata, way)
+    def __init__(self, port: PortContext, stream: Stream, read: ReadMessage, way: str = "") -> None:
+        super().__init__(port, stream, way)
         self._read = read
         self._begun = self.begun
         self._charged = False
@@ -68,24 +66,23 @@ class InferenceCall(Call):
         """Whether the message asks that an answer on a stream says that it is the last."""
         return self._submission is not None and self._submission.exchange.final
 
-    async def answer(self, context: Any) -> bytes:
-        """Message of the answer. Raises RequestError."""
-        options, id = self.begin(context)
+    async def answer(self) -> tuple[bytes, Metadata]:
+        """Message of the answer, and its trailing metadata. Raises RequestError."""
+        options, id = self.begin()
         self.charge()  # Until the message is there: else any number could be on their way.
         self._charged = True
-        message, marks = await self.infer(context, await self.read(context), options, id)
+        message, marks = await self.infer(await self.read(), options, id)
         self.keep(len(message))
-        context.set_trailing_metadata((("x-request-id", self.shown), *marks, *self.limits_left()))
-        return message
+        return message, (("x-request-id", self.shown), *marks, *self.limits_left())
 
-    def begin(self, context: Any) -> tuple[RequestOptions, str]:
+    def begin(self) -> tuple[RequestOptions, str]:
         """Find out who asks, and what the metadata say: options and id of the request.
 
         Raises:
             RequestError: the principal is not known, is over a limit, or the metadata are wrong.
         """
         port, intake = self.port, self.port.intake
-        fields = read_fields(self.metadata)
+        fields = read_fields(self.headers)
         id = read_id(fields)
         chosen = bool(id)
         id = id or port.new_id()
@@ -99,18 +96,18 @@ class InferenceCall(Call):
             refused = Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0)
             intake.note_refusal(principal, refused, failure)
             raise error_of(failure)
-        origin = self.connection.address if port.anonymous and self.connection is not None else None
+        origin = self.stream.connection.address if port.anonymous else None
         try:
-            remaining = context.time_remaining()
+            remaining = self.stream.time_remaining()
             longest = port.longest if remaining is None or remaining > port.longest else max(remaining, _MOMENT)
             return read_options(fields, port.settings, longest, chosen, origin, way=self._way), id
         except RequestError:
             self.charge()
             raise
 
-    async def infer(self, context: Any, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
+    async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
         """Submit the request in a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
-        size, work = len(body), partial(self.submit, context, body, options, id)
+        size, work = len(body), partial(self.submit, body, options, id)
         del body  # So that nothing but its entry stays, once it is read.
         try:
             await self.port.turns.take(self.owner, work)
@@ -121,11 +118,10 @@ class InferenceCall(Call):
         self.drop(size)
         return await self.outcome()
 
-    def submit(self, context: Any, body: bytes, options: RequestOptions, id: str, waited: float) -> None:
+    def submit(self, body: bytes, options: RequestOptions, id: str, waited: float) -> None:
         """Submit the request in a message.
 
         Arguments:
-            context: context of the call.
             body: the message.
             options: options of the request.
             id: id of the request.
@@ -144,7 +140,7 @@ class InferenceCall(Call):
             self.charge()
             raise
         input, model = exchange.input, exchange.model or port.intake.kinds.default_of(self.principal.models)
-        exchange.options = _hurried(exchange.options, waited, context.time_remaining())
+        exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         self.principal = self.principal.asking(model)
         self.submitted = True
         replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
@@ -220,10 +216,10 @@ class InferenceCall(Call):
         if self.principal.limits:
             self.port.intake.limiter.charge(self.port.intake.counted(self.principal.limits))
 
-    async def refuse(self, context: Any, error: RequestError, more: Metadata = ()) -> None:
+    def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
-        await super().refuse(context, error, more + marks)
+        super().refuse(error, more + marks)
 
 
 def marks_of(reply: Reply) -> Metadata:

@@ -1,12 +1,10 @@
 """Listener of the gRPC port, and the order in which it closes.
 
-    bind     take the address; who comes is refused as if nobody was there
-    open     start gRPC's server behind the relay → listen → look after the connections every now and then
-    retire   health says NOT_SERVING → every client is told to open another connection; new ones are taken all the same
-    drain    health says NOT_SERVING → stop listening → every client is told to go → none is left → the server stops
-    close    cut what is left
-
-gRPC's server runs on the event loop of the process. Its own thread only waits for the sockets.
+bind     take the address; who comes is refused as if nobody was there
+open     listen → look after the connections every now and then
+retire   health says NOT_SERVING → every client is told to open another connection; new ones are taken all the same
+drain    health says NOT_SERVING → stop listening → every client is told to go → none is left
+close    cut what is left
 """
 
 from __future__ import annotations
@@ -15,18 +13,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
-
-import grpc
 
 from headway.config import Settings
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.grpc.call_acceptors import CallAcceptors
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
+from headway.grpc.connection import Connection
+from headway.grpc.connections import Connections
 from headway.grpc.health import Health
-from headway.grpc.methods import Methods
-from headway.grpc.relay import ClientConnection, Relay
+from headway.grpc.methods import methods_of
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.server.connection_context import Intake, NewId
 from headway.ports import Identity
@@ -41,31 +36,8 @@ SWEEP = 0.5
 SWEEP_DRAINING = 0.05
 """Seconds between two of them while the port drains."""
 
-STREAMS = 1000
-"""Most calls at once on one connection; a client keeps further ones back."""
-
-WINDOW = 1 << 16
-"""Bytes that a connection may send ahead of the calls that read. gRPC's own measure of the line would raise it to megabytes a stream."""
-
-KEEP_ALIVE_MS = 30_000
-"""Milliseconds of silence after which a client is asked whether it is still there."""
-KEEP_ALIVE_TIMEOUT_MS = 10_000
-"""Milliseconds within which it has to answer."""
-
-LEAST_PING_MS = 9_000
-"""Milliseconds between two pings of a client that are always right, calls or none: its ten seconds, and what a network takes from them.
-
-The defaults of gRPC are 5 minutes, and 2 hours without a call; a client that keeps its connection through a firewall would be cut.
-"""
-
-LONGEST_WAIT = 3600
-"""Seconds that a call may wait until a busy process takes it in. The default of gRPC, 30, cancels calls that have time left."""
-
 CLOSING_TURNS = 3
 """Turns of the event loop in which it closes a listening socket."""
-
-DESCRIPTORS = 3
-"""File descriptors that one connection takes: the client's, and both ends of that to gRPC's server."""
 
 
 class GrpcListener:
@@ -104,9 +76,8 @@ class GrpcListener:
         self._new_id, self._counters = new_id, counters
         self._certificates = certificates
         self._wanted = settings.grpc_port if port is None else port
-        self._relay: Relay | None = None
+        self._connections: Connections | None = None
         self._health: Health | None = None
-        self._server: Any = None
         self._sockets: list[ListeningSocket] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._draining = False
@@ -115,7 +86,7 @@ class GrpcListener:
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
-        return 0 if self._relay is None else len(self._relay.connections)
+        return 0 if self._connections is None else len(self._connections.open)
 
     async def bind(self) -> None:
         """Take the address, without listening.
@@ -124,9 +95,10 @@ class GrpcListener:
             SettingError: the address cannot be had.
         """
         settings = self._settings
-        relay = self._relay = Relay(
+        connections = self._connections = Connections(
             self._intake.quotas,
             settings.max_connections,
+            settings.max_header_bytes,
             self._counters.refusals,
             monotonic,
             age=settings.grpc_max_age_s,
@@ -134,7 +106,7 @@ class GrpcListener:
             unread_timeout=settings.read_timeout_ms / 1000,
             jitter=random.random,
         )
-        protocol: Callable[[], asyncio.Protocol] = relay.accept
+        protocol: Callable[[], asyncio.Protocol] = connections.accept
         if self._certificates is not None:
             tls = TlsPort(self._certificates, "h2", "grpc", self._counters, asyncio.get_running_loop())
             protocol = tls.around(protocol, _refuse_plain)
@@ -142,17 +114,17 @@ class GrpcListener:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Start the server, and listen.
+        """Listen.
 
         Raises:
             SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
         """
-        if self._relay is None:
+        if self._connections is None:
             await self.bind()
-        relay = self._relay
-        if relay is None:
+        connections = self._connections
+        if connections is None:
             return
-        raise_descriptor_limit(DESCRIPTORS * self._settings.max_connections + 8 * SPARE)
+        raise_descriptor_limit(self._settings.max_connections + 8 * SPARE)
         health = self._health = Health(CachedReadiness(self._readiness))
         port = PortContext(
             self._settings,
@@ -161,15 +133,9 @@ class GrpcListener:
             self._counters,
             self._new_id,
             CallQuotas(self._settings, self._intake.quotas.bytes),
-            relay,
             self._refusal_traces,
         )
-        server = self._server = grpc.aio.server(options=_options(self._settings))
-        acceptors = CallAcceptors(server, Methods(port, health))
-        acceptors.register()
-        server.add_insecure_port(relay.target)
-        await server.start()
-        acceptors.start()
+        connections.methods = methods_of(port, health)
         for one in self._sockets:
             await one.listen()
         self._look_after()
@@ -178,16 +144,16 @@ class GrpcListener:
         """Say that this process goes down, have each client open another connection, and still take new ones."""
         if self._health is not None:
             self._health.leaving.set()
-        if self._relay is not None:
-            self._relay.retire()
+        if self._connections is not None:
+            self._connections.retire()
 
     async def drain(self) -> None:
         """Take no new connection, and let each open one go as soon as its calls are answered.
 
-        Returns when no connection is left, and the server has stopped.
+        Returns when no connection is left.
         """
-        relay = self._relay
-        if relay is None:
+        connections = self._connections
+        if connections is None:
             return
         if self._health is not None:
             self._health.leaving.set()
@@ -203,31 +169,27 @@ class GrpcListener:
             await asyncio.sleep(0)
         self.retire()
         self._look_after()
-        await relay.emptied()
-        if self._server is not None:
-            await self._server.stop(None)
+        await connections.emptied()
 
     async def close(self) -> None:
         """Cut what is left."""
         self._stop_listening()
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._relay is not None:
-            await self._relay.close()
-        if self._server is not None:
-            await self._server.stop(None)
+        if self._connections is not None:
+            await self._connections.close()
 
     def _look_after(self) -> None:
         """Sweep, and schedule the next sweep."""
         if self._sweep is not None:
             self._sweep.cancel()
-        relay = self._relay
-        if relay is None:
+        connections = self._connections
+        if connections is None:
             return
-        relay.ceiling = descriptor_ceiling(SPARE)
+        connections.ceiling = descriptor_ceiling(SPARE)
         loop = asyncio.get_running_loop()
         # When all that has come by now has been read: this process may have stood still, and not its clients.
-        loop.call_soon(loop.call_soon, relay.sweep, monotonic(), self._draining)
+        loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
         for one in self._sockets:
             one.revive()
         every = SWEEP_DRAINING if self._draining else SWEEP
@@ -247,25 +209,6 @@ _NOT_PLAIN = (
 """Answer to a client without TLS. One that is told so in HTTP/2 would come back at once, again and again."""
 
 
-def _refuse_plain(connection: ClientConnection) -> None:
+def _refuse_plain(connection: Connection) -> None:
     connection.write(_NOT_PLAIN)
     connection.close()
-
-
-def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
-    return (
-        ("grpc.max_receive_message_length", settings.max_body_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", settings.max_header_bytes),
-        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
-        ("grpc.max_concurrent_streams", STREAMS),
-        ("grpc.server_handshake_timeout_ms", int(settings.read_timeout_ms)),
-        ("grpc.server_max_unrequested_time_in_server", LONGEST_WAIT),
-        ("grpc.keepalive_time_ms", KEEP_ALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEP_ALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MS),
-        ("grpc.so_reuseport", 0),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", WINDOW),
-    )

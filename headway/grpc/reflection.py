@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
-
 from headway.core.excerpt import excerpt
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
+from headway.grpc.statuses import Status
+from headway.grpc.stream import Stream
 from headway.http.inference.inference_head import SHOWN
-
-_NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
-_UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 
 class ReflectionCall(StreamCall):
@@ -20,24 +17,24 @@ class ReflectionCall(StreamCall):
 
     Arguments:
         port: context of the port.
-        metadata: metadata that came with it.
+        stream: stream that it came on.
         package: package of the service's version.
     """
 
     __slots__ = ("_request", "_response")
 
-    def __init__(self, port: PortContext, metadata: Any, package: str) -> None:
-        super().__init__(port, metadata)
+    def __init__(self, port: PortContext, stream: Stream, package: str) -> None:
+        super().__init__(port, stream)
         self._request = messages.message(f"{package}.ServerReflectionRequest")
         self._response = messages.message(f"{package}.ServerReflectionResponse")
 
-    async def talk(self, context: Any) -> None:
+    async def talk(self) -> None:
         """Answer questions until the client has no more."""
         self.shown = SHOWN + self.port.new_id()
         self.belong_to_address()
         self.hold_room()
-        while (body := await self.next(context)) is not None:
-            await context.write(self._answer(messages.read(self._request, body)).SerializeToString())
+        while (body := await self.next()) is not None:
+            await self.send(self._answer(messages.read(self._request, body)).SerializeToString())
 
     def _answer(self, asked: Any) -> Any:
         answer = self._response(valid_host=asked.host, original_request=asked)
@@ -55,9 +52,9 @@ class ReflectionCall(StreamCall):
             case "file_containing_extension":
                 of = asked.file_containing_extension
                 message = f"there is no extension {of.extension_number} of {excerpt(of.containing_type)}"
-                _fail(answer, _NOT_FOUND, message)
+                _fail(answer, Status.NOT_FOUND, message)
             case _:
-                _fail(answer, _UNIMPLEMENTED, "the question is not known")
+                _fail(answer, Status.UNIMPLEMENTED, "the question is not known")
         return answer
 
     def _give_extensions(self, answer: Any, name: str) -> None:
@@ -65,12 +62,12 @@ class ReflectionCall(StreamCall):
         if messages.is_message(name):
             answer.all_extension_numbers_response.base_type_name = name
         else:
-            _fail(answer, _NOT_FOUND, f"there is no such type: {excerpt(name)}")
+            _fail(answer, Status.NOT_FOUND, f"there is no such type: {excerpt(name)}")
 
     def _give_file(self, answer: Any, name: str) -> None:
         found = messages.FILES.get(name)
         if found is None:
-            _fail(answer, _NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
+            _fail(answer, Status.NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
         else:
             answer.file_descriptor_response.file_descriptor_proto.append(found)
 

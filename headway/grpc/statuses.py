@@ -10,28 +10,44 @@ from __future__ import annotations
 
 import math
 import re
-
-import grpc
+from enum import IntEnum
 
 from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
 
-STATUSES: dict[int, grpc.StatusCode] = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    405: grpc.StatusCode.UNIMPLEMENTED,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    409: grpc.StatusCode.ABORTED,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    431: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    500: grpc.StatusCode.INTERNAL,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    502: grpc.StatusCode.INTERNAL,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+
+class Status(IntEnum):
+    """Status of a call, as gRPC numbers them."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+STATUSES: dict[int, Status] = {
+    400: Status.INVALID_ARGUMENT,
+    401: Status.UNAUTHENTICATED,
+    403: Status.PERMISSION_DENIED,
+    404: Status.NOT_FOUND,
+    405: Status.UNIMPLEMENTED,
+    408: Status.DEADLINE_EXCEEDED,
+    409: Status.ABORTED,
+    413: Status.RESOURCE_EXHAUSTED,
+    422: Status.INVALID_ARGUMENT,
+    429: Status.RESOURCE_EXHAUSTED,
+    431: Status.RESOURCE_EXHAUSTED,
+    500: Status.INTERNAL,
+    501: Status.UNIMPLEMENTED,
+    502: Status.INTERNAL,
+    503: Status.UNAVAILABLE,
+    504: Status.DEADLINE_EXCEEDED,
 }
 """gRPC status by the HTTP status of an error, so that a new error has one. No retry helps after what is INTERNAL."""
 
@@ -46,7 +62,7 @@ _LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 Metadata = tuple[tuple[str, str], ...]
 
 
-def status_of(code: str) -> grpc.StatusCode:
+def status_of(code: str) -> Status:
     """Status of an error code."""
     return STATUSES[STATUS[code]]
 

@@ -265,7 +265,7 @@ def test_each_error_has_a_status_and_says_whether_a_retry_helps() -> None:
         for code, facts in CODES.items():
             port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
             found = await client.fail(PREDICT, predict("a"))
-            assert (code, found.status) == (code, statuses.STATUSES[facts.status])
+            assert (code, found.status.value[0]) == (code, statuses.STATUSES[facts.status])
             assert found.details == "why not — ü"
             assert found.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
             pushback = int(found.trailers["grpc-retry-pushback-ms"])
@@ -499,22 +499,8 @@ def test_clients_share_batches_of_the_whole_service() -> None:
 def test_calls_without_a_credential_count_for_their_address() -> None:
     owners: list[str] = []
     for address in ("10.0.0.1", "10.0.0.2"):
-        call = PlainCall(cast(Any, SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))), (), cast(Any, None))
-        call.connection = cast(Any, SimpleNamespace(address=address))
+        stream = SimpleNamespace(headers=(), connection=SimpleNamespace(address=address))
+        port = SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))
+        call = PlainCall(cast(Any, port), cast(Any, stream), cast(Any, None))
         call.belong_to_address()
     assert len(set(owners)) == 2
-
-
-def test_a_call_that_grpc_has_ended_by_itself_is_over_and_leaves_no_traceback() -> None:
-    """A message may be too large once it is unpacked: gRPC answers that, and the call learns of it when it would answer, too."""
-
-    class Over:
-        async def abort(self, *_: object) -> None:
-            raise grpc.aio.InternalError("the core has ended the call")
-
-    async def refused() -> None:
-        port = SimpleNamespace(refusal_traces=None, counters=Counters())
-        with pytest.raises(asyncio.CancelledError):
-            await PlainCall(cast(Any, port), (), cast(Any, None)).refuse(Over(), RequestError("no message"))
-
-    asyncio.run(refused())

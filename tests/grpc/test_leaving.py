@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from bench.load import http2
-from headway.grpc import listener
-from headway.grpc.frame_tracker import FRAME_HEADER, PING
-from headway.grpc.relay import GOAWAY, SILENCE, Relay
+from headway.grpc import connection
+from headway.grpc.connection import GOAWAY, PING, SILENCE
+from headway.grpc.connections import Connections
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
 
 _GOAWAY, _PING, _ACK = 7, 6, 1
+FRAME_HEADER = 9
 
 
 @dataclass
@@ -51,27 +52,27 @@ class Raw:
                 return payload
 
 
-async def raw(port: Port) -> tuple[Raw, Relay]:
-    """A client, of which one call is answered, and the relay."""
+async def raw(port: Port) -> tuple[Raw, Connections]:
+    """A client, of which one call is answered, and the connections."""
     client = Raw(*await asyncio.open_connection("127.0.0.1", port.listener.port))
     client.writer.write(http2.hello())
     client.ask(0)
     await client.answered(0)
-    assert port.listener._relay is not None
-    return client, port.listener._relay
+    assert port.listener._connections is not None
+    return client, port.listener._connections
 
 
 def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave() -> None:
     now = [1000.0]
 
     async def main(port: Port) -> None:
-        client, relay = await raw(port)
+        client, connections = await raw(port)
         draining = asyncio.ensure_future(port.listener.drain())
         assert await client.next(_GOAWAY) == GOAWAY[FRAME_HEADER:]
         assert await client.next(_PING) == PING[FRAME_HEADER:]
         for number in (1, 2, 3):
             now[0] += 0.4 * SILENCE
-            relay.sweep(now[0], True)
+            connections.sweep(now[0], True)
             client.ask(number)
             await client.answered(number)
         client.writer.write(PING[:4] + bytes([_ACK]) + PING[5:])
@@ -87,16 +88,16 @@ def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> 
     now = [1000.0]
 
     async def main(port: Port) -> None:
-        client, relay = await raw(port)
+        client, connections = await raw(port)
         port.listener.retire()
         await client.next(_PING)
         for _ in range(2):
-            relay.sweep(now[0], False)
+            connections.sweep(now[0], False)
             now[0] += SILENCE - 1.0
         client.ask(1)
         await client.answered(1)
-        relay.sweep(now[0], False)
-        relay.sweep(now[0] + SILENCE + 1.0, False)
+        connections.sweep(now[0], False)
+        connections.sweep(now[0] + SILENCE + 1.0, False)
         assert await client.next(_GOAWAY) == http2.stream_of(1).to_bytes(4, "big") + bytes(4)
         assert await client.reader.read() == b""
         client.writer.close()
@@ -120,8 +121,8 @@ async def pinged(client: Raw, times: int) -> bytes:
 def test_a_client_may_ping_at_intervals_with_a_call_in_hand_and_without_one(
     calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert listener.LEAST_PING_MS < 10_000
-    monkeypatch.setattr(listener, "LEAST_PING_MS", 0)
+    assert connection.LEAST_PING < 10.0
+    monkeypatch.setattr(connection, "LEAST_PING", 0.0)
 
     async def main(port: Port) -> None:
         client, _ = await raw(port)
@@ -148,7 +149,7 @@ def test_a_client_that_pings_without_end_is_cut() -> None:
 
 
 def test_a_call_that_its_client_has_kept_back_goes_by_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.grpc.listener.STREAMS", 1)
+    monkeypatch.setattr("headway.grpc.connection.STREAMS", 1)
 
     async def main(port: Port) -> None:
         client = port.client(**{"grpc.enable_retries": 1})

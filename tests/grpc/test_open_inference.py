@@ -528,10 +528,11 @@ def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it() -> None:
             await call.write(request(str(number)).SerializeToString())
         await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
         draining = asyncio.ensure_future(port.listener.drain())
-        relay = port.listener._relay
-        assert relay is not None
-        (connection,) = relay.connections.values()
-        await connection.retired.wait()
+        connections = port.listener._connections
+        assert connections is not None
+        (connection,) = connections.open
+        while connection.leaving is None:
+            await asyncio.sleep(0)
         port.gateway.release()
         found = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
         assert found == [[b"0"], [b"1"], [b"2"]]

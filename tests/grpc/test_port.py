@@ -18,8 +18,6 @@ from headway import protos
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.grpc import messages
-from headway.grpc.frame_tracker import PREFACE, FrameTracker
-from headway.grpc.listener import _options
 from tests.grpc.stand import PREDICT, Client, Port, predict, predicted, served
 
 Status = grpc.StatusCode
@@ -221,14 +219,15 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
         port.gateway.hold = True
         held = client.call(PREDICT, predict("held"))
         await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        relay = port.listener._relay
-        assert relay is not None
-        (first,) = relay.connections.values()
+        connections = port.listener._connections
+        assert connections is not None
+        (first,) = connections.open
         now[0] += 1.2 * Settings.grpc_max_age_s
         port.listener._look_after()
-        await first.retired.wait()
+        while first.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
+            await asyncio.sleep(0)
         later: list[Any] = []
-        while len(relay.connections) < 2:  # Until the client has read what it was told, it uses the old one.
+        while len(connections.open) < 2:  # Until the client has read what it was told, it uses the old one.
             call, wanted = client.call(PREDICT, predict("later")), 2 + len(later)
             arrived = asyncio.ensure_future(port.gateway.until(lambda: len(port.gateway.waiting) == wanted))  # noqa: B023
             given_up = asyncio.ensure_future(call.details())
@@ -240,7 +239,7 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
                 assert len(port.gateway.waiting) == wanted - 1
             arrived.cancel()
             given_up.cancel()
-        assert first in relay.connections.values(), "the old one is kept for what it still has to answer"
+        assert first in connections.open, "the old one is kept for what it still has to answer"
         port.gateway.release()
         assert [predicted(one).output for one in await asyncio.gather(held, *later)] == [
             b"HELD",
@@ -295,41 +294,20 @@ def test_a_client_that_takes_no_answer_is_cut_off() -> None:
     now = [1000.0]
 
     async def main(port: Port) -> None:
-        relay = port.listener._relay
-        assert relay is not None
+        connections = port.listener._connections
+        assert connections is not None
         sock = socket.create_connection(("127.0.0.1", port.listener.port))
         sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-        while not relay.connections:  # noqa: ASYNC110 - the relay is in this loop, and has nobody to tell
+        while not connections.open:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
             await asyncio.sleep(0)
-        (connection,) = relay.connections.values()
+        (connection,) = connections.open
         connection.pause_writing()
         now[0] += 11.0
         port.listener._look_after()
-        await relay.emptied()
+        await connections.emptied()
         sock.close()
 
     served(main, now=lambda: now[0])
-
-
-def test_frames_are_followed_however_their_bytes_are_cut() -> None:
-    def frame(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
-        return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-    asked = b"P" * PREFACE + frame(4, 0) + frame(1, 1, b"head") + frame(0, 1, b"body" * 100, 1) + frame(1, 3, b"h", 5)
-    told = frame(4, 0) + frame(1, 1, b"head") + frame(0, 1, b"x" * 70) + frame(1, 1, b"end", 5) + frame(3, 3, b"\0" * 4)
-    for step in (1, 2, 7, 9, 10, 64, 5000):
-        streams: set[int] = set()
-        ask, tell = FrameTracker(streams, begins=True), FrameTracker(streams, begins=False)
-        for begin in range(0, len(asked), step):
-            ask.pass_on(asked[begin : begin + step])
-        assert ask.whole
-        assert streams == {1, 3}
-        for begin in range(0, len(told), step):
-            tell.pass_on(told[begin : begin + step])
-        assert tell.whole
-        assert streams == set()
-        tell.pass_on(told[:20])
-        assert not tell.whole
 
 
 @pytest.mark.processes
@@ -340,8 +318,3 @@ def test_nothing_of_grpc_is_imported_where_the_port_is_off() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-def test_the_server_cancels_no_call_that_it_takes_in_late() -> None:
-    settings = Settings(request_timeout_ms=600_000)
-    assert dict(_options(settings))["grpc.server_max_unrequested_time_in_server"] > settings.longest_request_s

@@ -1,4 +1,4 @@
-"""Acceptors of calls: many within one turn of the event loop, and none with a version of grpc.aio whose names are not known."""
+"""How calls begin and end: many within one turn of the event loop, and none leaves garbage."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 import gc
 from typing import Any
 
-import grpc
 import pytest
-import structlog
 
 from headway.grpc.inference_call import InferenceCall
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
@@ -21,10 +19,10 @@ class Turns:
         self.most = self._now = 0
         begin = InferenceCall.begin
 
-        def counted(call: InferenceCall, context: Any) -> Any:
+        def counted(call: InferenceCall) -> Any:
             self._now += 1
             self.most = max(self.most, self._now)
-            return begin(call, context)
+            return begin(call)
 
         patch.setattr(InferenceCall, "begin", counted)
 
@@ -50,18 +48,6 @@ def test_many_calls_of_one_connection_are_taken_in_within_a_turn(monkeypatch: py
         await ask_many(port, turns, enough=4)
 
     served(main)
-
-
-def test_with_an_unknown_version_the_server_takes_calls_in_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.grpc.call_acceptors._NAMES", {"_schedule_rpc_coro": ("something", "else")})
-    turns = Turns(monkeypatch)
-
-    async def main(port: Port) -> None:
-        await ask_many(port, turns, enough=1)
-
-    with structlog.testing.capture_logs() as lines:
-        served(main)
-    assert [line["version"] for line in lines if "one at a time" in line["event"]] == [grpc.__version__]
 
 
 def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find() -> None:

@@ -1,0 +1,508 @@
+"""One connection of the gRPC port: HTTP/2 by the library h2, and its calls.
+
+A connection lives for some minutes, so that new gateways get their part of the traffic. Then, and when the process drains, its client is
+told to leave (GOAWAY), and opens another one for further calls, elsewhere or here. All those that it has sent before are answered: behind
+the GOAWAY goes a PING, and the connection ends only when the client has answered that and no call is left. Another GOAWAY then names the
+last call that came, so that a client can tell which one it may send again.
+
+The connection is also where a client is cut off that takes no answers, says nothing, or sends frames that only cost time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+from h2.settings import Settings as H2Settings
+
+from headway.grpc.stream import WINDOW, Ended, Stream
+from headway.http.server.hangups import descriptor_of
+from headway.runtime import protocol_hints
+
+if TYPE_CHECKING:
+    from headway.grpc.connections import Connections
+
+_GOAWAY = "000008 07 00 00000000 {:08x} 00000000"
+"""GOAWAY frame without an error, in hexadecimal, but for the number of the last stream that is answered."""
+GOAWAY = bytes.fromhex(_GOAWAY.format((1 << 31) - 1))
+"""GOAWAY frame that tells a client to leave. All streams that were begun before it arrived are answered."""
+PING = bytes.fromhex("000008 06 00 00000000") + b"headway."
+"""PING frame behind it. A client that has answered it has read all that was sent before."""
+
+_PREFACE = b"PRI "
+_HANDSHAKE = b"\x16\x03"
+_HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
+"""Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1, the method and what it asks for."""
+
+_WHY_NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
+_NOT_HTTP1 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_WHY_NOT_HTTP1), _WHY_NOT_HTTP1)
+)
+"""Answer to a client that speaks HTTP/1.1."""
+
+SILENCE = 10.0
+"""Seconds of silence after which a connection without calls is closed, though its client has not said that it will leave."""
+KEEP_ALIVE = 30.0
+"""Seconds of silence after which a client is asked whether it is still there."""
+KEEP_ALIVE_TIMEOUT = 10.0
+"""Seconds within which it has to answer."""
+LEAST_PING = 9.0
+"""Seconds between two pings of a client that are always right, calls or none: its ten seconds, and what a network takes from them."""
+_PING_STRIKES = 2
+"""Pings that may come sooner, one after the other, while nothing is sent to the client."""
+
+STREAMS = 1000
+"""Most calls at once on one connection; a client keeps further ones back."""
+_CONNECTION_WINDOW = STREAMS * WINDOW
+"""Bytes on all streams of a connection that may be on their way. Each stream has a bound of its own."""
+_HEADER_ROOM = 4
+"""Times the bound of metadata that the library unpacks: a call beyond the bound is refused, a connection beyond that is cut."""
+
+_PIECE = 4096
+"""Bytes that are read between two looks at the clock."""
+_SHARE = 0.002
+"""Seconds for which one connection is read within one turn of the event loop."""
+_FLUSH = 1 << 17
+"""Bytes of answers that are made into frames before they are handed to the socket."""
+
+BURDEN = 10_000
+"""Frames that bring no message, beyond those that answers explain, after which a client is cut off. RELIEF more may come with each sweep."""
+RELIEF = 500
+_RESET_BURDEN = 4
+"""Frames for which a call counts that its client cancels, and for which a frame of an answer makes up."""
+
+
+class _Http2(H2Connection):
+    """HTTP/2 of one connection.
+
+    h2 counts all streams for each that begins, and takes the GOAWAY of a client for the end of all its calls. It remembers how 65,536
+    streams have ended, which is megabytes for each connection.
+    """
+
+    MAX_CLOSED_STREAMS = STREAMS
+    _looks_at = 16
+    """Number of streams, with those that have ended, from which they are counted."""
+
+    def _open_streams(self, remainder: int) -> int:
+        if len(self.streams) < self._looks_at:
+            return len(self.streams)
+        count = super()._open_streams(remainder)
+        self._looks_at = min(max(16, 2 * count), STREAMS)
+        return count
+
+    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[events.Event]]:
+        return [], [events.ConnectionTerminated()]
+
+
+class Connection(asyncio.Protocol):
+    """Connection of one client; a counted of the quotas.
+
+    Arguments:
+        port: connections that it belongs to.
+
+    Attributes:
+        address: address of the client.
+        owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
+        leaves: monotonic instant at which the client is told to leave.
+        leaving: monotonic instant at which it was told; None before.
+        streams: streams of the calls in hand.
+        stuck: streams with a message of which the client does not take more for now.
+    """
+
+    __slots__ = (
+        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_pinged",
+        "_pinged_at", "_port", "_quiet", "_strikes", "_taken", "_transport", "_unflushed", "address", "leaves", "leaving", "owner",
+        "reserved", "streams", "stuck", "unfetched",
+    )  # fmt: skip
+
+    def __init__(self, port: Connections) -> None:
+        self._port = port
+        self._transport: asyncio.Transport | None = None
+        self._http2: H2Connection | None = None
+        self.address = ""
+        self.owner: str | None = None
+        self.reserved = self.unfetched = 0
+        self.leaves = math.inf
+        self.leaving: float | None = None
+        self.streams: dict[int, Stream] = {}
+        self.stuck: dict[Stream, None] = {}
+        self._made = self._quiet = port.clock()
+        self._begun = self._answered = self._flushing = False
+        self._heard = True
+        self._backlog = b""
+        self._blocked = 0.0
+        self._burden = self._strikes = self._taken = self._unflushed = 0
+        self._pinged: float | None = None
+        self._pinged_at = -math.inf
+
+    @property
+    def silent(self) -> bool:
+        """Whether no call of its client is in hand."""
+        return not self.streams
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or refuse it when there are too many, in all or of its client."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
+        if not self._port.enter(self, descriptor_of(self._transport)):
+            self._transport.abort()  # Without a word, so that the client takes its time before it tries again.
+
+    def data_received(self, data: bytes) -> None:
+        """Read what the client has sent, unless it begins as another protocol does."""
+        self._heard = True
+        if self._http2 is None and not self._begin(data):
+            return
+        if self._backlog:  # A transport need not heed a pause from the beginning.
+            self._backlog += data
+        else:
+            self._take_in(data)
+
+    def pause_writing(self) -> None:
+        """Send and read nothing more, as the client does not take what there is."""
+        self._blocked = self._port.clock()
+        self._adjust()
+
+    def resume_writing(self) -> None:
+        """Send and read on."""
+        self._blocked = 0.0
+        self._adjust()
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all calls, and let go of everything."""
+        self._transport = None
+        for stream in list(self.streams.values()):
+            stream.close()
+            stream.cancel()
+        self.streams.clear()
+        self._port.leave(self)
+
+    # What its streams do.
+
+    def send_headers(self, stream: Stream, fields: Iterable[Any], *, end: bool = False) -> None:
+        """Send header fields of a stream."""
+        if self._http2 is not None:
+            self._http2.send_headers(stream.number, fields, end_stream=end)
+            self._note_sent()
+
+    def send_data(self, stream: Stream, data: memoryview) -> int:
+        """Send the beginning of data, as far as the client takes it. Returns the number of bytes that are on their way."""
+        http2 = self._http2
+        if http2 is None or self._blocked or self._unflushed >= _FLUSH:
+            return 0
+        size = min(http2.local_flow_control_window(stream.number), http2.max_outbound_frame_size, len(data))
+        if size <= 0:
+            return 0
+        http2.send_data(stream.number, data[:size])
+        self._unflushed += size
+        self._note_sent()
+        return size
+
+    def grant(self, stream: Stream, amount: int) -> None:
+        """Let the client send so many bytes more on a stream."""
+        if self._http2 is not None and stream.number in self._http2.streams:
+            self._http2.increment_flow_control_window(amount, stream.number)
+            self._flush_soon()
+
+    def finish(self, stream: Stream, *, whole: bool) -> None:
+        """Close a stream whose answer is sent; `whole`: its client has sent all."""
+        if whole:
+            self.streams.pop(stream.number, None)
+            stream.close()
+        else:
+            self.reset(stream, ErrorCodes.NO_ERROR)
+
+    def reset(self, stream: Stream, code: ErrorCodes) -> None:
+        """Close a stream of which the client is to send no more."""
+        self.streams.pop(stream.number, None)
+        stream.close()
+        if self._http2 is not None:
+            self._http2.reset_stream(stream.number, code)
+            self._flush_soon()
+
+    # What the calls and the port do.
+
+    def write(self, data: bytes) -> None:
+        """Send bytes behind all that is on its way."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._flush()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close, once what was written has left."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def shutdown(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def retire(self) -> None:
+        """Tell the client to open another connection for further calls."""
+        if self.leaving is None:
+            self.leaving = self._port.clock()
+            if self._http2 is not None:
+                self.write(GOAWAY + PING)
+            for stream in list(self.streams.values()):
+                stream.wake()
+
+    def inspect(self, now: float, draining: bool) -> None:
+        """Tell the client to leave when it is time to, and end what takes too long.
+
+        Arguments:
+            now: monotonic instant in seconds.
+            draining: whether the port has closed.
+        """
+        port = self._port
+        self._burden = max(0, self._burden - RELIEF)
+        if self._blocked and now - self._blocked > port.unread_timeout:
+            self.shutdown()
+            return
+        heard, self._heard = self._heard or bool(self.streams and self.leaving is not None), False
+        if heard:
+            self._quiet, self._pinged = now, None
+        if not self._begun and now - self._made > port.unread_timeout:
+            self.shutdown()
+        elif self.leaving is not None:
+            if (self._answered and not self.streams) or now - max(self._quiet, self.leaving) > SILENCE:
+                if self._http2 is not None:
+                    self.write(bytes.fromhex(_GOAWAY.format(self._http2.highest_inbound_stream_id)))
+                self.close()
+            elif not draining and now - self.leaving > port.grace:
+                self.shutdown()
+        elif now > self.leaves:
+            self.retire()
+        else:
+            self._keep_alive(now)
+
+    def _keep_alive(self, now: float) -> None:
+        if self._pinged is not None:
+            if now - self._pinged > KEEP_ALIVE_TIMEOUT:
+                self.shutdown()
+        elif now - self._quiet > KEEP_ALIVE and self._http2 is not None:
+            self._pinged = now
+            self._http2.ping(b"are you?")
+            self._flush()
+
+    # Steps.
+
+    def _begin(self, data: bytes) -> bool:
+        """Begin to speak HTTP/2; False: the client speaks something else."""
+        if data.startswith(_HANDSHAKE):
+            self._port.hints.tell(protocol_hints.TLS)
+            self.shutdown()
+            return False
+        if _HTTP1.match(data) and not data.startswith(_PREFACE):
+            self._port.hints.tell(protocol_hints.HTTP1)
+            self.write(_NOT_HTTP1)
+            self.close()
+            return False
+        http2 = self._http2 = _Http2(_CONFIG)
+        own = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: self._port.most_header,
+        }
+        http2.local_settings = H2Settings(client=False, initial_values=own)
+        http2.local_settings[SettingCodes.INITIAL_WINDOW_SIZE] = WINDOW  # Once the client has read it.
+        http2.decoder.max_header_list_size = _HEADER_ROOM * self._port.most_header
+        http2.initiate_connection()
+        http2.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
+        if self.leaving is not None:
+            self.write(GOAWAY + PING)
+        return True
+
+    def _take_in(self, data: bytes) -> None:
+        """Read for a moment; what is left waits for another turn of the event loop."""
+        begun, at, length = monotonic(), 0, len(data)
+        while at < length:
+            if not self._feed(data if length <= _PIECE else data[at : at + _PIECE]):
+                return
+            at += _PIECE
+            if at < length and monotonic() > begun + _SHARE:
+                self._backlog = data[at:]
+                self._adjust()
+                self._port.turns.wait(self.address, self._go_on)
+                return
+        self._flush_soon()
+
+    def _go_on(self) -> None:
+        backlog, self._backlog = self._backlog, b""
+        if self._transport is not None and not self._transport.is_closing():
+            self._take_in(backlog)
+            self._adjust()
+
+    def _feed(self, data: bytes) -> bool:
+        """Hand bytes to the library, and act on what it finds; False: the connection has ended."""
+        http2 = self._http2
+        if http2 is None:
+            return False
+        try:
+            found = http2.receive_data(data)
+        except ProtocolError:
+            self.close()
+            return False
+        for event in found:
+            act = _ACTS.get(type(event))
+            if act is not None:
+                act(self, event)
+        if self._burden > BURDEN:
+            self._cut(b"too_many_frames")
+            return False
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _cut(self, why: bytes) -> None:
+        """Cut the connection of a client that sends too much of what costs time."""
+        if self._http2 is not None:
+            self._http2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM, why)
+        self.close()
+
+    def _requested(self, event: events.RequestReceived) -> None:
+        headers = event.headers
+        stream = self.streams[event.stream_id] = Stream(self, event.stream_id, headers)
+        fields = dict(headers)
+        if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            self.send_headers(stream, ((b":status", b"415"),), end=True)
+            self.finish(stream, whole=event.stream_ended is not None)
+            return
+        try:
+            self._port.check(headers)
+            make = self._port.find(fields[b":path"].decode("latin-1"))
+            stream.begin(fields.get(b"grpc-encoding", b""), fields.get(b"grpc-timeout", b""))
+        except Ended as end:
+            stream.end(end.status, end.details)
+            return
+        stream.task = asyncio.get_running_loop().create_task(make(stream).run())
+
+    def _data(self, event: events.DataReceived) -> None:
+        amount = event.flow_controlled_length
+        self._taken += amount
+        if self._taken > _CONNECTION_WINDOW // 2 and self._http2 is not None:
+            self._http2.increment_flow_control_window(self._taken)
+            self._taken = 0
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.take(event.data, amount)
+        if not event.data:
+            self._burden += 1
+
+    def _stream_ended(self, event: events.StreamEnded) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.finish_reading()
+
+    def _stream_reset(self, event: events.StreamReset) -> None:
+        self._burden += _RESET_BURDEN
+        stream = self.streams.pop(event.stream_id, None)
+        if stream is not None:
+            stream.close()
+            stream.cancel()
+
+    def _pinged_by_client(self, event: events.PingReceived) -> None:
+        now = self._port.clock()
+        if now < self._pinged_at + LEAST_PING:
+            self._strikes += 1
+            if self._strikes > _PING_STRIKES:
+                self._cut(b"too_many_pings")
+        self._pinged_at = now
+
+    def _ponged(self, event: events.PingAckReceived) -> None:
+        if event.ping_data == PING[9:]:
+            self._answered = True
+
+    def _settings_changed(self, event: events.Event) -> None:
+        self._begun = True
+        self._burden += 1
+        self._pump()
+
+    def _window_updated(self, event: events.Event) -> None:
+        self._burden += 1
+        self._pump()
+
+    def _burdened(self, event: events.Event) -> None:
+        self._burden += 1
+
+    def _client_leaves(self, event: events.Event) -> None:
+        """Let the client go when its calls are answered."""
+        self._answered = True
+        self.retire()
+
+    def _pump(self) -> None:
+        """Send what the client takes now of the messages that wait for it."""
+        for stream in list(self.stuck):
+            if self._blocked:
+                return
+            del self.stuck[stream]
+            if not stream.pump():
+                self.stuck[stream] = None
+
+    def _note_sent(self) -> None:
+        self._strikes, self._pinged_at = 0, -math.inf
+        self._burden -= _RESET_BURDEN if self._burden > _RESET_BURDEN else self._burden
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Hand what the library has made to the socket."""
+        self._flushing = False
+        http2, transport = self._http2, self._transport
+        if http2 is None or transport is None or transport.is_closing():
+            return
+        data = http2.data_to_send()
+        if data:
+            self._unflushed = 0
+            transport.write(data)
+            if self.stuck and not self._blocked:
+                asyncio.get_running_loop().call_soon(self._pump)
+
+    def _adjust(self) -> None:
+        """Read from the socket, or leave off."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            if self._blocked or self._backlog:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
+
+_CONFIG = H2Configuration(
+    client_side=False,
+    header_encoding=None,
+    validate_inbound_headers=False,
+    normalize_inbound_headers=False,
+    validate_outbound_headers=False,
+    normalize_outbound_headers=False,
+)
+"""Header fields are not passed on, and those that are read are looked at here."""
+
+_ACTS: dict[type, Any] = {
+    events.RequestReceived: Connection._requested,
+    events.DataReceived: Connection._data,
+    events.StreamEnded: Connection._stream_ended,
+    events.StreamReset: Connection._stream_reset,
+    events.PingReceived: Connection._pinged_by_client,
+    events.PingAckReceived: Connection._ponged,
+    events.RemoteSettingsChanged: Connection._settings_changed,
+    events.WindowUpdated: Connection._window_updated,
+    events.PriorityUpdated: Connection._burdened,
+    events.UnknownFrameReceived: Connection._burdened,
+    events.ConnectionTerminated: Connection._client_leaves,
+}

@@ -1,0 +1,278 @@
+"""Stream of HTTP/2 that carries a call: its metadata, its messages both ways, and its status.
+
+A message is a byte that says whether it is compressed, four bytes with its length, and its content. The client may send WINDOW bytes
+ahead of the call, and the rest of a message once the call reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+from urllib.parse import quote_from_bytes
+
+from h2.errors import ErrorCodes
+
+from headway.errors import DRAINING, RequestError
+from headway.grpc.statuses import Metadata, Status
+
+if TYPE_CHECKING:
+    from headway.grpc.connection import Connection
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+WINDOW = 1 << 14
+"""Bytes that a client may send ahead of the call that reads, on each stream."""
+
+PREFIX = 5
+"""Bytes of a message before its content."""
+
+_HEAD = (
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+)
+_ENCODINGS = (b"gzip", b"deflate")
+_ANY_WRAPPING = zlib.MAX_WBITS | 32
+"""What tells zlib to find out itself whether a message is in the format of gzip or its own."""
+
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+_PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+"""Characters that the details of a status have as they are."""
+
+
+class Ended(Exception):
+    """The port ends a call by itself, by a status that says all.
+
+    Arguments:
+        status: the status.
+        details: its details.
+    """
+
+    def __init__(self, status: Status, details: str) -> None:
+        super().__init__(details)
+        self.status, self.details = status, details
+
+
+class Stream:
+    """Stream of one call.
+
+    Arguments:
+        connection: connection that it is on.
+        number: its number.
+        headers: all header fields that it began with.
+
+    Attributes:
+        task: task that answers the call.
+        closed: whether nothing more can be sent on it.
+        sent: is done when the message in hand has left; None while there is none.
+    """
+
+    __slots__ = (
+        "_begun", "_deadline", "_encoding", "_received", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
+        "headers", "number", "sent", "task",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, number: int, headers: Headers) -> None:
+        self.connection, self.number, self.headers = connection, number, headers
+        self.task: asyncio.Task[None] | None = None
+        self.closed = False
+        self._encoding = b""
+        self._received = bytearray()
+        self._whole = False
+        """Whether the client has sent all."""
+        self._window = WINDOW
+        """Bytes that the client may still send."""
+        self._waiting: asyncio.Future[None] | None = None
+        self._begun = False
+        """Whether the answer has begun."""
+        self._unsent = memoryview(b"")
+        self.sent: asyncio.Future[None] | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, encoding: bytes, timeout: bytes) -> None:
+        """Take note of how messages are compressed, and of the time that the call has.
+
+        Raises:
+            Ended: the time is malformed.
+        """
+        self._encoding = encoding
+        if timeout:
+            found = _TIMEOUT.fullmatch(timeout)
+            if found is None:
+                raise Ended(Status.INTERNAL, "the metadata grpc-timeout is malformed")
+            seconds = int(found[1]) * _UNITS[found[2]]
+            self._deadline = monotonic() + seconds
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's deadline; None where it has none."""
+        return None if self._deadline is None else self._deadline - monotonic()
+
+    # What the call does.
+
+    async def read(self, most: int, *, leaves: bool = False) -> bytes | None:
+        """Return the next message; None: the client has sent all.
+
+        Arguments:
+            most: most bytes that it may have, also once it is unpacked.
+            leaves: whether the call is to end when the client is to open another connection.
+
+        Raises:
+            Ended: it is too large, incomplete, or compressed in a way that is not known.
+            RequestError: the client is to open another connection.
+        """
+        received = self._received
+        while True:
+            if leaves and self.connection.leaving is not None:
+                raise to_be_opened_anew()
+            missing = PREFIX - len(received)
+            if missing <= 0:
+                length = int.from_bytes(received[1:PREFIX], "big")
+                if length > most:
+                    raise Ended(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {most})")
+                missing += length
+                if missing <= 0:
+                    packed, body = received[0], bytes(received[PREFIX : PREFIX + length])
+                    del received[: PREFIX + length]
+                    return self._unpacked(body, most) if packed else body
+            if self._whole:
+                if received:
+                    raise Ended(Status.INTERNAL, "the last message of the call is incomplete")
+                return None
+            self._open(missing)
+            await self.change()
+
+    async def change(self) -> None:
+        """Return as soon as more has come, or the client is to open another connection."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def send(self, body: bytes) -> None:
+        """Send a message, behind the last one. What the client does not take yet leaves later: `sent` tells when."""
+        if self.closed:
+            return
+        self._begin()
+        self._unsent = memoryview(b"\0%b%b" % (len(body).to_bytes(4, "big"), body))
+        if not self.pump():
+            self.connection.stuck[self] = None
+            self.sent = asyncio.get_running_loop().create_future()
+
+    def end(self, status: Status, details: str = "", trailers: Metadata = ()) -> None:
+        """End the call with a status, unless it has ended."""
+        if self.closed:
+            return
+        if self._unsent:  # No status can pass a message that is half sent.
+            self.reset()
+            return
+        fields: list[tuple[str | bytes, str | bytes]] = [] if self._begun else list(_HEAD[:2])
+        fields.append((b"grpc-status", b"%d" % status))
+        if details:
+            fields.append((b"grpc-message", quote_from_bytes(details.encode(), _PLAIN)))
+        self.connection.send_headers(self, (*fields, *trailers), end=True)
+        self.connection.finish(self, whole=self._whole)
+
+    def reset(self) -> None:
+        """End the stream without a status."""
+        if not self.closed:
+            self.connection.reset(self, ErrorCodes.CANCEL)
+
+    # What the connection does.
+
+    def take(self, data: bytes, amount: int) -> None:
+        """Take what has come; `amount` is what it takes of the window."""
+        self._window -= len(data)
+        self._received += data
+        if amount > len(data):  # Padding.
+            self.connection.grant(self, amount - len(data))
+        self.wake()
+
+    def finish_reading(self) -> None:
+        """Note that the client has sent all."""
+        self._whole = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the call look at what has changed."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def pump(self) -> bool:
+        """Send as much of the message in hand as the client takes. Returns whether that is all of it."""
+        unsent = self._unsent
+        while unsent:
+            size = self.connection.send_data(self, unsent)
+            if not size:
+                self._unsent = unsent
+                return False
+            unsent = unsent[size:]
+        self._unsent = unsent
+        if self.sent is not None:
+            if not self.sent.done():
+                self.sent.set_result(None)
+            self.sent = None
+        return True
+
+    def close(self) -> None:
+        """Let go of everything, and end the call if it goes on."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsent:
+            self.connection.stuck.pop(self, None)
+            self._unsent = memoryview(b"")
+
+    def cancel(self) -> None:
+        """End the call, as its client has left or its time is over."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.connection.send_headers(self, _HEAD)
+
+    def _open(self, missing: int) -> None:
+        """Let the client send what is missing of a message, and something ahead."""
+        if self._window < missing or self._window < WINDOW // 2:
+            more = max(missing, WINDOW) - self._window
+            self._window += more
+            self.connection.grant(self, more)
+
+    def _unpacked(self, body: bytes, most: int) -> bytes:
+        if self._encoding not in _ENCODINGS:
+            raise Ended(Status.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
+        unpacker = zlib.decompressobj(_ANY_WRAPPING)
+        try:
+            found = unpacker.decompress(body, most + 1)
+        except zlib.error:
+            raise Ended(Status.INTERNAL, "the message cannot be unpacked") from None
+        if len(found) > most:
+            raise Ended(
+                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
+            )
+        if not unpacker.eof:
+            raise Ended(Status.INTERNAL, "the message cannot be unpacked")
+        return found
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.end(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.cancel()
+
+
+def to_be_opened_anew() -> RequestError:
+    """Error that ends a call whose client is to open another connection."""
+    message = "the connection is to be closed, as it is old or this process goes down; open another one"
+    return RequestError(message, code=DRAINING, retry_after=0.0)

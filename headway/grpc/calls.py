@@ -128,7 +128,7 @@ class Call:
     async def run(self) -> None:
         """Answer the call, whatever comes of it."""
         try:
-            await self.talk()
+            self.stream.end(Status.OK, "", await self.talk())
         except RequestError as exc:
             self.refuse(exc.with_traceback(None))
         except Ended as exc:
@@ -138,11 +138,11 @@ class Call:
         finally:
             self.release()
 
-    async def talk(self) -> None:
-        """Read the request, and write the answer. Raises RequestError or Ended."""
+    async def talk(self) -> Metadata:
+        """Read the request, and write the answer. Returns the trailing metadata. Raises RequestError or Ended."""
         message, trailers = await self.answer()
         await self.send(message)
-        self.stream.end(Status.OK, "", trailers)
+        return trailers
 
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""

@@ -66,8 +66,8 @@ STREAMS = 1000
 """Most calls at once on one connection; a client keeps further ones back."""
 _CONNECTION_WINDOW = STREAMS * WINDOW
 """Bytes on all streams of a connection that may be on their way. Each stream has a bound of its own."""
-_HEADER_ROOM = 4
-"""Times the bound of metadata that the library unpacks: a call beyond the bound is refused, a connection beyond that is cut."""
+_MOST_UNPACKED = 3 << 19
+"""Bytes of a call's metadata that are unpacked. A call beyond its bound is refused, and a connection beyond this is cut."""
 
 _PIECE = 4096
 """Bytes that are read between two looks at the clock."""
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_pinged",
+        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_over", "_pinged",
         "_pinged_at", "_port", "_quiet", "_strikes", "_taken", "_transport", "_unflushed", "address", "leaves", "leaving", "owner",
         "reserved", "streams", "stuck", "unfetched",
     )  # fmt: skip
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Stream] = {}
         self.stuck: dict[Stream, None] = {}
         self._made = self._quiet = port.clock()
-        self._begun = self._answered = self._flushing = False
+        self._begun = self._answered = self._flushing = self._over = False
         self._heard = True
         self._backlog = b""
         self._blocked = 0.0
@@ -194,13 +194,13 @@ class Connection(asyncio.Protocol):
 
     def send_headers(self, stream: Stream, fields: Iterable[Any], *, end: bool = False) -> None:
         """Send header fields of a stream."""
-        if self._http2 is not None:
-            self._http2.send_headers(stream.number, fields, end_stream=end)
+        if (http2 := self._open_for(stream)) is not None:
+            http2.send_headers(stream.number, fields, end_stream=end)
             self._note_sent()
 
     def send_data(self, stream: Stream, data: memoryview) -> int:
         """Send the beginning of data, as far as the client takes it. Returns the number of bytes that are on their way."""
-        http2 = self._http2
+        http2 = self._open_for(stream)
         if http2 is None or self._blocked or self._unflushed >= _FLUSH:
             return 0
         size = min(http2.local_flow_control_window(stream.number), http2.max_outbound_frame_size, len(data))
@@ -213,8 +213,8 @@ class Connection(asyncio.Protocol):
 
     def grant(self, stream: Stream, amount: int) -> None:
         """Let the client send so many bytes more on a stream."""
-        if self._http2 is not None and stream.number in self._http2.streams:
-            self._http2.increment_flow_control_window(amount, stream.number)
+        if (http2 := self._open_for(stream)) is not None:
+            http2.increment_flow_control_window(amount, stream.number)
             self._flush_soon()
 
     def finish(self, stream: Stream, *, whole: bool) -> None:
@@ -229,9 +229,17 @@ class Connection(asyncio.Protocol):
         """Close a stream of which the client is to send no more."""
         self.streams.pop(stream.number, None)
         stream.close()
-        if self._http2 is not None:
-            self._http2.reset_stream(stream.number, code)
+        if (http2 := self._open_for(stream)) is not None:
+            http2.reset_stream(stream.number, code)
             self._flush_soon()
+
+    def _open_for(self, stream: Stream) -> H2Connection | None:
+        """The library, if it can still send on a stream. It may know already what is only about to be told here."""
+        http2 = self._http2
+        if http2 is None or self._over:
+            return None
+        known = http2.streams.get(stream.number)
+        return None if known is None or known.closed else http2
 
     # What the calls and the port do.
 
@@ -317,10 +325,12 @@ class Connection(asyncio.Protocol):
             SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS,
             SettingCodes.MAX_HEADER_LIST_SIZE: self._port.most_header,
         }
-        http2.local_settings = H2Settings(client=False, initial_values=own)
-        http2.local_settings[SettingCodes.INITIAL_WINDOW_SIZE] = WINDOW  # Once the client has read it.
-        http2.decoder.max_header_list_size = _HEADER_ROOM * self._port.most_header
+        window = {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW}
+        http2.local_settings = H2Settings(client=False, initial_values=own | window)
         http2.initiate_connection()
+        http2.local_settings = H2Settings(client=False, initial_values=own)
+        http2.local_settings.update(window)  # It holds once the client has read it.
+        http2.decoder.max_header_list_size = _MOST_UNPACKED
         http2.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
         if self.leaving is not None:
             self.write(GOAWAY + PING)
@@ -354,6 +364,7 @@ class Connection(asyncio.Protocol):
         try:
             found = http2.receive_data(data)
         except ProtocolError:
+            self._over = True
             self.close()
             return False
         for event in found:
@@ -369,6 +380,7 @@ class Connection(asyncio.Protocol):
         """Cut the connection of a client that sends too much of what costs time."""
         if self._http2 is not None:
             self._http2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM, why)
+            self._over = True
         self.close()
 
     def _requested(self, event: events.RequestReceived) -> None:
@@ -380,7 +392,7 @@ class Connection(asyncio.Protocol):
             self.finish(stream, whole=event.stream_ended is not None)
             return
         try:
-            self._port.check(headers)
+            self._burden += self._port.check(headers) >> 10
             make = self._port.find(fields[b":path"].decode("latin-1"))
             stream.begin(fields.get(b"grpc-encoding", b""), fields.get(b"grpc-timeout", b""))
         except Ended as end:

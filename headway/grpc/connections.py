@@ -94,8 +94,8 @@ class Connections:
         if not self.open:
             self._left.set()
 
-    def check(self, headers: Headers) -> None:
-        """Look at the header fields of a call.
+    def check(self, headers: Headers) -> int:
+        """Look at the header fields of a call. Returns their size in bytes.
 
         Raises:
             Ended: they are too many, or have characters that none may have.
@@ -107,6 +107,7 @@ class Connections:
                 raise Ended(Status.INTERNAL, "the metadata have characters that none may have")
         if size > self.most_header:
             raise Ended(Status.RESOURCE_EXHAUSTED, "")
+        return size
 
     def find(self, method: str) -> MakeCall:
         """Maker of the calls to a method.

@@ -11,6 +11,7 @@ import asyncio
 from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
+from headway.grpc.statuses import Metadata
 from headway.grpc.stream import Stream, to_be_opened_anew
 from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, SERVING, CachedReadiness
@@ -83,7 +84,7 @@ class WatchCall(StreamCall):
         super().__init__(port, stream)
         self._health = health
 
-    async def talk(self) -> None:
+    async def talk(self) -> Metadata:
         """Tell the status until the client has left, or is to open another connection."""
         self.shown = SHOWN + self.port.new_id()
         self.belong_to_address()

@@ -19,7 +19,7 @@ from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall, ReadMessage
-from headway.grpc.statuses import trailers_of
+from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import Stream
 from headway.oip.parameters import FINAL, FINAL_WISH
 
@@ -91,7 +91,7 @@ class InferStreamCall(StreamCall):
         self.headers = [field for field in stream.headers if field[0] != b"x-request-id"]
         self._read = read
 
-    async def talk(self) -> None:
+    async def talk(self) -> Metadata:
         """Answer requests until the client has no more, or is to open another connection."""
         fields = read_fields(self.headers)
         self.identify(fields.get(b"authorization", b""))
@@ -118,6 +118,7 @@ class InferStreamCall(StreamCall):
                 item.call.release()
         if end is not None:
             raise end
+        return ()
 
     async def _take_in(self, items: Items, begun: Begun) -> RequestError | None:
         """Begin each request that comes, until there are no more. Returns the error with which the call then ends."""

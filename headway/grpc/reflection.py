@@ -7,7 +7,7 @@ from typing import Any
 from headway.core.excerpt import excerpt
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
-from headway.grpc.statuses import Status
+from headway.grpc.statuses import Metadata, Status
 from headway.grpc.stream import Stream
 from headway.http.inference.inference_head import SHOWN
 
@@ -28,13 +28,14 @@ class ReflectionCall(StreamCall):
         self._request = messages.message(f"{package}.ServerReflectionRequest")
         self._response = messages.message(f"{package}.ServerReflectionResponse")
 
-    async def talk(self) -> None:
+    async def talk(self) -> Metadata:
         """Answer questions until the client has no more."""
         self.shown = SHOWN + self.port.new_id()
         self.belong_to_address()
         self.hold_room()
         while (body := await self.next()) is not None:
             await self.send(self._answer(messages.read(self._request, body)).SerializeToString())
+        return ()
 
     def _answer(self, asked: Any) -> Any:
         answer = self._response(valid_host=asked.host, original_request=asked)

@@ -590,31 +590,3 @@ def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_bytes(
         assert dict(port.counters.refusals) == {}
 
     served(main, max_body_bytes=1 << 17, max_bodies_mb=2)
-
-
-def test_a_client_that_takes_no_answers_of_a_stream_is_cut_off() -> None:
-    class Stuck:
-        async def write(self, body: bytes) -> None:
-            await asyncio.Event().wait()
-
-    async def done() -> bytes:
-        return b"answer"
-
-    async def main() -> None:
-        cut, refusals = asyncio.Event(), Counters().refusals
-        port = SimpleNamespace(
-            message_timeout=0.0, settings=Settings(), counters=SimpleNamespace(refusals=refusals), refusal_traces=None
-        )
-        items: Items = asyncio.Queue()
-        item = Item(cast(Any, None))
-        item.answer = asyncio.ensure_future(done())
-        items.put_nowait(item)
-        call = InferStreamCall(cast(Any, port), (), cast(Any, None))
-        call.connection = cast(Any, SimpleNamespace(shutdown=cut.set))
-        writing = asyncio.ensure_future(call._write(Stuck(), items))
-        await asyncio.wait((asyncio.ensure_future(cut.wait()), writing), return_when=asyncio.FIRST_COMPLETED)
-        assert refusals == {("request_timeout", "none", ""): 1}
-        assert not writing.done()
-        writing.cancel()
-
-    asyncio.run(main())

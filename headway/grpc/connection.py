@@ -25,6 +25,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 from h2.settings import Settings as H2Settings
 
+from headway.grpc.header_blocks import HeaderReader, HeaderWriter
 from headway.grpc.stream import WINDOW, Ended, Stream
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
@@ -330,7 +331,7 @@ class Connection(asyncio.Protocol):
         http2.initiate_connection()
         http2.local_settings = H2Settings(client=False, initial_values=own)
         http2.local_settings.update(window)  # It holds once the client has read it.
-        http2.decoder.max_header_list_size = _MOST_UNPACKED
+        http2.encoder, http2.decoder = HeaderWriter(), HeaderReader(_MOST_UNPACKED)
         http2.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
         if self.leaving is not None:
             self.write(GOAWAY + PING)

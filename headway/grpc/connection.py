@@ -1,4 +1,4 @@
-"""One connection of the gRPC port: HTTP/2 by the library h2, and its calls.
+"""One connection of the gRPC port: its calls, and what its client may do to it.
 
 A connection lives for some minutes, so that new gateways get their part of the traffic. Then, and when the process drains, its client is
 told to leave (GOAWAY), and opens another one for further calls, elsewhere or here. All those that it has sent before are answered: behind
@@ -13,20 +13,11 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from h2 import events
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
-from h2.settings import Settings as H2Settings
-
-from headway.grpc.header_blocks import HeaderReader, HeaderWriter
-from headway.grpc.stream import WINDOW, Ended, Stream
+from headway.grpc.http2 import Broken, ErrorCode, Http2
+from headway.grpc.stream import WINDOW, Ended, Headers, Stream
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
 
@@ -84,28 +75,6 @@ _RESET_BURDEN = 4
 """Frames for which a call counts that its client cancels, and for which a frame of an answer makes up."""
 
 
-class _Http2(H2Connection):
-    """HTTP/2 of one connection.
-
-    h2 counts all streams for each that begins, and takes the GOAWAY of a client for the end of all its calls. It remembers how 65,536
-    streams have ended, which is megabytes for each connection.
-    """
-
-    MAX_CLOSED_STREAMS = STREAMS
-    _looks_at = 16
-    """Number of streams, with those that have ended, from which they are counted."""
-
-    def _open_streams(self, remainder: int) -> int:
-        if len(self.streams) < self._looks_at:
-            return len(self.streams)
-        count = super()._open_streams(remainder)
-        self._looks_at = min(max(16, 2 * count), STREAMS)
-        return count
-
-    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[events.Event]]:
-        return [], [events.ConnectionTerminated()]
-
-
 class Connection(asyncio.Protocol):
     """Connection of one client; a counted of the quotas.
 
@@ -122,7 +91,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_over", "_pinged",
+        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_pinged",
         "_pinged_at", "_port", "_quiet", "_strikes", "_taken", "_transport", "_unflushed", "address", "leaves", "leaving", "owner",
         "reserved", "streams", "stuck", "unfetched",
     )  # fmt: skip
@@ -130,7 +99,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, port: Connections) -> None:
         self._port = port
         self._transport: asyncio.Transport | None = None
-        self._http2: H2Connection | None = None
+        self._http2: Http2 | None = None
         self.address = ""
         self.owner: str | None = None
         self.reserved = self.unfetched = 0
@@ -139,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Stream] = {}
         self.stuck: dict[Stream, None] = {}
         self._made = self._quiet = port.clock()
-        self._begun = self._answered = self._flushing = self._over = False
+        self._begun = self._answered = self._flushing = False
         self._heard = True
         self._backlog = b""
         self._blocked = 0.0
@@ -193,29 +162,31 @@ class Connection(asyncio.Protocol):
 
     # What its streams do.
 
-    def send_headers(self, stream: Stream, fields: Iterable[Any], *, end: bool = False) -> None:
+    def send_headers(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
         """Send header fields of a stream."""
-        if (http2 := self._open_for(stream)) is not None:
-            http2.send_headers(stream.number, fields, end_stream=end)
+        if self._http2 is not None:
+            self._http2.headers(stream.number, block, end=end)
             self._note_sent()
 
-    def send_data(self, stream: Stream, data: memoryview) -> int:
+    def send_data(self, stream: Stream, data: bytes | memoryview) -> int:
         """Send the beginning of data, as far as the client takes it. Returns the number of bytes that are on their way."""
-        http2 = self._open_for(stream)
+        http2 = self._http2
         if http2 is None or self._blocked or self._unflushed >= _FLUSH:
             return 0
-        size = min(http2.local_flow_control_window(stream.number), http2.max_outbound_frame_size, len(data))
+        size = http2.room(stream.number)
         if size <= 0:
             return 0
-        http2.send_data(stream.number, data[:size])
-        self._unflushed += size
+        if size < len(data):
+            data = data[:size]
+        http2.data(stream.number, data)
+        self._unflushed += len(data)
         self._note_sent()
-        return size
+        return len(data)
 
     def grant(self, stream: Stream, amount: int) -> None:
         """Let the client send so many bytes more on a stream."""
-        if (http2 := self._open_for(stream)) is not None:
-            http2.increment_flow_control_window(amount, stream.number)
+        if self._http2 is not None:
+            self._http2.grant(stream.number, amount)
             self._flush_soon()
 
     def finish(self, stream: Stream, *, whole: bool) -> None:
@@ -224,23 +195,15 @@ class Connection(asyncio.Protocol):
             self.streams.pop(stream.number, None)
             stream.close()
         else:
-            self.reset(stream, ErrorCodes.NO_ERROR)
+            self.reset(stream, ErrorCode.NO_ERROR)
 
-    def reset(self, stream: Stream, code: ErrorCodes) -> None:
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Close a stream of which the client is to send no more."""
         self.streams.pop(stream.number, None)
         stream.close()
-        if (http2 := self._open_for(stream)) is not None:
-            http2.reset_stream(stream.number, code)
+        if self._http2 is not None:
+            self._http2.reset(stream.number, code)
             self._flush_soon()
-
-    def _open_for(self, stream: Stream) -> H2Connection | None:
-        """The library, if it can still send on a stream. It may know already what is only about to be told here."""
-        http2 = self._http2
-        if http2 is None or self._over:
-            return None
-        known = http2.streams.get(stream.number)
-        return None if known is None or known.closed else http2
 
     # What the calls and the port do.
 
@@ -290,7 +253,7 @@ class Connection(asyncio.Protocol):
         elif self.leaving is not None:
             if (self._answered and not self.streams) or now - max(self._quiet, self.leaving) > SILENCE:
                 if self._http2 is not None:
-                    self.write(bytes.fromhex(_GOAWAY.format(self._http2.highest_inbound_stream_id)))
+                    self.write(bytes.fromhex(_GOAWAY.format(self._http2.last)))
                 self.close()
             elif not draining and now - self.leaving > port.grace:
                 self.shutdown()
@@ -321,18 +284,7 @@ class Connection(asyncio.Protocol):
             self.write(_NOT_HTTP1)
             self.close()
             return False
-        http2 = self._http2 = _Http2(_CONFIG)
-        own = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS,
-            SettingCodes.MAX_HEADER_LIST_SIZE: self._port.most_header,
-        }
-        window = {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW}
-        http2.local_settings = H2Settings(client=False, initial_values=own | window)
-        http2.initiate_connection()
-        http2.local_settings = H2Settings(client=False, initial_values=own)
-        http2.local_settings.update(window)  # It holds once the client has read it.
-        http2.encoder, http2.decoder = HeaderWriter(), HeaderReader(_MOST_UNPACKED)
-        http2.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
+        self._http2 = Http2(self, STREAMS, WINDOW, _CONNECTION_WINDOW, self._port.most_header, _MOST_UNPACKED)
         if self.leaving is not None:
             self.write(GOAWAY + PING)
         return True
@@ -363,15 +315,11 @@ class Connection(asyncio.Protocol):
         if http2 is None:
             return False
         try:
-            found = http2.receive_data(data)
-        except ProtocolError:
-            self._over = True
+            http2.receive(data)
+        except Broken as broken:
+            http2.leave(http2.last, broken.code)
             self.close()
             return False
-        for event in found:
-            act = _ACTS.get(type(event))
-            if act is not None:
-                act(self, event)
         if self._burden > BURDEN:
             self._cut(b"too_many_frames")
             return False
@@ -380,52 +328,54 @@ class Connection(asyncio.Protocol):
     def _cut(self, why: bytes) -> None:
         """Cut the connection of a client that sends too much of what costs time."""
         if self._http2 is not None:
-            self._http2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM, why)
-            self._over = True
+            self._http2.leave(self._http2.last, ErrorCode.ENHANCE_YOUR_CALM, why)
         self.close()
 
-    def _requested(self, event: events.RequestReceived) -> None:
-        headers = event.headers
-        stream = self.streams[event.stream_id] = Stream(self, event.stream_id, headers)
+    # What the frames say.
+
+    def requested(self, number: int, headers: Headers, ended: bool) -> None:
+        """Begin a call."""
+        stream = self.streams[number] = Stream(self, number, headers)
+        if ended:
+            stream.finish_reading()
         fields = dict(headers)
         if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
-            self.send_headers(stream, ((b":status", b"415"),), end=True)
-            self.finish(stream, whole=event.stream_ended is not None)
+            stream.refuse(b"415")
             return
         try:
             self._burden += self._port.check(headers) >> 10
-            make = self._port.find(fields[b":path"].decode("latin-1"))
+            make = self._port.find(fields.get(b":path", b"").decode("latin-1"))
             stream.begin(fields.get(b"grpc-encoding", b""), fields.get(b"grpc-timeout", b""))
         except Ended as end:
             stream.end(end.status, end.details)
             return
         stream.task = asyncio.get_running_loop().create_task(make(stream).run())
 
-    def _data(self, event: events.DataReceived) -> None:
-        amount = event.flow_controlled_length
+    def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
+        """Hand data to a call, unless that has ended."""
         self._taken += amount
         if self._taken > _CONNECTION_WINDOW // 2 and self._http2 is not None:
-            self._http2.increment_flow_control_window(self._taken)
+            self._http2.grant(0, self._taken)
             self._taken = 0
-        stream = self.streams.get(event.stream_id)
-        if stream is not None:
-            stream.take(event.data, amount)
-        if not event.data:
+        if not data:
             self._burden += 1
-
-    def _stream_ended(self, event: events.StreamEnded) -> None:
-        stream = self.streams.get(event.stream_id)
+        stream = self.streams.get(number)
         if stream is not None:
-            stream.finish_reading()
+            stream.take(data, amount)
+            if ended:
+                stream.finish_reading()
+            stream.wake()
 
-    def _stream_reset(self, event: events.StreamReset) -> None:
+    def was_reset(self, number: int) -> None:
+        """End a call that its client has cancelled."""
         self._burden += _RESET_BURDEN
-        stream = self.streams.pop(event.stream_id, None)
+        stream = self.streams.pop(number, None)
         if stream is not None:
             stream.close()
             stream.cancel()
 
-    def _pinged_by_client(self, event: events.PingReceived) -> None:
+    def pinged(self) -> None:
+        """Cut a client that pings too often."""
         now = self._port.clock()
         if now < self._pinged_at + LEAST_PING:
             self._strikes += 1
@@ -433,23 +383,27 @@ class Connection(asyncio.Protocol):
                 self._cut(b"too_many_pings")
         self._pinged_at = now
 
-    def _ponged(self, event: events.PingAckReceived) -> None:
-        if event.ping_data == PING[9:]:
+    def ponged(self, data: bytes) -> None:
+        """Note that the client has read that it is to leave."""
+        if data == PING[9:]:
             self._answered = True
 
-    def _settings_changed(self, event: events.Event) -> None:
+    def settings_changed(self) -> None:
+        """Note that the client speaks HTTP/2, and may take more."""
         self._begun = True
-        self._burden += 1
-        self._pump()
+        self.windows_changed()
 
-    def _window_updated(self, event: events.Event) -> None:
+    def windows_changed(self) -> None:
+        """Send on."""
         self._burden += 1
-        self._pump()
+        if self.stuck:
+            self._pump()
 
-    def _burdened(self, event: events.Event) -> None:
+    def burdened(self) -> None:
+        """Count a frame that brings nothing."""
         self._burden += 1
 
-    def _client_leaves(self, event: events.Event) -> None:
+    def left(self) -> None:
         """Let the client go when its calls are answered."""
         self._answered = True
         self.retire()
@@ -479,7 +433,7 @@ class Connection(asyncio.Protocol):
         http2, transport = self._http2, self._transport
         if http2 is None or transport is None or transport.is_closing():
             return
-        data = http2.data_to_send()
+        data = http2.take()
         if data:
             self._unflushed = 0
             transport.write(data)
@@ -494,28 +448,3 @@ class Connection(asyncio.Protocol):
                 transport.pause_reading()
             else:
                 transport.resume_reading()
-
-
-_CONFIG = H2Configuration(
-    client_side=False,
-    header_encoding=None,
-    validate_inbound_headers=False,
-    normalize_inbound_headers=False,
-    validate_outbound_headers=False,
-    normalize_outbound_headers=False,
-)
-"""Header fields are not passed on, and those that are read are looked at here."""
-
-_ACTS: dict[type, Any] = {
-    events.RequestReceived: Connection._requested,
-    events.DataReceived: Connection._data,
-    events.StreamEnded: Connection._stream_ended,
-    events.StreamReset: Connection._stream_reset,
-    events.PingReceived: Connection._pinged_by_client,
-    events.PingAckReceived: Connection._ponged,
-    events.RemoteSettingsChanged: Connection._settings_changed,
-    events.WindowUpdated: Connection._window_updated,
-    events.PriorityUpdated: Connection._burdened,
-    events.UnknownFrameReceived: Connection._burdened,
-    events.ConnectionTerminated: Connection._client_leaves,
-}

@@ -9,30 +9,15 @@ from hpack import Decoder
 
 _STATUS_OK = b"\x88"
 """`:status: 200`, as the table of HPACK has it."""
-_TABLE_OF_NOTHING = b"\x20"
-"""Word to the other side that its table for this side's fields may be empty."""
+_OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
 """Octets that stand for a whole field each, and change no table."""
 _MOST_KNOWN = 8
 
 
-class HeaderWriter:
-    """Encoder that puts no field into the client's table, and so remembers nothing of a connection.
-
-    Attributes:
-        header_table_size: size that the client allows for its table.
-    """
-
-    def __init__(self) -> None:
-        self.header_table_size = 0
-        self._first = _TABLE_OF_NOTHING
-
-    def encode(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Block of some fields."""
-        parts, self._first = [self._first], b""
-        for name, value in headers:
-            parts.append(_STATUS_OK if name == b":status" and value == b"200" else _field(name, value))
-        return b"".join(parts)
+def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Block of some fields, none of which the client puts into its table."""
+    return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
 class HeaderReader(Decoder):
@@ -55,8 +40,9 @@ class HeaderReader(Decoder):
         return found
 
 
-def _field(name: bytes, value: bytes) -> bytes:
-    return b"\0%b%b%b%b" % (_length(len(name)), name, _length(len(value)), value)
+def _field(name: str, value: str) -> bytes:
+    key, octets = name.encode(), value.encode()
+    return b"\0%b%b%b%b" % (_length(len(key)), key, _length(len(octets)), octets)
 
 
 def _length(number: int) -> bytes:

@@ -14,9 +14,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes
 
-from h2.errors import ErrorCodes
-
 from headway.errors import DRAINING, RequestError
+from headway.grpc.header_blocks import block_of
+from headway.grpc.http2 import ErrorCode
 from headway.grpc.statuses import Metadata, Status
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ WINDOW = 1 << 14
 PREFIX = 5
 """Bytes of a message before its content."""
 
-_HEAD = (
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-)
+_KIND = ((":status", "200"), ("content-type", "application/grpc"))
+_TRAILERS_ONLY = block_of(_KIND)
+_HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
+"""Header fields of an answer with nothing but a status, and of one with messages."""
 _ENCODINGS = (b"gzip", b"deflate")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
 """What tells zlib to find out itself whether a message is in the format of gzip or its own."""
@@ -174,17 +173,22 @@ class Stream:
         if self._unsent:  # No status can pass a message that is half sent.
             self.reset()
             return
-        fields: list[tuple[str | bytes, str | bytes]] = [] if self._begun else list(_HEAD[:2])
-        fields.append((b"grpc-status", b"%d" % status))
+        fields = [("grpc-status", str(int(status)))]
         if details:
-            fields.append((b"grpc-message", quote_from_bytes(details.encode(), _PLAIN)))
-        self.connection.send_headers(self, (*fields, *trailers), end=True)
+            fields.append(("grpc-message", quote_from_bytes(details.encode(), _PLAIN)))
+        block = block_of((*fields, *trailers))
+        self.connection.send_headers(self, block if self._begun else _TRAILERS_ONLY + block, end=True)
+        self.connection.finish(self, whole=self._whole)
+
+    def refuse(self, status: bytes) -> None:
+        """End the stream with a status of HTTP, as it carries no call."""
+        self.connection.send_headers(self, block_of(((":status", status.decode()),)), end=True)
         self.connection.finish(self, whole=self._whole)
 
     def reset(self) -> None:
         """End the stream without a status."""
         if not self.closed:
-            self.connection.reset(self, ErrorCodes.CANCEL)
+            self.connection.reset(self, ErrorCode.CANCEL)
 
     # What the connection does.
 
@@ -194,12 +198,10 @@ class Stream:
         self._received += data
         if amount > len(data):  # Padding.
             self.connection.grant(self, amount - len(data))
-        self.wake()
 
     def finish_reading(self) -> None:
         """Note that the client has sent all."""
         self._whole = True
-        self.wake()
 
     def wake(self) -> None:
         """Let the call look at what has changed."""

@@ -18,7 +18,6 @@ from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
 from tests.http.stand import PATIENCE
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 
 from headway import __version__, errors
-from headway.config import Settings
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
 from headway.grpc import messages
-from headway.grpc.infer_stream import InferStreamCall, Item, Items
 from headway.grpc.inference_call import MOST_ANSWER
 from headway.model import Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
-from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, PREDICT, Port, predict, served
 
 Status = grpc.StatusCode

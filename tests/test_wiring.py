@@ -99,9 +99,10 @@ def test_only_who_takes_requests_has_a_grpc_port_and_only_if_it_is_asked_for(rol
 
 
 def test_a_grpc_port_without_its_packages_is_told_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headway.grpc.listener", raising=False)
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(SettingError, match=r"grpc_port = 8081: needs the packages grpcio and protobuf") as caught:
+    for name in [name for name in sys.modules if name.startswith("headway.grpc.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hpack", None)
+    with pytest.raises(SettingError, match=r"grpc_port = 8081: needs the packages hpack and protobuf") as caught:
         built(Role.SERVE, TARGET, grpc_port=8081)
     assert "pip install 'grpcio" in caught.value.hint
 

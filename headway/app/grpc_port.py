@@ -36,9 +36,9 @@ def make_grpc_listener(
     try:
         from headway.grpc.listener import GrpcListener
     except ImportError as exc:
-        if (exc.name or "").partition(".")[0] not in ("grpc", "google"):
+        if (exc.name or "").partition(".")[0] not in ("hpack", "google"):
             raise
         hint = install_hint("grpc")
-        reason = "needs the packages grpcio and protobuf, which are not here"
+        reason = "needs the packages hpack and protobuf, which are not here"
         raise SettingError("grpc_port", settings.grpc_port, reason, hint) from exc
     return GrpcListener(settings, gateway, identity, readiness, new_id, counters, certificates, refusal_traces)

@@ -12,7 +12,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis>=8.1,<9", "hiredis>=3.5,<4"),
     "postgres": ("asyncpg>=0.31,<0.33",),
     "jwt": ("PyJWT[crypto]>=2.13,<3",),
-    "grpc": ("grpcio>=1.80,<2", "protobuf>=6.33,<8"),
+    "grpc": ("grpcio>=1.80,<2", "hpack>=4.1,<5", "protobuf>=6.33,<8"),
     "otel": ("grpcio>=1.80,<2",),
     "chat": ("jinja2>=3.1.6,<4",),
     "policy": ("google-re2>=1.1.20251105,<2",),

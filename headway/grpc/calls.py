@@ -19,10 +19,11 @@ from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
+from headway.grpc.header_blocks import Headers
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.statuses import Metadata, Status, details_of, status_of, trailers_of
-from headway.grpc.stream import Ended, Headers, Stream
+from headway.grpc.stream import Ended, Stream
 from headway.http.authentication import stranger
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
@@ -62,13 +63,13 @@ class PortContext:
         counters: counters of refusals.
         new_id: makes request ids.
         quotas: quotas of calls.
+        turns: turns in which messages are taken in.
         refusal_traces: traces of refused requests; None where none are recorded.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.
         anonymous: whether nobody is asked for a credential.
         rate_limits: writer of the metadata by which principals learn of their limits.
-        turns: turns in which messages are taken in.
     """
 
     settings: Settings
@@ -77,13 +78,13 @@ class PortContext:
     counters: Counters
     new_id: NewId
     quotas: CallQuotas
+    turns: MessageTurns
     refusal_traces: RefusalTraces | None = None
     longest: float = field(init=False)
     message_timeout: float = field(init=False)
     reading: ReadDeadlines = field(init=False)
     anonymous: bool = field(init=False)
     rate_limits: RateLimitHeaders = field(init=False)
-    turns: MessageTurns = field(default_factory=MessageTurns)
 
     def __post_init__(self) -> None:
         self.longest = self.settings.longest_request_s

@@ -13,23 +13,23 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from headway.grpc.http2 import Broken, ErrorCode, Http2
-from headway.grpc.stream import WINDOW, Ended, Headers, Stream
+from headway.gateway.client_quotas import STRANGERS as UNKNOWN
+from headway.grpc.header_blocks import Head
+from headway.grpc.http2 import DEFAULT_WINDOW, Broken, ErrorCode, Http2
+from headway.grpc.statuses import Status
+from headway.grpc.stream import WINDOW, Ended, Stream
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
 
 if TYPE_CHECKING:
     from headway.grpc.connections import Connections
 
-_GOAWAY = "000008 07 00 00000000 {:08x} 00000000"
-"""GOAWAY frame without an error, in hexadecimal, but for the number of the last stream that is answered."""
-GOAWAY = bytes.fromhex(_GOAWAY.format((1 << 31) - 1))
-"""GOAWAY frame that tells a client to leave. All streams that were begun before it arrived are answered."""
-PING = bytes.fromhex("000008 06 00 00000000") + b"headway."
-"""PING frame behind it. A client that has answered it has read all that was sent before."""
+LAST = (1 << 31) - 1
+"""Number of a stream that stands for all streams that were begun before the client has read it."""
+LEAVING = b"headway."
+"""Data of the PING that goes behind a GOAWAY. A client that has answered it has read all that was sent before."""
 
 _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
@@ -58,13 +58,11 @@ STREAMS = 1000
 """Most calls at once on one connection; a client keeps further ones back."""
 _CONNECTION_WINDOW = STREAMS * WINDOW
 """Bytes on all streams of a connection that may be on their way. Each stream has a bound of its own."""
-_MOST_UNPACKED = 3 << 19
-"""Bytes of a call's metadata that are unpacked. A call beyond its bound is refused, and a connection beyond this is cut."""
 
 _PIECE = 4096
-"""Bytes that are read between two looks at the clock."""
-_SHARE = 0.002
-"""Seconds for which one connection is read within one turn of the event loop."""
+"""Bytes that are read between two looks at how long it has taken."""
+_BEGUN = 0.000_05
+"""Seconds that the beginning of a call counts for, as it takes them in the next turn of the event loop."""
 _FLUSH = 1 << 17
 """Bytes of answers that are made into frames before they are handed to the socket."""
 
@@ -76,7 +74,7 @@ _RESET_BURDEN = 4
 
 
 class Connection(asyncio.Protocol):
-    """Connection of one client; a counted of the quotas.
+    """Connection of one client, which the quotas count.
 
     Arguments:
         port: connections that it belongs to.
@@ -91,9 +89,34 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "__weakref__", "_answered", "_backlog", "_begun", "_blocked", "_burden", "_flushing", "_heard", "_http2", "_made", "_pinged",
-        "_pinged_at", "_port", "_quiet", "_strikes", "_taken", "_transport", "_unflushed", "address", "leaves", "leaving", "owner",
-        "reserved", "streams", "stuck", "unfetched",
+        "__weakref__",
+        "_answered",
+        "_backlog",
+        "_begun",
+        "_blocked",
+        "_burden",
+        "_closed_at",
+        "_flushing",
+        "_heard",
+        "_http2",
+        "_made",
+        "_pinged",
+        "_pinged_at",
+        "_port",
+        "_quiet",
+        "_settled",
+        "_strikes",
+        "_taken",
+        "_transport",
+        "_unflushed",
+        "address",
+        "leaves",
+        "leaving",
+        "owner",
+        "reserved",
+        "streams",
+        "stuck",
+        "unfetched",
     )  # fmt: skip
 
     def __init__(self, port: Connections) -> None:
@@ -108,7 +131,8 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Stream] = {}
         self.stuck: dict[Stream, None] = {}
         self._made = self._quiet = port.clock()
-        self._begun = self._answered = self._flushing = False
+        self._begun = self._answered = self._flushing = self._settled = False
+        self._closed_at: float | None = None
         self._heard = True
         self._backlog = b""
         self._blocked = 0.0
@@ -137,8 +161,10 @@ class Connection(asyncio.Protocol):
             return
         if self._backlog:  # A transport need not heed a pause from the beginning.
             self._backlog += data
-        else:
+        elif self._port.turns.free:
             self._take_in(data)
+        else:
+            self._wait(data)
 
     def pause_writing(self) -> None:
         """Send and read nothing more, as the client does not take what there is."""
@@ -216,6 +242,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close, once what was written has left."""
         self._flush()
+        self._closed_at = self._port.clock()
         if self._transport is not None:
             self._transport.close()
 
@@ -224,14 +251,25 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def retire(self) -> None:
-        """Tell the client to open another connection for further calls."""
+    def retire(self, last: int = LAST) -> None:
+        """Tell the client to open another connection for further calls.
+
+        Arguments:
+            last: number of the last stream that is answered.
+        """
         if self.leaving is None:
             self.leaving = self._port.clock()
-            if self._http2 is not None:
-                self.write(GOAWAY + PING)
+            self._tell_to_leave(last)
             for stream in list(self.streams.values()):
                 stream.wake()
+        elif last != LAST:
+            self._tell_to_leave(last)
+
+    def _tell_to_leave(self, last: int = LAST) -> None:
+        if self._http2 is not None:
+            self._http2.leave(last, ErrorCode.NO_ERROR)
+            self._http2.ping(LEAVING)
+            self._flush()
 
     def inspect(self, now: float, draining: bool) -> None:
         """Tell the client to leave when it is time to, and end what takes too long.
@@ -242,7 +280,8 @@ class Connection(asyncio.Protocol):
         """
         port = self._port
         self._burden = max(0, self._burden - RELIEF)
-        if self._blocked and now - self._blocked > port.unread_timeout:
+        since = self._blocked or self._closed_at
+        if since and now - since > port.unread_timeout:
             self.shutdown()
             return
         heard, self._heard = self._heard or bool(self.streams and self.leaving is not None), False
@@ -253,7 +292,7 @@ class Connection(asyncio.Protocol):
         elif self.leaving is not None:
             if (self._answered and not self.streams) or now - max(self._quiet, self.leaving) > SILENCE:
                 if self._http2 is not None:
-                    self.write(bytes.fromhex(_GOAWAY.format(self._http2.last)))
+                    self._http2.leave(self._http2.last, ErrorCode.NO_ERROR)
                 self.close()
             elif not draining and now - self.leaving > port.grace:
                 self.shutdown()
@@ -284,24 +323,31 @@ class Connection(asyncio.Protocol):
             self.write(_NOT_HTTP1)
             self.close()
             return False
-        self._http2 = Http2(self, STREAMS, WINDOW, _CONNECTION_WINDOW, self._port.most_header, _MOST_UNPACKED)
+        self._http2 = Http2(self, STREAMS, WINDOW, _CONNECTION_WINDOW, self._port.most_header)
         if self.leaving is not None:
-            self.write(GOAWAY + PING)
+            self._tell_to_leave()
         return True
 
     def _take_in(self, data: bytes) -> None:
         """Read for a moment; what is left waits for another turn of the event loop."""
-        begun, at, length = monotonic(), 0, len(data)
+        turns, at, length = self._port.turns, 0, len(data)
+        begun = turns.clock()
         while at < length:
             if not self._feed(data if length <= _PIECE else data[at : at + _PIECE]):
                 return
             at += _PIECE
-            if at < length and monotonic() > begun + _SHARE:
-                self._backlog = data[at:]
-                self._adjust()
-                self._port.turns.wait(self.address, self._go_on)
+            begun = turns.spend(begun)
+            if at < length and not turns.free:
+                self._wait(data[at:])
                 return
         self._flush_soon()
+
+    def _wait(self, data: bytes) -> None:
+        """Have bytes read when it is this connection's turn, and read nothing more before."""
+        self._backlog = data
+        self._adjust()
+        owner = self.address if self.owner is None or self.owner == UNKNOWN else self.owner
+        self._port.turns.wait(owner, self._go_on)
 
     def _go_on(self) -> None:
         backlog, self._backlog = self._backlog, b""
@@ -333,41 +379,70 @@ class Connection(asyncio.Protocol):
 
     # What the frames say.
 
-    def requested(self, number: int, headers: Headers, ended: bool) -> None:
+    def requested(self, number: int, head: Head, ended: bool) -> None:
         """Begin a call."""
-        stream = self.streams[number] = Stream(self, number, headers)
-        if ended:
-            stream.finish_reading()
-        fields = dict(headers)
-        if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+        stream = self.streams[number] = Stream(self, number, head.headers, WINDOW if self._settled else DEFAULT_WINDOW)
+        fields, port = head.fields, self._port
+        if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(b"415")
             return
+        self._burden += head.size >> 10
+        port.turns.add(_BEGUN)
         try:
-            self._burden += self._port.check(headers) >> 10
-            make = self._port.find(fields.get(b":path", b"").decode("latin-1"))
-            stream.begin(fields.get(b"grpc-encoding", b""), fields.get(b"grpc-timeout", b""))
+            make = port.find(head)
+            stream.begin(fields)
         except Ended as end:
             stream.end(end.status, end.details)
             return
+        if ended and not stream.finish_reading():
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return
         stream.task = asyncio.get_running_loop().create_task(make(stream).run())
 
+    def oversized(self, number: int, ended: bool) -> None:
+        """Refuse a call with too many metadata, and have the client open another connection: no further call can begin on this one."""
+        stream = self.streams[number] = Stream(self, number, (), WINDOW)
+        if ended:
+            stream.finish_reading()
+        stream.end(Status.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
+        self._answered = True
+        self.retire(number)
+
     def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
-        """Hand data to a call, unless that has ended."""
-        self._taken += amount
-        if self._taken > _CONNECTION_WINDOW // 2 and self._http2 is not None:
-            self._http2.grant(0, self._taken)
-            self._taken = 0
+        """Hand data to a call."""
+        self._count(amount)
         if not data:
             self._burden += 1
         stream = self.streams.get(number)
-        if stream is not None:
-            stream.take(data, amount)
-            if ended:
-                stream.finish_reading()
+        if stream is None:
+            return
+        if not stream.take(data, amount):
+            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+        elif ended and not stream.finish_reading():
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
             stream.wake()
 
+    def ignored(self, amount: int) -> None:
+        """Count a frame that brings nothing."""
+        self._burden += 1
+        self._count(amount)
+
+    def _count(self, amount: int) -> None:
+        """Let the client send on once it has sent half of what it may, if it heeds the bounds of its streams."""
+        self._taken += amount
+        if self._taken > _CONNECTION_WINDOW // 2 and self._settled and self._http2 is not None:
+            self._http2.grant(0, self._taken)
+            self._taken = 0
+
+    def _fail(self, stream: Stream, code: ErrorCode) -> None:
+        """End a call whose client breaks the protocol on its stream alone."""
+        self._burden += _RESET_BURDEN
+        self.reset(stream, code)
+        stream.cancel()
+
     def was_reset(self, number: int) -> None:
-        """End a call that its client has cancelled."""
+        """End a call that its client has cancelled, or whose stream it has spoilt."""
         self._burden += _RESET_BURDEN
         stream = self.streams.pop(number, None)
         if stream is not None:
@@ -385,7 +460,7 @@ class Connection(asyncio.Protocol):
 
     def ponged(self, data: bytes) -> None:
         """Note that the client has read that it is to leave."""
-        if data == PING[9:]:
+        if data == LEAVING:
             self._answered = True
 
     def settings_changed(self) -> None:
@@ -393,15 +468,18 @@ class Connection(asyncio.Protocol):
         self._begun = True
         self.windows_changed()
 
+    def settings_read(self) -> None:
+        """Bound each stream by less, as the client has read that it is to."""
+        if not self._settled:
+            self._settled = True
+            for stream in self.streams.values():
+                stream.narrow(DEFAULT_WINDOW - WINDOW)
+
     def windows_changed(self) -> None:
         """Send on."""
         self._burden += 1
         if self.stuck:
             self._pump()
-
-    def burdened(self) -> None:
-        """Count a frame that brings nothing."""
-        self._burden += 1
 
     def left(self) -> None:
         """Let the client go when its calls are answered."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from headway.gateway.client_quotas import Quotas
 from headway.grpc.connection import Connection
+from headway.grpc.header_blocks import Head
+from headway.grpc.message_turns import MessageTurns
 from headway.grpc.statuses import Status
-from headway.grpc.stream import Ended, Headers
-from headway.runtime.fair_turns import MILLISECOND, FairTurns
+from headway.grpc.stream import Ended
 from headway.runtime.protocol_hints import ProtocolHints
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 JITTER = 0.1
 """Most by which an age is longer or shorter, as a share of it, so that clients that came together leave one by one."""
-
-_ENTRY = 32
-"""Bytes that a header field counts beyond its name and value."""
-_ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
-"""Octets that no value of a header field may have."""
 
 
 class Connections:
@@ -34,6 +29,7 @@ class Connections:
         most: most connections.
         most_header: most bytes of a call's metadata.
         refusals: counts of refusals, by reason, tier and model.
+        turns: turns in which frames are read and messages are taken in.
         clock: monotonic seconds.
         age: seconds after which a client is told to open another connection.
         grace: seconds from then on, after which its connection is cut.
@@ -42,8 +38,9 @@ class Connections:
 
     Attributes:
         hints: log lines on clients that speak another protocol.
-        turns: line of the connections that have much to read.
+        turns: see the arguments.
         open: the connections.
+        too_many_metadata: what a client is told that sends too many.
         ceiling: first descriptor number at which a connection is refused.
         methods: what makes the call to each method.
     """
@@ -54,6 +51,7 @@ class Connections:
         most: int,
         most_header: int,
         refusals: MutableMapping[tuple[str, str, str], int],
+        turns: MessageTurns,
         clock: Callable[[], float],
         *,
         age: float,
@@ -63,8 +61,9 @@ class Connections:
     ) -> None:
         self.quotas, self.clock = quotas, clock
         self.hints = ProtocolHints("grpc", clock)
-        self.turns = FairTurns(budget=MILLISECOND, rests=False)
+        self.turns = turns
         self.grace, self.unread_timeout, self.most_header = grace, unread_timeout, most_header
+        self.too_many_metadata = f"the metadata have more than {most_header} bytes; send fewer"
         self.ceiling = 1 << 30
         self.open: dict[Connection, None] = {}
         self.methods: Mapping[str, MakeCall] = {}
@@ -94,28 +93,17 @@ class Connections:
         if not self.open:
             self._left.set()
 
-    def check(self, headers: Headers) -> int:
-        """Look at the header fields of a call. Returns their size in bytes.
+    def find(self, head: Head) -> MakeCall:
+        """Maker of the call that begins with some header fields.
 
         Raises:
-            Ended: they are too many, or have characters that none may have.
+            Ended: they are too many, have octets that none may have, or name a method that there is not.
         """
-        size = 0
-        for name, value in headers:
-            size += len(name) + len(value) + _ENTRY
-            if _ILLEGAL.search(value):
-                raise Ended(Status.INTERNAL, "the metadata have characters that none may have")
-        if size > self.most_header:
-            raise Ended(Status.RESOURCE_EXHAUSTED, "")
-        return size
-
-    def find(self, method: str) -> MakeCall:
-        """Maker of the calls to a method.
-
-        Raises:
-            Ended: there is none of this name.
-        """
-        make = self.methods.get(method)
+        if head.illegal:
+            raise Ended(Status.INTERNAL, "the metadata have characters that none may have")
+        if head.size > self.most_header:
+            raise Ended(Status.RESOURCE_EXHAUSTED, self.too_many_metadata)
+        make = self.methods.get(head.fields[b":path"].decode("latin-1"))
         if make is None:
             raise Ended(Status.UNIMPLEMENTED, "Method not found!")
         return make

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from hpack import Decoder
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _STATUS_OK = b"\x88"
 """`:status: 200`, as the table of HPACK has it."""
@@ -13,6 +16,16 @@ _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
 """Octets that stand for a whole field each, and change no table."""
 _MOST_KNOWN = 8
+_ENTRY = 32
+"""Bytes that a header field counts beyond its name and value."""
+_NAMES = re.compile(rb":?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*")
+"""Names of header fields, joined by commas."""
+_ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
+"""Octets that no value of a header field may have."""
+_PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
+"""What a request may begin with."""
+_HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+"""Header fields of HTTP/1.1 that belong to a connection, which HTTP/2 has no use for."""
 
 
 def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
@@ -20,19 +33,55 @@ def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
+class Head:
+    """Header fields of a request.
+
+    Arguments:
+        headers: names and values, in order.
+
+    Attributes:
+        fields: value of each; the last one of those that came more than once.
+        size: bytes of all, as HTTP/2 counts them.
+        pseudo: number of those whose names begin with a colon.
+        malformed: whether they break a rule of HTTP/2 (RFC 9113, section 8).
+        illegal: whether a value has an octet that none may have.
+    """
+
+    __slots__ = ("fields", "headers", "illegal", "malformed", "pseudo", "size")
+
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
+        names = [name for name, _ in headers]
+        joined, values = b",".join(names), b"\t".join([value for _, value in headers])
+        self.fields = fields = dict(headers)
+        self.size = len(joined) + len(values) + (_ENTRY - 2) * len(names)
+        self.pseudo = joined.count(b":")
+        self.malformed = (
+            not _NAMES.fullmatch(joined)
+            or sorted(names[: self.pseudo]) not in _PSEUDO
+            or not fields[b":path"]
+            or not _HOPS.isdisjoint(fields)
+            or fields.get(b"te", b"trailers") != b"trailers"
+        )
+        self.illegal = _ILLEGAL.search(values) is not None
+
+
 class HeaderReader(Decoder):
-    """Decoder that knows blocks which came before and of which each octet stands for a field in the table."""
+    """Decoder that knows blocks which came before and of which each octet stands for a field in the table.
+
+    Arguments:
+        most: most bytes of a block's fields once they are unpacked, as HTTP/2 counts them.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)
-        self._known: dict[bytes, Any] = {}
+        self._known: dict[bytes, Head] = {}
 
-    def decode(self, data: bytes | memoryview, raw: bool = False) -> Any:
-        """Fields of a block."""
-        block = bytes(data)
+    def read(self, block: bytes) -> Head:
+        """Fields of a block. Raises HPACKError."""
         found = self._known.get(block)
         if found is None:
-            found = super().decode(block, raw)
+            found = Head(cast(Headers, self.decode(block, raw=True)))
             if block.translate(None, _INDEXED) or len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             else:

@@ -1,6 +1,7 @@
-"""HTTP/2 of a server's connection, without I/O: frames, header blocks and windows. Of the library hpack it has the decoder of header fields.
+"""HTTP/2 of a server's connection, without I/O: frames, header blocks and windows (RFC 9113).
 
-What comes is told to the connection at once, method by method; what goes is gathered until `take` hands it over.
+What comes is told to the connection at once, method by method. What goes is gathered until `take` hands it over. The library hpack
+decodes header fields. An error of one stream that a heedful client never makes ends the connection, as the RFC allows.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Protocol
 
-from hpack.exceptions import HPACKError
+from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from headway.grpc.header_blocks import HeaderReader
+from headway.grpc.header_blocks import Head, HeaderReader
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9
@@ -18,9 +19,10 @@ FRAME_HEADER = 9
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 _END_STREAM = _ACK = 1
 _END_HEADERS, _PADDED, _PRIORITY = 4, 8, 0x20
-_MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 3, 4, 5, 6
+_PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 2, 3, 4, 5, 6
 """Numbers of settings."""
-_DEFAULT_WINDOW = 65_535
+DEFAULT_WINDOW = 65_535
+"""Bytes that a client may send ahead on each stream until it has read what it is told."""
 _LARGEST = (1 << 31) - 1
 _LARGEST_FRAME = 1 << 14
 """Bytes of a frame's payload, both ways; clients may allow more, which nobody needs."""
@@ -51,15 +53,38 @@ class Broken(Exception):
 class Sink(Protocol):
     """What hears of the frames of a connection."""
 
-    def requested(self, number: int, headers: list[tuple[bytes, bytes]], ended: bool) -> None: ...
-    def received(self, number: int, data: bytes, amount: int, ended: bool) -> None: ...
-    def was_reset(self, number: int) -> None: ...
-    def windows_changed(self) -> None: ...
-    def settings_changed(self) -> None: ...
-    def pinged(self) -> None: ...
-    def ponged(self, data: bytes) -> None: ...
-    def left(self) -> None: ...
-    def burdened(self) -> None: ...
+    def requested(self, number: int, head: Head, ended: bool) -> None:
+        """A stream has begun; `ended`: its client sends nothing further on it."""
+
+    def oversized(self, number: int, ended: bool) -> None:
+        """A stream has begun with more header fields than are read. From now on no stream begins."""
+
+    def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
+        """Data have come on an open stream; `amount` is what they take of its window, with their padding."""
+
+    def ignored(self, amount: int) -> None:
+        """A frame has come that brings nothing; it takes `amount` of the connection's window."""
+
+    def was_reset(self, number: int) -> None:
+        """A stream has ended, by its client or for an error of it."""
+
+    def windows_changed(self) -> None:
+        """More may be sent."""
+
+    def settings_changed(self) -> None:
+        """The client has told its settings."""
+
+    def settings_read(self) -> None:
+        """The client has read ours, and heeds them."""
+
+    def pinged(self) -> None:
+        """The client asks whether somebody is there; it is answered."""
+
+    def ponged(self, data: bytes) -> None:
+        """The client has answered a ping."""
+
+    def left(self) -> None:
+        """The client begins no further streams."""
 
 
 class Http2:
@@ -70,35 +95,39 @@ class Http2:
         streams: most streams at once.
         window: bytes that a client may send ahead on a stream.
         connection_window: bytes that it may send ahead on all of them.
-        most_header: most bytes of header fields, as the client is told.
-        most_unpacked: bytes of them beyond which the connection ends.
+        most_header: most bytes of a request's header fields, as the client is told. What is unpacked of a block ends at twice as many.
+            The decoder then knows the connection's table no more, so no further stream can begin.
 
     Attributes:
         last: number of the last stream that has begun.
-        windows: bytes that each open stream may still send.
+        windows: bytes that may be sent on each stream whose answer has not ended.
     """
 
     __slots__ = (
-        "_block", "_block_of", "_ends", "_in", "_initial", "_most", "_most_block", "_out", "_part", "_preface", "_reader", "_sink",
-        "_window", "last", "windows",
+        "_block", "_block_of", "_ends", "_in", "_initial", "_left", "_lost", "_most", "_most_block", "_open", "_out", "_part", "_preface", "_reader",
+        "_sink", "_window", "last", "windows",
     )  # fmt: skip
 
-    def __init__(
-        self, sink: Sink, streams: int, window: int, connection_window: int, most_header: int, most_unpacked: int
-    ) -> None:
-        self._sink, self._most, self._most_block = sink, streams, most_unpacked
-        self._reader = HeaderReader(most_unpacked)
+    def __init__(self, sink: Sink, streams: int, window: int, connection_window: int, most_header: int) -> None:
+        self._sink, self._most, self._most_block = sink, streams, 2 * most_header
+        self._reader = HeaderReader(self._most_block)
+        self._lost = False
+        """Whether the decoder has lost the connection's table."""
         self._preface = PREFACE
         self._part = b""
         self._block: bytearray | None = None
         self._block_of, self._ends = 0, False
         self.last = 0
         self.windows: dict[int, int] = {}
-        self._window = self._initial = _DEFAULT_WINDOW
+        self._open: set[int] = set()
+        """Streams on which the client may send."""
+        self._left: dict[int, None] = {}
+        """Streams that ended here while the client sent, the latest `streams` of them: what is on its way on them is let pass."""
+        self._window = self._initial = DEFAULT_WINDOW
         self._in = connection_window
         settings = (_MAX_STREAMS, streams), (_INITIAL_WINDOW, window), (_MAX_HEADERS, most_header)
         own = b"".join(name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in settings)
-        more = (connection_window - _DEFAULT_WINDOW).to_bytes(4, "big")
+        more = (connection_window - DEFAULT_WINDOW).to_bytes(4, "big")
         self._out = [_frame(SETTINGS, 0, 0, own), _frame(WINDOW_UPDATE, 0, 0, more)]
 
     def take(self) -> bytes:
@@ -136,6 +165,9 @@ class Http2:
     def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream."""
         self.windows.pop(number, None)
+        if number in self._open:
+            self._open.discard(number)
+            self._let_pass(number)
         self._out.append(_frame(RESET, 0, number, code.to_bytes(4, "big")))
 
     def ping(self, data: bytes) -> None:
@@ -181,8 +213,6 @@ class Http2:
             self._data(flags, number, payload)
         elif kind == HEADERS:
             self._headers(flags, number, payload)
-        elif kind == CONTINUATION:
-            self._continuation(flags, payload)
         elif kind == WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == RESET:
@@ -190,34 +220,52 @@ class Http2:
         elif kind == SETTINGS:
             self._settings(flags, number, payload)
         elif kind == PING:
-            _check(not number and len(payload) == 8)
-            if flags & _ACK:
-                self._sink.ponged(payload)
-            else:
-                self._out.append(_frame(PING, _ACK, 0, payload))
-                self._sink.pinged()
+            self._ping(flags, number, payload)
+        elif kind == CONTINUATION:
+            self._continuation(flags, payload)
+        elif kind == PRIORITY:
+            self._priority(number, payload)
         elif kind == GOAWAY:
+            _check(not number)
             self._sink.left()
         elif kind == PUSH:
             raise Broken(ErrorCode.PROTOCOL_ERROR)
         else:
-            self._sink.burdened()
+            self._sink.ignored(0)
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         amount = len(payload)
-        _check(0 < number <= self.last)
         self._in -= amount
         if self._in < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & _PADDED:
             payload = _unpadded(payload)
-        self._sink.received(number, payload, amount, bool(flags & _END_STREAM))
+        if number not in self._open:
+            self._unwanted(number, amount)
+            return
+        ended = bool(flags & _END_STREAM)
+        if ended:
+            self._open.discard(number)
+        self._sink.received(number, payload, amount, ended)
+
+    def _unwanted(self, number: int, amount: int) -> None:
+        """Let what came on a stream pass if its client could not know that it has ended, or never begins."""
+        _check(number > 0 and (self._lost or number <= self.last))
+        if number not in self._left and number <= self.last:
+            raise Broken(ErrorCode.STREAM_CLOSED)
+        self._sink.ignored(amount)
+
+    def _let_pass(self, number: int) -> None:
+        self._left[number] = None
+        if len(self._left) > self._most:
+            del self._left[next(iter(self._left))]
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        _check(number & 1 == 1)
         if flags & _PADDED:
             payload = _unpadded(payload)
         if flags & _PRIORITY:
-            _check(len(payload) >= 5)
+            _check(len(payload) >= 5 and _depends_on(payload) != number)
             payload = payload[5:]
         self._block_of, self._ends = number, bool(flags & _END_STREAM)
         if flags & _END_HEADERS:
@@ -229,70 +277,159 @@ class Http2:
         block = self._block
         if block is None:
             raise Broken(ErrorCode.PROTOCOL_ERROR)
-        block += payload
-        if len(block) > self._most_block:
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM)
-        self._sink.burdened()
+        self._sink.ignored(0)
+        if not self._lost:
+            block += payload
+            if len(block) > self._most_block:
+                block.clear()
+                self._lose()
         if flags & _END_HEADERS:
             self._block = None
             self._whole_block(bytes(block))
 
     def _whole_block(self, block: bytes) -> None:
-        number = self._block_of
+        number, ended = self._block_of, self._ends
+        if self._lost:
+            self._unread()
+            return
         try:
-            headers = self._reader.decode(block, raw=True)
+            head = self._reader.read(block)
+        except OversizedHeaderListError:
+            self._lose()
+            return
         except HPACKError:
             raise Broken(ErrorCode.COMPRESSION_ERROR) from None
-        if number <= self.last:  # Trailing fields, of which gRPC's clients send none.
-            _check(self._ends)
-            self._sink.received(number, b"", 0, True)
+        if number <= self.last:
+            self._trailers(number, head, ended)
             return
-        _check(number & 1 == 1)
         self.last = number
+        if not ended:
+            self._open.add(number)
         if len(self.windows) >= self._most:
             self.reset(number, ErrorCode.REFUSED_STREAM)
+            self._sink.ignored(0)
+        elif head.malformed:
+            self.reset(number, ErrorCode.PROTOCOL_ERROR)
+            self._sink.ignored(0)
+        else:
+            self.windows[number] = self._initial
+            self._sink.requested(number, head, ended)
+
+    def _lose(self) -> None:
+        """Read no more of a block that is too large, nor of any that comes after it."""
+        number, self._lost = self._block_of, True
+        if number <= self.last:
+            self._unread()
             return
-        self.windows[number] = self._initial
-        self._sink.requested(number, headers, self._ends)
+        self.last = number
+        if not self._ends:
+            self._open.add(number)
+        self.windows[number] = 0
+        self._sink.oversized(number, self._ends)
+
+    def _unread(self) -> None:
+        """Let a block pass that cannot be read: of a stream that the client begins elsewhere, or behind the data of one."""
+        number = self._block_of
+        self._sink.ignored(0)
+        if number in self._open:
+            self._open.discard(number)
+            self._sink.received(number, b"", 0, True)
+
+    def _trailers(self, number: int, head: Head, ended: bool) -> None:
+        """Take fields behind the data as the end of a stream; gRPC's clients send none."""
+        if number not in self._open:
+            self._unwanted(number, 0)
+        elif not ended or head.pseudo:
+            self._fail(number, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._open.discard(number)
+            self._sink.received(number, b"", 0, True)
+
+    def _fail(self, number: int, code: ErrorCode) -> None:
+        """End a stream for an error of its client."""
+        self.reset(number, code)
+        self._sink.was_reset(number)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        _check(len(payload) == 4)
+        _check_size(len(payload) == 4)
         amount = int.from_bytes(payload, "big") & _LARGEST
-        _check(amount > 0)
         if not number:
+            _check(amount > 0)
             self._window += amount
-            _check(self._window <= _LARGEST)
+            if self._window > _LARGEST:
+                raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         else:
-            _check(number <= self.last)
+            _check(self._lost or number <= self.last)
             if number in self.windows:
                 self.windows[number] += amount
-                _check(self.windows[number] <= _LARGEST)
+                if not amount or self.windows[number] > _LARGEST:
+                    self._fail(number, ErrorCode.FLOW_CONTROL_ERROR if amount else ErrorCode.PROTOCOL_ERROR)
         self._sink.windows_changed()
 
     def _reset(self, number: int, payload: bytes) -> None:
-        _check(0 < number <= self.last and len(payload) == 4)
+        _check_size(len(payload) == 4)
+        _check(number > 0 and (self._lost or number <= self.last))
         self.windows.pop(number, None)
+        self._open.discard(number)
+        self._left.pop(number, None)
         self._sink.was_reset(number)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         _check(not number)
         if flags & _ACK:
+            _check_size(not payload)
+            self._sink.settings_read()
             return
-        _check(len(payload) % 6 == 0)
+        _check_size(len(payload) % 6 == 0)
         for at in range(0, len(payload), 6):
-            name, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
-            if name == _INITIAL_WINDOW:
-                _check(value <= _LARGEST)
-                more, self._initial = value - self._initial, value
-                for stream in self.windows:
-                    self.windows[stream] += more
+            self._set(int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big"))
         self._out.append(_frame(SETTINGS, _ACK, 0, b""))
         self._sink.settings_changed()
+
+    def _set(self, name: int, value: int) -> None:
+        if name == _INITIAL_WINDOW:
+            if value > _LARGEST:
+                raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
+            more, self._initial = value - self._initial, value
+            for stream in self.windows:
+                self.windows[stream] += more
+                if self.windows[stream] > _LARGEST:
+                    raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
+        elif name == _PUSHES:
+            _check(value <= 1)
+        elif name == _MAX_FRAME:
+            _check(_LARGEST_FRAME <= value < 1 << 24)
+
+    def _ping(self, flags: int, number: int, payload: bytes) -> None:
+        _check(not number)
+        _check_size(len(payload) == 8)
+        if flags & _ACK:
+            self._sink.ponged(payload)
+        else:
+            self._out.append(_frame(PING, _ACK, 0, payload))
+            self._sink.pinged()
+
+    def _priority(self, number: int, payload: bytes) -> None:
+        """Let a wish for another order pass; RFC 9113 has left them out."""
+        _check(number > 0)
+        _check_size(len(payload) == 5)
+        _check(_depends_on(payload) != number)
+        self._sink.ignored(0)
 
 
 def _check(holds: bool) -> None:
     if not holds:
         raise Broken(ErrorCode.PROTOCOL_ERROR)
+
+
+def _check_size(holds: bool) -> None:
+    if not holds:
+        raise Broken(ErrorCode.FRAME_SIZE_ERROR)
+
+
+def _depends_on(payload: bytes) -> int:
+    """Number of the stream on which a priority depends."""
+    return int.from_bytes(payload[:4], "big") & _LARGEST
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -21,6 +21,7 @@ from headway.grpc.calls import PortContext
 from headway.grpc.connection import Connection
 from headway.grpc.connections import Connections
 from headway.grpc.health import Health
+from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.server.connection_context import Intake, NewId
@@ -100,6 +101,7 @@ class GrpcListener:
             settings.max_connections,
             settings.max_header_bytes,
             self._counters.refusals,
+            MessageTurns(),
             monotonic,
             age=settings.grpc_max_age_s,
             grace=max(settings.longest_request_s, settings.drain_timeout_ms / 1000),
@@ -133,6 +135,7 @@ class GrpcListener:
             self._counters,
             self._new_id,
             CallQuotas(self._settings, self._intake.quotas.bytes),
+            connections.turns,
             self._refusal_traces,
         )
         connections.methods = methods_of(port, health)

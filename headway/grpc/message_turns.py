@@ -1,43 +1,70 @@
-"""Turns of the event loop for messages that have arrived.
+"""Turns of the event loop for what has arrived: frames of connections, and messages.
 
-To take a message in, from its bytes to the gateway, takes up to some milliseconds of the event loop, and a client with many streams has
-one ready on each of them. So in one turn of the loop messages are taken in for a few milliseconds only, however many there are. Those
-beyond wait here: tenants take turns, and everything else in the process has its own in between. A call that waits reads nothing
-further, so that its client is held back by HTTP/2's flow control.
+To read what a connection has sent takes some time of the event loop, and to take a message in, from its bytes to the gateway, up to some
+milliseconds; a client with many streams has one ready on each of them. So all of it together has a few milliseconds in one turn of the
+loop, however much there is. What is beyond waits here: tenants take turns, and everything else in the process has its own in between.
+Nothing further is read for what waits, so that its client is held back by flow control.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 from headway.core.tenant_turns import TenantTurns
 
 SHARE = 0.002
-"""Seconds for which messages are taken in within one turn of the loop; the last one may take longer."""
+"""Seconds within one turn of the loop after which nothing further begins."""
 
 T = TypeVar("T")
 
-_Waiting = tuple[asyncio.Future[Any], Callable[[float], Any], float]
-"""Turn that is waited for, the work, and since when, in monotonic seconds."""
-
 
 class MessageTurns:
-    """Line of one port's messages: owners take turns, each one's messages in the order in which they came.
+    """Line of one port: owners take turns, each one's work in the order in which it came.
 
     Arguments:
         clock: monotonic seconds.
+
+    Attributes:
+        clock: the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._waiting = TenantTurns[_Waiting]()
+        self.clock = clock
+        self._waiting = TenantTurns[Callable[[], None]]()
         self._spent = 0.0
-        """Seconds that this turn of the loop has spent on messages."""
+        """Seconds that this turn of the loop has spent."""
         self._asked = False
         """Whether the next turn of the loop is asked for."""
+
+    @property
+    def free(self) -> bool:
+        """Whether work may begin at once."""
+        return self._spent < SHARE and not self._waiting
+
+    def wait(self, owner: str, work: Callable[[], None]) -> None:
+        """Have work done in a later turn of the loop.
+
+        Arguments:
+            owner: name of the owner, for whom it waits behind the owner's others.
+            work: raises nothing.
+        """
+        self._waiting.add(owner, work)
+        self._ask()
+
+    def add(self, seconds: float) -> None:
+        """Count time that this turn of the loop spends, or the next one will."""
+        self._spent += seconds
+        self._ask()
+
+    def spend(self, since: float) -> float:
+        """Count the time since an instant. Returns the instant that it is now, in seconds."""
+        now = self.clock()
+        self.add(now - since)
+        return now
 
     async def take(self, owner: str, work: Callable[[float], T]) -> T:
         """Take a message in, at once or in a later turn of the loop. Returns what `work` returns, and raises what it raises.
@@ -45,23 +72,18 @@ class MessageTurns:
         A caller that is cancelled may find that the work was done.
 
         Arguments:
-            owner: name of the owner, for whom it waits behind the owner's others.
+            owner: see `wait`.
             work: takes the message in; gets the seconds for which it has waited.
         """
-        if not self._waiting and self._spent < SHARE:
-            before = self._clock()
+        if self.free:
+            before = self.clock()
             try:
                 return work(0.0)
             finally:
-                self._count(before)
+                self.spend(before)
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.add(owner, (turn, work, self._clock()))
-        self._ask()
+        self.wait(owner, partial(self._serve, turn, work, self.clock()))
         return await turn
-
-    def _count(self, before: float) -> None:
-        self._spent += self._clock() - before
-        self._ask()
 
     def _ask(self) -> None:
         if not self._asked:
@@ -71,18 +93,20 @@ class MessageTurns:
     def _begin(self) -> None:
         """Begin a turn of the loop: serve those who wait, as far as it goes."""
         self._asked, self._spent = False, 0.0
-        while self._waiting and self._spent < SHARE:
-            turn, work, since = self._waiting.take()
-            if not turn.done():  # Else its call has ended.
-                self._serve(turn, work, since)
+        for _ in range(len(self._waiting)):  # What comes meanwhile has waited for no turn.
+            if self._spent >= SHARE:
+                break
+            self._waiting.take()()
         if self._waiting:
             self._ask()
 
     def _serve(self, turn: asyncio.Future[Any], work: Callable[[float], Any], since: float) -> None:
-        before = self._clock()
+        if turn.done():  # Its call has ended.
+            return
+        before = self.clock()
         try:
             turn.set_result(work(before - since))
         except Exception as exc:
             turn.set_exception(exc)
         finally:
-            self._count(before)
+            self.spend(before)

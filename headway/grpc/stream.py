@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes
 
 from headway.errors import DRAINING, RequestError
-from headway.grpc.header_blocks import block_of
+from headway.grpc.header_blocks import Headers, block_of
 from headway.grpc.http2 import ErrorCode
 from headway.grpc.statuses import Metadata, Status
 
 if TYPE_CHECKING:
     from headway.grpc.connection import Connection
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 WINDOW = 1 << 14
 """Bytes that a client may send ahead of the call that reads, on each stream."""
@@ -38,6 +36,8 @@ _ENCODINGS = (b"gzip", b"deflate")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
 """What tells zlib to find out itself whether a message is in the format of gzip or its own."""
 
+_LENGTH_DIGITS = 20
+"""Digits that no content-length has."""
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -65,6 +65,7 @@ class Stream:
         connection: connection that it is on.
         number: its number.
         headers: all header fields that it began with.
+        window: bytes that the client may send before the call reads.
 
     Attributes:
         task: task that answers the call.
@@ -73,11 +74,11 @@ class Stream:
     """
 
     __slots__ = (
-        "_begun", "_deadline", "_encoding", "_received", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
+        "_begun", "_deadline", "_encoding", "_missing", "_received", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
         "headers", "number", "sent", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, number: int, headers: Headers) -> None:
+    def __init__(self, connection: Connection, number: int, headers: Headers, window: int) -> None:
         self.connection, self.number, self.headers = connection, number, headers
         self.task: asyncio.Task[None] | None = None
         self.closed = False
@@ -85,7 +86,9 @@ class Stream:
         self._received = bytearray()
         self._whole = False
         """Whether the client has sent all."""
-        self._window = WINDOW
+        self._missing: int | None = None
+        """Bytes that are still to come by the content-length; None where there is none."""
+        self._window = window
         """Bytes that the client may still send."""
         self._waiting: asyncio.Future[None] | None = None
         self._begun = False
@@ -95,14 +98,17 @@ class Stream:
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, encoding: bytes, timeout: bytes) -> None:
-        """Take note of how messages are compressed, and of the time that the call has.
+    def begin(self, fields: Mapping[bytes, bytes]) -> None:
+        """Take note of what the header fields say of the time that the call has, and of its messages.
 
         Raises:
             Ended: the time is malformed.
         """
-        self._encoding = encoding
-        if timeout:
+        self._encoding = fields.get(b"grpc-encoding", b"")
+        length, timeout = fields.get(b"content-length"), fields.get(b"grpc-timeout")
+        if length is not None:
+            self._missing = int(length) if length.isdigit() and len(length) < _LENGTH_DIGITS else -1
+        if timeout is not None:
             found = _TIMEOUT.fullmatch(timeout)
             if found is None:
                 raise Ended(Status.INTERNAL, "the metadata grpc-timeout is malformed")
@@ -192,16 +198,27 @@ class Stream:
 
     # What the connection does.
 
-    def take(self, data: bytes, amount: int) -> None:
-        """Take what has come; `amount` is what it takes of the window."""
-        self._window -= len(data)
+    def take(self, data: bytes, amount: int) -> bool:
+        """Take what has come; `amount` is what it takes of the window. Returns whether the client was allowed to send it."""
+        self._window -= amount
+        if self._window < 0:
+            return False
         self._received += data
+        if self._missing is not None:
+            self._missing -= len(data)
         if amount > len(data):  # Padding.
+            self._window += amount - len(data)
             self.connection.grant(self, amount - len(data))
+        return True
 
-    def finish_reading(self) -> None:
-        """Note that the client has sent all."""
+    def finish_reading(self) -> bool:
+        """Note that the client has sent all. Returns whether that is as much as it has said."""
         self._whole = True
+        return not self._missing
+
+    def narrow(self, amount: int) -> None:
+        """Let the client send less ahead; it heeds that already."""
+        self._window -= amount
 
     def wake(self) -> None:
         """Let the call look at what has changed."""

@@ -1,12 +1,14 @@
-"""Bytes of HTTP/2 as they pass the gRPC port, in pieces of any size."""
+"""Bytes of HTTP/2 as they come to the gRPC port, in pieces of any size."""
 
 from __future__ import annotations
 
-from headway.grpc.frame_tracker import PING, PREFACE, FrameTracker
+from typing import Any
 
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _CONTINUATION = 0, 1, 3, 4, 6, 9
-_END = 1
-_PONG = PING[:4] + b"\1" + PING[5:]
+from headway.grpc.header_blocks import Head, block_of
+from headway.grpc.http2 import PREFACE, Broken, Http2
+
+_DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+_END, _ACK, _WHOLE, _PADDED = 1, 1, 4, 8
 _PIECES = 1, 5, 13
 """Sizes of pieces in bytes."""
 
@@ -16,33 +18,61 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
+_HEAD = b"\x83\x86\x84" + block_of((("content-type", "application/grpc"), ("te", "trailers")))
+"""Fields of a request to `/`."""
+_TABLED = _HEAD + b"\x40\x03x-a\x01b"
+"""The same, and one that goes into the client's table."""
 _CALL = (
-    frame(_HEADERS, 4, 1, b"\x82\x86" * 8)
-    + frame(_DATA, _END, 1, b"\0\0\0\0\5hello")
-    + frame(_HEADERS, 5, 3, b"\x88")
+    frame(_HEADERS, _WHOLE, 1, _TABLED)
+    + frame(_DATA, 0, 1, b"\0\0\0\0\5hel")
+    + frame(_DATA, _END | _PADDED, 1, b"\2lo\0\0")
+    + frame(_HEADERS, _WHOLE | _END, 3, _HEAD + b"\xbe")
     + frame(_RESET, 0, 3, b"\0\0\0\x08")
 )
 FRAMES = (
-    bytes(PREFACE) + frame(_SETTINGS) + _CALL,
-    frame(_SETTINGS) + frame(_SETTINGS, 1) + _CALL + PING,
-    _PONG + frame(_HEADERS, 0, 5) + frame(_CONTINUATION, 4, 5, b"\x82") + frame(_PING, 0, 0, b"12345678") + _CALL,
-)
+    PREFACE + frame(_SETTINGS) + _CALL,
+    PREFACE + frame(_SETTINGS, 0, 0, b"\0\4\0\0\1\0") + frame(_SETTINGS, _ACK) + _CALL + frame(_PING, 0, 0, b"12345678"),
+    PREFACE + frame(_HEADERS, 0, 5, _HEAD[:9]) + frame(_CONTINUATION, _WHOLE, 5, _HEAD[9:]) + frame(_DATA, 0, 5, b"a")
+    + frame(_HEADERS, _WHOLE | _END, 5, block_of((("x", "y"),))) + frame(_GOAWAY, 0, 0, b"\0" * 8),
+    PREFACE + frame(_HEADERS, _WHOLE, 1, _TABLED + b"\xbe" * 120) + _CALL + frame(_HEADERS, _WHOLE, 7, _HEAD),
+)  # fmt: skip
 FRAME_WORDS = (
-    frame(_DATA), frame(_DATA, _END, 1), frame(_HEADERS, 4, 7), frame(_HEADERS, 5, 1), frame(_RESET, 0, 1, b"\0" * 4), PING, _PONG, PING[:9],
-    _PONG[:12], b"\xff\xff\xff", b"\0\0\0", b"\xff" * 9, b"\0" * 9, frame(_PING, 1), frame(_PING, 1, 0, b"x" * 30),
+    frame(_DATA), frame(_DATA, _END, 1), frame(_HEADERS, _WHOLE, 7, _HEAD), frame(_HEADERS, 5, 1, _TABLED), frame(_RESET, 0, 1, b"\0" * 4),
+    frame(_PING, 0, 0, b"x" * 8), frame(_PING, _ACK, 0, b"x" * 8), frame(_WINDOW, 0, 1, b"\x7f\xff\xff\xff"), frame(_WINDOW, 0, 0, b"\0\0\0\1"),
+    frame(_PRIORITY, 0, 3, b"\0\0\0\1\0"), frame(_CONTINUATION, _WHOLE, 1, b"\xbe"), b"\xff\xff\xff", b"\0\0\0", b"\xff" * 9, b"\0" * 9,
+    frame(_SETTINGS, 0, 0, b"\0\4\x7f\xff\xff\xff"), b"\x3f\xe1\x1f", b"\xbe",
 )  # fmt: skip
 
 
+class _Log:
+    """What a connection hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.data: dict[int, bytes] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *what: self.heard.append((name, *what))
+
+    def requested(self, number: int, head: Head, ended: bool) -> None:
+        """Keep what is told of a request."""
+        self.heard.append((number, tuple(head.headers), head.size, head.illegal, ended))
+
+
 def check_frames(data: bytes) -> None:
-    """What is known of the streams is the same however the bytes come in pieces."""
-    for begins in (True, False):
-        known = _track(data, begins, max(1, len(data)))
-        assert all(_track(data, begins, size) == known for size in _PIECES)
+    """What a connection hears, and says, is the same however the bytes come in pieces."""
+    known = _read(data, max(1, len(data)))
+    assert all(_read(data, size) == known for size in _PIECES)
 
 
-def _track(data: bytes, begins: bool, size: int) -> tuple[set[int], int, bool, bool]:
-    streams = set() if begins else {1, 3, 5}
-    tracker = FrameTracker(streams, begins)
-    for begin in range(0, len(data), size):
-        tracker.pass_on(data[begin : begin + size])
-    return streams, tracker.last, tracker.whole, tracker.answered
+def _read(data: bytes, size: int) -> tuple[list[tuple[Any, ...]], bytes, str]:
+    log = _Log()
+    http2 = Http2(log, streams=10, window=1 << 14, connection_window=1 << 17, most_header=2048)
+    end = ""
+    try:
+        for begin in range(0, len(data), size):
+            http2.receive(data[begin : begin + size])
+    except Broken as broken:
+        end = broken.code.name
+    assert len(http2.windows) <= 10
+    return log.heard, http2.take(), end

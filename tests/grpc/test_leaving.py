@@ -9,7 +9,7 @@ import pytest
 
 from bench.load import http2
 from headway.grpc import connection
-from headway.grpc.connection import GOAWAY, PING, SILENCE
+from headway.grpc.connection import LAST, LEAVING, SILENCE
 from headway.grpc.connections import Connections
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
 
@@ -68,14 +68,14 @@ def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave() -> N
     async def main(port: Port) -> None:
         client, connections = await raw(port)
         draining = asyncio.ensure_future(port.listener.drain())
-        assert await client.next(_GOAWAY) == GOAWAY[FRAME_HEADER:]
-        assert await client.next(_PING) == PING[FRAME_HEADER:]
+        assert await client.next(_GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
+        assert await client.next(_PING) == LEAVING
         for number in (1, 2, 3):
             now[0] += 0.4 * SILENCE
             connections.sweep(now[0], True)
             client.ask(number)
             await client.answered(number)
-        client.writer.write(PING[:4] + bytes([_ACK]) + PING[5:])
+        client.writer.write(http2.frame(http2.PING, _ACK, 0, LEAVING))
         assert await client.next(_GOAWAY) == http2.stream_of(3).to_bytes(4, "big") + bytes(4)
         assert await client.reader.read() == b""
         await draining
@@ -108,7 +108,7 @@ def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> 
 async def pinged(client: Raw, times: int) -> bytes:
     """Ping so many times, each time when the last ping is answered. The server's word for leaving; empty while it has none."""
     for number in range(times):
-        client.writer.write(PING[:FRAME_HEADER] + number.to_bytes(8, "big"))
+        client.writer.write(http2.frame(http2.PING, 0, 0, number.to_bytes(8, "big")))
         kind = flags = -1
         while (kind, flags) != (_PING, _ACK):
             kind, flags, _, payload = await client.frame()

@@ -57,7 +57,7 @@ _PING_STRIKES = 2
 STREAMS = 1000
 """Most calls at once on one connection; a client keeps further ones back."""
 _CONNECTION_WINDOW = STREAMS * WINDOW
-"""Bytes on all streams of a connection that may be on their way. Each stream has a bound of its own."""
+"""Bytes on all streams of a connection that may be on their way, once its client heeds the bound of each stream."""
 
 _PIECE = 4096
 """Bytes that are read between two looks at how long it has taken."""
@@ -323,7 +323,7 @@ class Connection(asyncio.Protocol):
             self.write(_NOT_HTTP1)
             self.close()
             return False
-        self._http2 = Http2(self, STREAMS, WINDOW, _CONNECTION_WINDOW, self._port.most_header)
+        self._http2 = Http2(self, STREAMS, WINDOW, self._port.most_header)
         if self.leaving is not None:
             self._tell_to_leave()
         return True
@@ -469,9 +469,11 @@ class Connection(asyncio.Protocol):
         self.windows_changed()
 
     def settings_read(self) -> None:
-        """Bound each stream by less, as the client has read that it is to."""
-        if not self._settled:
+        """Bound each stream by less, and all of them together by more, as the client heeds the former now."""
+        if not self._settled and self._http2 is not None:
             self._settled = True
+            self._http2.grant(0, _CONNECTION_WINDOW - DEFAULT_WINDOW)
+            self._flush_soon()
             for stream in self.streams.values():
                 stream.narrow(DEFAULT_WINDOW - WINDOW)
 

@@ -93,8 +93,7 @@ class Http2:
     Arguments:
         sink: hears of what comes.
         streams: most streams at once.
-        window: bytes that a client may send ahead on a stream.
-        connection_window: bytes that it may send ahead on all of them.
+        window: bytes that a client may send ahead on a stream, once it has read so.
         most_header: most bytes of a request's header fields, as the client is told. What is unpacked of a block ends at twice as many.
             The decoder then knows the connection's table no more, so no further stream can begin.
 
@@ -108,7 +107,7 @@ class Http2:
         "_sink", "_window", "last", "windows",
     )  # fmt: skip
 
-    def __init__(self, sink: Sink, streams: int, window: int, connection_window: int, most_header: int) -> None:
+    def __init__(self, sink: Sink, streams: int, window: int, most_header: int) -> None:
         self._sink, self._most, self._most_block = sink, streams, 2 * most_header
         self._reader = HeaderReader(self._most_block)
         self._lost = False
@@ -124,11 +123,10 @@ class Http2:
         self._left: dict[int, None] = {}
         """Streams that ended here while the client sent, the latest `streams` of them: what is on its way on them is let pass."""
         self._window = self._initial = DEFAULT_WINDOW
-        self._in = connection_window
+        self._in = DEFAULT_WINDOW
         settings = (_MAX_STREAMS, streams), (_INITIAL_WINDOW, window), (_MAX_HEADERS, most_header)
         own = b"".join(name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in settings)
-        more = (connection_window - DEFAULT_WINDOW).to_bytes(4, "big")
-        self._out = [_frame(SETTINGS, 0, 0, own), _frame(WINDOW_UPDATE, 0, 0, more)]
+        self._out = [_frame(SETTINGS, 0, 0, own)]
 
     def take(self) -> bytes:
         """Take what is to be sent."""

@@ -22,7 +22,7 @@ from headway.grpc.statuses import Metadata, Status
 if TYPE_CHECKING:
     from headway.grpc.connection import Connection
 
-WINDOW = 1 << 14
+WINDOW = 1 << 13
 """Bytes that a client may send ahead of the call that reads, on each stream."""
 
 PREFIX = 5

@@ -67,7 +67,7 @@ def check_frames(data: bytes) -> None:
 
 def _read(data: bytes, size: int) -> tuple[list[tuple[Any, ...]], bytes, str]:
     log = _Log()
-    http2 = Http2(log, streams=10, window=1 << 14, connection_window=1 << 17, most_header=2048)
+    http2 = Http2(log, streams=10, window=1 << 13, most_header=2048)
     end = ""
     try:
         for begin in range(0, len(data), size):

@@ -22,8 +22,8 @@ from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.header_blocks import Headers
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
-from headway.grpc.statuses import Metadata, Status, details_of, status_of, trailers_of
-from headway.grpc.stream import Ended, Stream
+from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
+from headway.grpc.stream import CallStream, Ended
 from headway.http.authentication import stranger
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
@@ -110,7 +110,7 @@ class Call:
         "_way", "begun", "counted", "headers", "kept", "owner", "port", "principal", "shown", "stream", "submitted", "tier",
     )  # fmt: skip
 
-    def __init__(self, port: PortContext, stream: Stream, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, way: str = "") -> None:
         self.port, self.stream = port, stream
         self.headers = stream.headers
         self._way = way
@@ -129,7 +129,7 @@ class Call:
     async def run(self) -> None:
         """Answer the call, whatever comes of it."""
         try:
-            self.stream.end(Status.OK, "", await self.talk())
+            self.stream.end(StatusCode.OK, "", await self.talk())
         except RequestError as exc:
             self.refuse(exc.with_traceback(None))
         except Ended as exc:
@@ -315,7 +315,7 @@ class PlainCall(Call):
 
     __slots__ = ("_known", "_respond")
 
-    def __init__(self, port: PortContext, stream: Stream, respond: Respond, *, known: bool = False) -> None:
+    def __init__(self, port: PortContext, stream: CallStream, respond: Respond, *, known: bool = False) -> None:
         super().__init__(port, stream)
         self._respond = respond
         self._known = known

@@ -16,15 +16,15 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
-from headway.grpc.header_blocks import Head
+from headway.grpc.header_blocks import RequestFields
 from headway.grpc.http2 import DEFAULT_WINDOW, Broken, ErrorCode, Http2
-from headway.grpc.statuses import Status
-from headway.grpc.stream import WINDOW, Ended, Stream
+from headway.grpc.statuses import StatusCode
+from headway.grpc.stream import WINDOW, CallStream, Ended
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
 
 if TYPE_CHECKING:
-    from headway.grpc.connections import Connections
+    from headway.grpc.connections import PortConnections
 
 LAST = (1 << 31) - 1
 """Number of a stream that stands for all streams that were begun before the client has read it."""
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         "unfetched",
     )  # fmt: skip
 
-    def __init__(self, port: Connections) -> None:
+    def __init__(self, port: PortConnections) -> None:
         self._port = port
         self._transport: asyncio.Transport | None = None
         self._http2: Http2 | None = None
@@ -128,8 +128,8 @@ class Connection(asyncio.Protocol):
         self.reserved = self.unfetched = 0
         self.leaves = math.inf
         self.leaving: float | None = None
-        self.streams: dict[int, Stream] = {}
-        self.stuck: dict[Stream, None] = {}
+        self.streams: dict[int, CallStream] = {}
+        self.stuck: dict[CallStream, None] = {}
         self._made = self._quiet = port.clock()
         self._begun = self._answered = self._flushing = self._settled = False
         self._closed_at: float | None = None
@@ -188,13 +188,13 @@ class Connection(asyncio.Protocol):
 
     # What its streams do.
 
-    def send_headers(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
+    def send_headers(self, stream: CallStream, block: bytes, *, end: bool = False) -> None:
         """Send header fields of a stream."""
         if self._http2 is not None:
             self._http2.headers(stream.number, block, end=end)
             self._note_sent()
 
-    def send_data(self, stream: Stream, data: bytes | memoryview) -> int:
+    def send_data(self, stream: CallStream, data: bytes | memoryview) -> int:
         """Send the beginning of data, as far as the client takes it. Returns the number of bytes that are on their way."""
         http2 = self._http2
         if http2 is None or self._blocked or self._unflushed >= _FLUSH:
@@ -209,13 +209,13 @@ class Connection(asyncio.Protocol):
         self._note_sent()
         return len(data)
 
-    def grant(self, stream: Stream, amount: int) -> None:
+    def grant(self, stream: CallStream, amount: int) -> None:
         """Let the client send so many bytes more on a stream."""
         if self._http2 is not None:
             self._http2.grant(stream.number, amount)
             self._flush_soon()
 
-    def finish(self, stream: Stream, *, whole: bool) -> None:
+    def finish(self, stream: CallStream, *, whole: bool) -> None:
         """Close a stream whose answer is sent; `whole`: its client has sent all."""
         if whole:
             self.streams.pop(stream.number, None)
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
         else:
             self.reset(stream, ErrorCode.NO_ERROR)
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: CallStream, code: ErrorCode) -> None:
         """Close a stream of which the client is to send no more."""
         self.streams.pop(stream.number, None)
         stream.close()
@@ -379,9 +379,11 @@ class Connection(asyncio.Protocol):
 
     # What the frames say.
 
-    def requested(self, number: int, head: Head, ended: bool) -> None:
+    def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """Begin a call."""
-        stream = self.streams[number] = Stream(self, number, head.headers, WINDOW if self._settled else DEFAULT_WINDOW)
+        stream = self.streams[number] = CallStream(
+            self, number, head.headers, WINDOW if self._settled else DEFAULT_WINDOW
+        )
         fields, port = head.fields, self._port
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(b"415")
@@ -401,12 +403,12 @@ class Connection(asyncio.Protocol):
 
     def oversized(self, number: int, ended: bool) -> None:
         """Refuse a call with too many metadata, and have the client open another connection: no further call can begin on this one."""
-        stream = self.streams[number] = Stream(self, number, (), WINDOW)
+        stream = self.streams[number] = CallStream(self, number, (), WINDOW)
         if ended:
             stream.finish_reading()
-        stream.end(Status.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
         self._answered = True
-        self.retire(number)
+        self.retire(number)  # First, so that a client that has read the refusal sends its next call elsewhere.
+        stream.end(StatusCode.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
 
     def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
         """Hand data to a call."""
@@ -435,7 +437,7 @@ class Connection(asyncio.Protocol):
             self._http2.grant(0, self._taken)
             self._taken = 0
 
-    def _fail(self, stream: Stream, code: ErrorCode) -> None:
+    def _fail(self, stream: CallStream, code: ErrorCode) -> None:
         """End a call whose client breaks the protocol on its stream alone."""
         self._burden += _RESET_BURDEN
         self.reset(stream, code)

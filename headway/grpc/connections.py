@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from headway.gateway.client_quotas import Quotas
 from headway.grpc.connection import Connection
-from headway.grpc.header_blocks import Head
+from headway.grpc.header_blocks import RequestFields
 from headway.grpc.message_turns import MessageTurns
-from headway.grpc.statuses import Status
+from headway.grpc.statuses import StatusCode
 from headway.grpc.stream import Ended
 from headway.runtime.protocol_hints import ProtocolHints
 
@@ -21,7 +21,7 @@ JITTER = 0.1
 """Most by which an age is longer or shorter, as a share of it, so that clients that came together leave one by one."""
 
 
-class Connections:
+class PortConnections:
     """All connections of the port.
 
     Arguments:
@@ -93,19 +93,19 @@ class Connections:
         if not self.open:
             self._left.set()
 
-    def find(self, head: Head) -> MakeCall:
+    def find(self, head: RequestFields) -> MakeCall:
         """Maker of the call that begins with some header fields.
 
         Raises:
             Ended: they are too many, have octets that none may have, or name a method that there is not.
         """
         if head.illegal:
-            raise Ended(Status.INTERNAL, "the metadata have characters that none may have")
+            raise Ended(StatusCode.INTERNAL, "the metadata have characters that none may have")
         if head.size > self.most_header:
-            raise Ended(Status.RESOURCE_EXHAUSTED, self.too_many_metadata)
+            raise Ended(StatusCode.RESOURCE_EXHAUSTED, self.too_many_metadata)
         make = self.methods.get(head.fields[b":path"].decode("latin-1"))
         if make is None:
-            raise Ended(Status.UNIMPLEMENTED, "Method not found!")
+            raise Ended(StatusCode.UNIMPLEMENTED, "Method not found!")
         return make
 
     def sweep(self, now: float, draining: bool) -> None:

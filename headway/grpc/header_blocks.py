@@ -23,7 +23,7 @@ _NAMES = re.compile(rb":?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*")
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 """Octets that no value of a header field may have."""
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
-"""What a request may begin with."""
+"""Pseudo fields of a request, in order."""
 _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """Header fields of HTTP/1.1 that belong to a connection, which HTTP/2 has no use for."""
 
@@ -33,7 +33,7 @@ def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
-class Head:
+class RequestFields:
     """Header fields of a request.
 
     Arguments:
@@ -75,13 +75,13 @@ class HeaderReader(Decoder):
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, RequestFields] = {}
 
-    def read(self, block: bytes) -> Head:
+    def read(self, block: bytes) -> RequestFields:
         """Fields of a block. Raises HPACKError."""
         found = self._known.get(block)
         if found is None:
-            found = Head(cast(Headers, self.decode(block, raw=True)))
+            found = RequestFields(cast(Headers, self.decode(block, raw=True)))
             if block.translate(None, _INDEXED) or len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             else:

@@ -12,7 +12,7 @@ from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata
-from headway.grpc.stream import Stream, to_be_opened_anew
+from headway.grpc.stream import CallStream, to_be_opened_anew
 from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, SERVING, CachedReadiness
 from headway.model import Principal
@@ -80,7 +80,7 @@ class WatchCall(StreamCall):
 
     __slots__ = ("_health",)
 
-    def __init__(self, port: PortContext, stream: Stream, health: Health) -> None:
+    def __init__(self, port: PortContext, stream: CallStream, health: Health) -> None:
         super().__init__(port, stream)
         self._health = health
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from headway.grpc.header_blocks import Head, HeaderReader
+from headway.grpc.header_blocks import HeaderReader, RequestFields
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9
@@ -51,9 +51,9 @@ class Broken(Exception):
 
 
 class Sink(Protocol):
-    """What hears of the frames of a connection."""
+    """Listener of a connection's frames."""
 
-    def requested(self, number: int, head: Head, ended: bool) -> None:
+    def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """A stream has begun; `ended`: its client sends nothing further on it."""
 
     def oversized(self, number: int, ended: bool) -> None:
@@ -333,7 +333,7 @@ class Http2:
             self._open.discard(number)
             self._sink.received(number, b"", 0, True)
 
-    def _trailers(self, number: int, head: Head, ended: bool) -> None:
+    def _trailers(self, number: int, head: RequestFields, ended: bool) -> None:
         """Take fields behind the data as the end of a stream; gRPC's clients send none."""
         if number not in self._open:
             self._unwanted(number, 0)

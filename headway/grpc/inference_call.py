@@ -16,7 +16,7 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.model_kinds import KnownKinds
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
-from headway.grpc.stream import Stream
+from headway.grpc.stream import CallStream
 from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import MARKS, Exchange, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
@@ -48,7 +48,7 @@ class InferenceCall(Call):
 
     __slots__ = ("_begun", "_charged", "_read", "_reply", "_submission")
 
-    def __init__(self, port: PortContext, stream: Stream, read: ReadMessage, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, read: ReadMessage, way: str = "") -> None:
         super().__init__(port, stream, way)
         self._read = read
         self._begun = self.begun

@@ -19,7 +19,7 @@ from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
 from headway.grpc.connection import Connection
-from headway.grpc.connections import Connections
+from headway.grpc.connections import PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
@@ -77,7 +77,7 @@ class GrpcListener:
         self._new_id, self._counters = new_id, counters
         self._certificates = certificates
         self._wanted = settings.grpc_port if port is None else port
-        self._connections: Connections | None = None
+        self._connections: PortConnections | None = None
         self._health: Health | None = None
         self._sockets: list[ListeningSocket] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -96,7 +96,7 @@ class GrpcListener:
             SettingError: the address cannot be had.
         """
         settings = self._settings
-        connections = self._connections = Connections(
+        connections = self._connections = PortConnections(
             self._intake.quotas,
             settings.max_connections,
             settings.max_header_bytes,

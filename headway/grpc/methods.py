@@ -13,9 +13,9 @@ from headway.grpc.inference_call import InferenceCall
 from headway.grpc.open_inference import OpenInference, infer_reader, responder
 from headway.grpc.predict import predict_reader
 from headway.grpc.reflection import ReflectionCall
-from headway.grpc.stream import Stream
+from headway.grpc.stream import CallStream
 
-MakeCall = Callable[[Stream], Call]
+MakeCall = Callable[[CallStream], Call]
 """Stream to the call that it carries."""
 
 _PREDICTS, _INFERS = f"{messages.HEADWAY}/Predict", f"{messages.OPEN_INFERENCE}/ModelInfer"
@@ -55,5 +55,5 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
     return found
 
 
-def _plain(port: PortContext, stream: Stream, respond: Respond, known: bool) -> PlainCall:
+def _plain(port: PortContext, stream: CallStream, respond: Respond, known: bool) -> PlainCall:
     return PlainCall(port, stream, respond, known=known)

@@ -7,8 +7,8 @@ from typing import Any
 from headway.core.excerpt import excerpt
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
-from headway.grpc.statuses import Metadata, Status
-from headway.grpc.stream import Stream
+from headway.grpc.statuses import Metadata, StatusCode
+from headway.grpc.stream import CallStream
 from headway.http.inference.inference_head import SHOWN
 
 
@@ -23,7 +23,7 @@ class ReflectionCall(StreamCall):
 
     __slots__ = ("_request", "_response")
 
-    def __init__(self, port: PortContext, stream: Stream, package: str) -> None:
+    def __init__(self, port: PortContext, stream: CallStream, package: str) -> None:
         super().__init__(port, stream)
         self._request = messages.message(f"{package}.ServerReflectionRequest")
         self._response = messages.message(f"{package}.ServerReflectionResponse")
@@ -53,9 +53,9 @@ class ReflectionCall(StreamCall):
             case "file_containing_extension":
                 of = asked.file_containing_extension
                 message = f"there is no extension {of.extension_number} of {excerpt(of.containing_type)}"
-                _fail(answer, Status.NOT_FOUND, message)
+                _fail(answer, StatusCode.NOT_FOUND, message)
             case _:
-                _fail(answer, Status.UNIMPLEMENTED, "the question is not known")
+                _fail(answer, StatusCode.UNIMPLEMENTED, "the question is not known")
         return answer
 
     def _give_extensions(self, answer: Any, name: str) -> None:
@@ -63,12 +63,12 @@ class ReflectionCall(StreamCall):
         if messages.is_message(name):
             answer.all_extension_numbers_response.base_type_name = name
         else:
-            _fail(answer, Status.NOT_FOUND, f"there is no such type: {excerpt(name)}")
+            _fail(answer, StatusCode.NOT_FOUND, f"there is no such type: {excerpt(name)}")
 
     def _give_file(self, answer: Any, name: str) -> None:
         found = messages.FILES.get(name)
         if found is None:
-            _fail(answer, Status.NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
+            _fail(answer, StatusCode.NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
         else:
             answer.file_descriptor_response.file_descriptor_proto.append(found)
 

@@ -15,7 +15,7 @@ from enum import IntEnum
 from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
 
 
-class Status(IntEnum):
+class StatusCode(IntEnum):
     """Status of a call, as gRPC numbers them."""
 
     OK = 0
@@ -31,23 +31,23 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-STATUSES: dict[int, Status] = {
-    400: Status.INVALID_ARGUMENT,
-    401: Status.UNAUTHENTICATED,
-    403: Status.PERMISSION_DENIED,
-    404: Status.NOT_FOUND,
-    405: Status.UNIMPLEMENTED,
-    408: Status.DEADLINE_EXCEEDED,
-    409: Status.ABORTED,
-    413: Status.RESOURCE_EXHAUSTED,
-    422: Status.INVALID_ARGUMENT,
-    429: Status.RESOURCE_EXHAUSTED,
-    431: Status.RESOURCE_EXHAUSTED,
-    500: Status.INTERNAL,
-    501: Status.UNIMPLEMENTED,
-    502: Status.INTERNAL,
-    503: Status.UNAVAILABLE,
-    504: Status.DEADLINE_EXCEEDED,
+STATUSES: dict[int, StatusCode] = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    405: StatusCode.UNIMPLEMENTED,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    422: StatusCode.INVALID_ARGUMENT,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    431: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    501: StatusCode.UNIMPLEMENTED,
+    502: StatusCode.INTERNAL,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
 }
 """gRPC status by the HTTP status of an error, so that a new error has one. No retry helps after what is INTERNAL."""
 
@@ -62,7 +62,7 @@ _LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 Metadata = tuple[tuple[str, str], ...]
 
 
-def status_of(code: str) -> Status:
+def status_of(code: str) -> StatusCode:
     """Status of an error code."""
     return STATUSES[STATUS[code]]
 

@@ -17,7 +17,7 @@ from urllib.parse import quote_from_bytes
 from headway.errors import DRAINING, RequestError
 from headway.grpc.header_blocks import Headers, block_of
 from headway.grpc.http2 import ErrorCode
-from headway.grpc.statuses import Metadata, Status
+from headway.grpc.statuses import Metadata, StatusCode
 
 if TYPE_CHECKING:
     from headway.grpc.connection import Connection
@@ -34,7 +34,7 @@ _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
 """Header fields of an answer with nothing but a status, and of one with messages."""
 _ENCODINGS = (b"gzip", b"deflate")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
-"""What tells zlib to find out itself whether a message is in the format of gzip or its own."""
+"""Wish that zlib finds out by itself whether a message is in the format of gzip or its own."""
 
 _LENGTH_DIGITS = 20
 """Digits that no content-length has."""
@@ -53,12 +53,12 @@ class Ended(Exception):
         details: its details.
     """
 
-    def __init__(self, status: Status, details: str) -> None:
+    def __init__(self, status: StatusCode, details: str) -> None:
         super().__init__(details)
         self.status, self.details = status, details
 
 
-class Stream:
+class CallStream:
     """Stream of one call.
 
     Arguments:
@@ -111,7 +111,7 @@ class Stream:
         if timeout is not None:
             found = _TIMEOUT.fullmatch(timeout)
             if found is None:
-                raise Ended(Status.INTERNAL, "the metadata grpc-timeout is malformed")
+                raise Ended(StatusCode.INTERNAL, "the metadata grpc-timeout is malformed")
             seconds = int(found[1]) * _UNITS[found[2]]
             self._deadline = monotonic() + seconds
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
@@ -141,7 +141,9 @@ class Stream:
             if missing <= 0:
                 length = int.from_bytes(received[1:PREFIX], "big")
                 if length > most:
-                    raise Ended(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {most})")
+                    raise Ended(
+                        StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {most})"
+                    )
                 missing += length
                 if missing <= 0:
                     packed, body = received[0], bytes(received[PREFIX : PREFIX + length])
@@ -149,7 +151,7 @@ class Stream:
                     return self._unpacked(body, most) if packed else body
             if self._whole:
                 if received:
-                    raise Ended(Status.INTERNAL, "the last message of the call is incomplete")
+                    raise Ended(StatusCode.INTERNAL, "the last message of the call is incomplete")
                 return None
             self._open(missing)
             await self.change()
@@ -172,7 +174,7 @@ class Stream:
             self.connection.stuck[self] = None
             self.sent = asyncio.get_running_loop().create_future()
 
-    def end(self, status: Status, details: str = "", trailers: Metadata = ()) -> None:
+    def end(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
         """End the call with a status, unless it has ended."""
         if self.closed:
             return
@@ -271,23 +273,23 @@ class Stream:
 
     def _unpacked(self, body: bytes, most: int) -> bytes:
         if self._encoding not in _ENCODINGS:
-            raise Ended(Status.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
+            raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
         unpacker = zlib.decompressobj(_ANY_WRAPPING)
         try:
             found = unpacker.decompress(body, most + 1)
         except zlib.error:
-            raise Ended(Status.INTERNAL, "the message cannot be unpacked") from None
+            raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked") from None
         if len(found) > most:
             raise Ended(
-                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
+                StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
             )
         if not unpacker.eof:
-            raise Ended(Status.INTERNAL, "the message cannot be unpacked")
+            raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked")
         return found
 
     def _expire(self) -> None:
         self._timer = None
-        self.end(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.cancel()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.grpc.header_blocks import Head, block_of
+from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.http2 import PREFACE, Broken, Http2
 
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
@@ -54,7 +54,7 @@ class _Log:
     def __getattr__(self, name: str) -> Any:
         return lambda *what: self.heard.append((name, *what))
 
-    def requested(self, number: int, head: Head, ended: bool) -> None:
+    def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """Keep what is told of a request."""
         self.heard.append((number, tuple(head.headers), head.size, head.illegal, ended))
 

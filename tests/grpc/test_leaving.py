@@ -10,7 +10,7 @@ import pytest
 from bench.load import http2
 from headway.grpc import connection
 from headway.grpc.connection import LAST, LEAVING, SILENCE
-from headway.grpc.connections import Connections
+from headway.grpc.connections import PortConnections
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
 
 _GOAWAY, _PING, _ACK = 7, 6, 1
@@ -52,7 +52,7 @@ class Raw:
                 return payload
 
 
-async def raw(port: Port) -> tuple[Raw, Connections]:
+async def raw(port: Port) -> tuple[Raw, PortConnections]:
     """A client, of which one call is answered, and the connections."""
     client = Raw(*await asyncio.open_connection("127.0.0.1", port.listener.port))
     client.writer.write(http2.hello())

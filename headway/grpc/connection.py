@@ -73,8 +73,8 @@ _RESET_BURDEN = 4
 """Frames for which a call counts that its client cancels, and for which a frame of an answer makes up."""
 
 
-class Connection(asyncio.Protocol):
-    """Connection of one client, which the quotas count.
+class CallConnection(asyncio.Protocol):
+    """CallConnection of one client, which the quotas count.
 
     Arguments:
         port: connections that it belongs to.

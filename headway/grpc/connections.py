@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from headway.gateway.client_quotas import Quotas
-from headway.grpc.connection import Connection
+from headway.grpc.connection import CallConnection
 from headway.grpc.header_blocks import RequestFields
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.statuses import StatusCode
@@ -65,18 +65,18 @@ class PortConnections:
         self.grace, self.unread_timeout, self.most_header = grace, unread_timeout, most_header
         self.too_many_metadata = f"the metadata have more than {most_header} bytes; send fewer"
         self.ceiling = 1 << 30
-        self.open: dict[Connection, None] = {}
+        self.open: dict[CallConnection, None] = {}
         self.methods: Mapping[str, MakeCall] = {}
         self._most = most
         self._refusals = refusals
         self._age, self._jitter = age, jitter
         self._left = asyncio.Event()
 
-    def accept(self) -> Connection:
+    def accept(self) -> CallConnection:
         """Make the protocol of a new connection."""
-        return Connection(self)
+        return CallConnection(self)
 
-    def enter(self, connection: Connection, descriptor: int) -> bool:
+    def enter(self, connection: CallConnection, descriptor: int) -> bool:
         """Take a connection in; False: there are too many, in all or of its client."""
         full = len(self.open) >= self._most or descriptor >= self.ceiling
         if full or not self.quotas.enter(connection, connection.address):
@@ -86,7 +86,7 @@ class PortConnections:
         connection.leaves = self.clock() + self._age * (1.0 + JITTER * (2.0 * self._jitter() - 1.0))
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: CallConnection) -> None:
         """Forget a connection."""
         self.quotas.leave(connection)
         self.open.pop(connection, None)
@@ -109,7 +109,7 @@ class PortConnections:
         return make
 
     def sweep(self, now: float, draining: bool) -> None:
-        """Look at all connections; see `Connection.inspect`."""
+        """Look at all connections; see `CallConnection.inspect`."""
         for connection in list(self.open):
             connection.inspect(now, draining)
 

@@ -18,7 +18,7 @@ from headway.config import Settings
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
-from headway.grpc.connection import Connection
+from headway.grpc.connection import CallConnection
 from headway.grpc.connections import PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
@@ -212,6 +212,6 @@ _NOT_PLAIN = (
 """Answer to a client without TLS. One that is told so in HTTP/2 would come back at once, again and again."""
 
 
-def _refuse_plain(connection: Connection) -> None:
+def _refuse_plain(connection: CallConnection) -> None:
     connection.write(_NOT_PLAIN)
     connection.close()

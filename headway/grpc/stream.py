@@ -20,7 +20,7 @@ from headway.grpc.http2 import ErrorCode
 from headway.grpc.statuses import Metadata, StatusCode
 
 if TYPE_CHECKING:
-    from headway.grpc.connection import Connection
+    from headway.grpc.connection import CallConnection
 
 WINDOW = 1 << 13
 """Bytes that a client may send ahead of the call that reads, on each stream."""
@@ -78,7 +78,7 @@ class CallStream:
         "headers", "number", "sent", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, number: int, headers: Headers, window: int) -> None:
+    def __init__(self, connection: CallConnection, number: int, headers: Headers, window: int) -> None:
         self.connection, self.number, self.headers = connection, number, headers
         self.task: asyncio.Task[None] | None = None
         self.closed = False

@@ -74,7 +74,7 @@ _RESET_BURDEN = 4
 
 
 class CallConnection(asyncio.Protocol):
-    """CallConnection of one client, which the quotas count.
+    """Connection of one client, which the quotas count.
 
     Arguments:
         port: connections that it belongs to.

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from headway.core.tenant_turns import TenantTurns
+from headway.runtime.fair_turns import give_way
 
 SHARE = 0.002
 """Seconds within one turn of the loop after which nothing further begins."""
@@ -92,6 +93,8 @@ class MessageTurns:
 
     def _begin(self) -> None:
         """Begin a turn of the loop: serve those who wait, as far as it goes."""
+        if self._waiting:
+            give_way()
         self._asked, self._spent = False, 0.0
         for _ in range(len(self._waiting)):  # What comes meanwhile has waited for no turn.
             if self._spent >= SHARE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -92,5 +93,17 @@ def test_an_error_of_the_work_is_its_callers_alone() -> None:
             with pytest.raises(ValueError, match="no message"):
                 await one
         assert await last == "last waited 1"
+
+    in_turns(main)
+
+
+def test_what_waits_lets_other_processes_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(loop: Loop) -> None:
+        monkeypatch.setattr(os, "sched_yield", lambda: loop.done.append((loop.turn, "others")))
+        await loop.turns.take("a", loop.work("a"))
+        await asyncio.sleep(0)
+        assert [name for _, name in loop.done] == ["a"], "nothing waited"
+        await asyncio.gather(*(loop.take("b", name) for name in ("b", "c", "d")))
+        assert [name for _, name in loop.done] == ["a", "b", "c", "others", "d"]
 
     in_turns(main)

@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from headway.backends.process import nvml
-from headway.backends.process.nvml import READ_EVERY, STALE_AFTER, NvmlGpu, NvmlGpus
+from headway.backends.process.nvml import READ_EVERY, STALE_AFTER, Nvml, NvmlGpu, NvmlGpus
 from headway.model import GpuFigures
 from tests import nvml as stand_in
 from tests.nvml import FILE, FOLDER, Gpus
@@ -170,18 +171,42 @@ def test_one_reading_is_good_for_all_who_watch_and_for_a_while(place: Place) -> 
     assert found.utilisation == 0.01
 
 
-def test_memory_settles_at_what_is_in_use_after_a_load(place: Place) -> None:
-    gpu = place.nvml.watch("0")
-    place.look(gpu)
-    place.now += 1.0
-    place.gpus.write({**WHOLE, "memory": (95, 100)})
+def test_memory_settles_at_what_is_in_use_after_a_load() -> None:
+    now, asked = 100.0, list[bool]()
+    gpu = NvmlGpu("0", lambda: now, asked.append, lambda: None)
+    gpu.read(in_use(60))
+    now += 1.0
     gpu.loaded()
     gpu.figures()
     assert gpu.settled == 0.0, "it was read before"
+    gpu.read(in_use(95))
+    gpu.figures()
+    gpu.read(in_use(97))
+    gpu.figures()
+    assert (gpu.settled, gpu._last) == (0.95, (101.0, GpuFigures(memory_used=97, memory_total=100)))
+
+
+def in_use(share: int) -> Nvml:
+    """A library by which a GPU has this percentage of its memory in use."""
+    return cast("Nvml", SimpleNamespace(read=lambda device: GpuFigures(memory_used=share, memory_total=100)))
+
+
+def test_a_gpu_is_read_as_soon_as_a_model_is_loaded_even_while_it_is_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = place.nvml.watch("0")
+    readings, read = 0, gpu.read
+
+    def counted(nvml: Nvml) -> None:
+        nonlocal readings
+        readings += 1
+        read(nvml)
+
+    monkeypatch.setattr(gpu, "read", counted)
+    gpu.figures()
+    gpu.loaded()
     place.look(gpu)
-    place.gpus.write({**WHOLE, "memory": (97, 100)})
-    place.look(gpu)
-    assert gpu.settled == 0.95
+    assert readings == 3, "what figures() asked for, what the load did, and the look"
 
 
 def test_without_the_package_one_line_is_logged_and_nothing_is_tried_again(

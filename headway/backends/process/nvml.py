@@ -60,9 +60,9 @@ class NvmlGpus:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
-    def _ask(self) -> None:
-        """Have all GPUs read soon."""
-        if not self._pending and not self._closed:
+    def _ask(self, anew: bool = False) -> None:
+        """Have all GPUs read soon. `anew`: also where that is asked already, as that reading may have begun."""
+        if (anew or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
 
@@ -123,12 +123,12 @@ class NvmlGpu:
     Arguments:
         device: id of the GPU.
         clock: monotonic seconds.
-        ask: has it read soon.
+        ask: has it read soon; with True even where that is asked already.
         look: has it read now, and waits for that.
     """
 
     def __init__(
-        self, device: str, clock: Callable[[], float], ask: Callable[[], None], look: Callable[[], Any]
+        self, device: str, clock: Callable[[], float], ask: Callable[[bool], None], look: Callable[[], Any]
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
@@ -145,7 +145,7 @@ class NvmlGpu:
         """See Gpu."""
         last, now = self._last, self._clock()
         if last is None or (now - last[0] >= READ_EVERY and not last[1].lost):
-            self._ask()
+            self._ask(False)
         if last is None or (now - last[0] >= STALE_AFTER and not last[1].lost):
             return None
         at, figures = last
@@ -159,8 +159,9 @@ class NvmlGpu:
         return self.figures()
 
     def loaded(self) -> None:
-        """See Gpu."""
+        """See Gpu. The GPU is read at once, before the model's first batches take memory of their own."""
         self._loaded_at, self._settled = self._clock(), None
+        self._ask(True)
 
     def read(self, nvml: Nvml) -> None:
         """Read the GPU, in the thread for that. One that is lost is not asked again."""

@@ -206,7 +206,7 @@ class Call:
         """
         port = self.port
         quotas, deadlines = port.quotas, port.reading
-        task = deadlines.begin()
+        deadlines.begin(self)
         try:
             if not quotas.may_read(self.owner):
                 await quotas.room_to_read(self.owner)
@@ -218,14 +218,14 @@ class Call:
                 quotas.has_read(self.owner, size)
                 self.kept += size
         except asyncio.CancelledError:
-            if deadlines.end(task) or task.uncancel() > 0:
+            if deadlines.end(self):
                 raise
             message = f"the message did not come within {port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
             raise RequestError(message, code=REQUEST_TIMEOUT) from None
         except BaseException:
-            deadlines.end(task)
+            deadlines.end(self)
             raise
-        deadlines.end(task)
+        deadlines.end(self)
         if body is None:
             raise BadRequest("the call has no message; send one")
         return body

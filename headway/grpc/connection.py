@@ -184,6 +184,7 @@ class CallConnection(asyncio.Protocol):
             stream.close()
             stream.cancel()
         self.streams.clear()
+        self._http2, self._backlog = None, b""
         self._port.leave(self)
 
     # What its streams do.

@@ -7,7 +7,9 @@ from typing import Any
 
 
 class ReadDeadlines:
-    """Deadlines of the tasks that read a message; a task reads one at a time.
+    """Deadlines of the tasks that read a message, each for a reader; a task reads for one at a time.
+
+    A reader never gets to hold its task, as a task that is cancelled holds what it has run.
 
     Arguments:
         seconds: seconds within which a message has to come.
@@ -15,23 +17,25 @@ class ReadDeadlines:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._reading: dict[asyncio.Task[Any], float] = {}
+        self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> asyncio.Task[Any]:
-        """Have the current task cancelled at the end of its time, unless `end` is called before. Returns the task."""
+    def begin(self, reader: object) -> None:
+        """Have the current task cancelled at the end of its time, unless `end` is called before."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a message is read in a task")
         loop = asyncio.get_running_loop()
-        self._reading[task] = loop.time() + self._seconds
+        self._reading[reader] = loop.time() + self._seconds, task
         if self._timer is None:
             self._timer = loop.call_later(self._seconds, self._look)
-        return task
 
-    def end(self, task: asyncio.Task[Any]) -> bool:
-        """Note that a task reads no more. False: it was cancelled, as its time was over."""
-        return self._reading.pop(task, None) is not None
+    def end(self, reader: object) -> bool:
+        """Note that a reader reads no more. False: its task was cancelled for its time alone, and goes on."""
+        if self._reading.pop(reader, None) is not None:
+            return True
+        task = asyncio.current_task()
+        return task is None or task.uncancel() > 0
 
     def _look(self) -> None:
         """Cancel what is late, and look again when the next one would be."""
@@ -39,11 +43,10 @@ class ReadDeadlines:
         loop = asyncio.get_running_loop()
         now = loop.time()
         late = []
-        for task, deadline in self._reading.items():  # In the order of their deadlines.
+        for reader, (deadline, _) in self._reading.items():  # In the order of their deadlines.
             if deadline > now:
                 self._timer = loop.call_at(deadline, self._look)
                 break
-            late.append(task)
-        for task in late:
-            del self._reading[task]
-            task.cancel()
+            late.append(reader)
+        for reader in late:
+            self._reading.pop(reader)[1].cancel()

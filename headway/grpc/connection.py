@@ -66,6 +66,8 @@ _BEGUN = 0.000_05
 _FLUSH = 1 << 17
 """Bytes of answers that are made into frames before they are handed to the socket."""
 
+_DRIBBLE = 1024
+"""Bytes of a message below which a frame that does not end it explains nothing that its client sends."""
 BURDEN = 10_000
 """Frames that bring no message, beyond those that answers explain, after which a client is cut off. RELIEF more may come with each sweep."""
 RELIEF = 500
@@ -103,6 +105,7 @@ class CallConnection(asyncio.Protocol):
         "_pinged",
         "_pinged_at",
         "_port",
+        "_pumping",
         "_quiet",
         "_settled",
         "_strikes",
@@ -131,7 +134,7 @@ class CallConnection(asyncio.Protocol):
         self.streams: dict[int, CallStream] = {}
         self.stuck: dict[CallStream, None] = {}
         self._made = self._quiet = port.clock()
-        self._begun = self._answered = self._flushing = self._settled = False
+        self._begun = self._answered = self._flushing = self._pumping = self._settled = False
         self._closed_at: float | None = None
         self._heard = True
         self._backlog = b""
@@ -203,11 +206,15 @@ class CallConnection(asyncio.Protocol):
         size = http2.room(stream.number)
         if size <= 0:
             return 0
-        if size < len(data):
+        partly = size < len(data)
+        if partly:
             data = data[:size]
         http2.data(stream.number, data)
         self._unflushed += len(data)
-        self._note_sent()
+        if partly and size < _DRIBBLE:
+            self._flush_soon()
+        else:
+            self._note_sent()
         return len(data)
 
     def grant(self, stream: CallStream, amount: int) -> None:
@@ -334,9 +341,10 @@ class CallConnection(asyncio.Protocol):
         turns, at, length = self._port.turns, 0, len(data)
         begun = turns.clock()
         while at < length:
-            if not self._feed(data if length <= _PIECE else data[at : at + _PIECE]):
+            read = self._feed(data[at : at + _PIECE])
+            if not read:
                 return
-            at += _PIECE
+            at += read
             begun = turns.spend(begun)
             if at < length and not turns.free:
                 self._wait(data[at:])
@@ -356,21 +364,21 @@ class CallConnection(asyncio.Protocol):
             self._take_in(backlog)
             self._adjust()
 
-    def _feed(self, data: bytes) -> bool:
-        """Hand bytes to the library, and act on what it finds; False: the connection has ended."""
+    def _feed(self, data: bytes) -> int:
+        """Read some bytes, and act on them. Returns how many were read; 0: the connection has ended."""
         http2 = self._http2
         if http2 is None:
-            return False
+            return 0
         try:
-            http2.receive(data)
+            read = http2.receive(data)
         except Broken as broken:
             http2.leave(http2.last, broken.code)
             self.close()
-            return False
+            return 0
         if self._burden > BURDEN:
             self._cut(b"too_many_frames")
-            return False
-        return self._transport is not None and not self._transport.is_closing()
+            return 0
+        return 0 if self._transport is None or self._transport.is_closing() else read
 
     def _cut(self, why: bytes) -> None:
         """Cut the connection of a client that sends too much of what costs time."""
@@ -389,7 +397,6 @@ class CallConnection(asyncio.Protocol):
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(b"415")
             return
-        self._burden += head.size >> 10
         port.turns.add(_BEGUN)
         try:
             make = port.find(head)
@@ -425,6 +432,10 @@ class CallConnection(asyncio.Protocol):
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             stream.wake()
+
+    def unpacked(self, size: int) -> None:
+        """Count header fields by the time that they take."""
+        self._burden += size >> 10
 
     def ignored(self, amount: int) -> None:
         """Count a frame that brings nothing."""
@@ -463,16 +474,18 @@ class CallConnection(asyncio.Protocol):
 
     def ponged(self, data: bytes) -> None:
         """Note that the client has read that it is to leave."""
+        self._burden += 1
         if data == LEAVING:
             self._answered = True
 
     def settings_changed(self) -> None:
         """Note that the client speaks HTTP/2, and may take more."""
         self._begun = True
-        self.windows_changed()
+        self.windows_changed(0)
 
     def settings_read(self) -> None:
         """Bound each stream by less, and all of them together by more, as the client heeds the former now."""
+        self._burden += 1
         if not self._settled and self._http2 is not None:
             self._settled = True
             self._http2.grant(0, _CONNECTION_WINDOW - DEFAULT_WINDOW)
@@ -480,25 +493,36 @@ class CallConnection(asyncio.Protocol):
             for stream in self.streams.values():
                 stream.narrow(DEFAULT_WINDOW - WINDOW)
 
-    def windows_changed(self) -> None:
+    def windows_changed(self, number: int) -> None:
         """Send on."""
         self._burden += 1
-        if self.stuck:
-            self._pump()
+        if not number:
+            self._pump_soon()
+        else:
+            stream = self.streams.get(number)
+            if stream is not None and stream in self.stuck and stream.pump():
+                del self.stuck[stream]
 
     def left(self) -> None:
         """Let the client go when its calls are answered."""
+        self._burden += 1
         self._answered = True
         self.retire()
 
     def _pump(self) -> None:
         """Send what the client takes now of the messages that wait for it."""
+        self._pumping = False
         for stream in list(self.stuck):
-            if self._blocked:
+            if self._blocked or self._unflushed >= _FLUSH:
                 return
             del self.stuck[stream]
             if not stream.pump():
                 self.stuck[stream] = None
+
+    def _pump_soon(self) -> None:
+        if self.stuck and not self._blocked and not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _note_sent(self) -> None:
         self._strikes, self._pinged_at = 0, -math.inf
@@ -520,8 +544,7 @@ class CallConnection(asyncio.Protocol):
         if data:
             self._unflushed = 0
             transport.write(data)
-            if self.stuck and not self._blocked:
-                asyncio.get_running_loop().call_soon(self._pump)
+            self._pump_soon()
 
     def _adjust(self) -> None:
         """Read from the socket, or leave off."""

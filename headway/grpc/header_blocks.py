@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from hpack import Decoder
+from hpack.exceptions import HPACKDecodingError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -15,6 +16,8 @@ _STATUS_OK = b"\x88"
 _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
 """Octets that stand for a whole field each, and change no table."""
+_RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
+"""Three changes of the table's size, where two tell all (RFC 7541, section 4.2)."""
 _MOST_KNOWN = 8
 _ENTRY = 32
 """Bytes that a header field counts beyond its name and value."""
@@ -41,7 +44,7 @@ class RequestFields:
 
     Attributes:
         fields: value of each; the last one of those that came more than once.
-        size: bytes of all, as HTTP/2 counts them.
+        size: bytes of all, as HTTP/2 counts them, or of their block where that is longer.
         pseudo: number of those whose names begin with a colon.
         malformed: whether they break a rule of HTTP/2 (RFC 9113, section 8).
         illegal: whether a value has an octet that none may have.
@@ -81,7 +84,10 @@ class HeaderReader(Decoder):
         """Fields of a block. Raises HPACKError."""
         found = self._known.get(block)
         if found is None:
+            if _RESIZED.match(block):
+                raise HPACKDecodingError("the size of the table changes again and again")
             found = RequestFields(cast(Headers, self.decode(block, raw=True)))
+            found.size = max(found.size, len(block))
             if block.translate(None, _INDEXED) or len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             else:

@@ -26,6 +26,10 @@ DEFAULT_WINDOW = 65_535
 _LARGEST = (1 << 31) - 1
 _LARGEST_FRAME = 1 << 14
 """Bytes of a frame's payload, both ways; clients may allow more, which nobody needs."""
+_MOST_SETTINGS = 32
+"""Most settings in one frame; there are seven."""
+_READ_AT_ONCE = 4096
+"""Bytes of header fields, once they are unpacked, behind which `receive` stops."""
 
 
 class ErrorCode(IntEnum):
@@ -68,8 +72,11 @@ class Sink(Protocol):
     def was_reset(self, number: int) -> None:
         """A stream has ended, by its client or for an error of it."""
 
-    def windows_changed(self) -> None:
-        """More may be sent."""
+    def windows_changed(self, number: int) -> None:
+        """More may be sent on a stream; 0: on all of them."""
+
+    def unpacked(self, size: int) -> None:
+        """Header fields of so many bytes were unpacked, of a stream that begins or of another."""
 
     def settings_changed(self) -> None:
         """The client has told its settings."""
@@ -99,12 +106,12 @@ class Http2:
 
     Attributes:
         last: number of the last stream that has begun.
-        windows: bytes that may be sent on each stream whose answer has not ended.
+        windows: bytes that may be sent beyond the client's initial window on each stream whose answer has not ended.
     """
 
     __slots__ = (
         "_block", "_block_of", "_ends", "_in", "_initial", "_left", "_lost", "_most", "_most_block", "_open", "_out", "_part", "_preface", "_reader",
-        "_sink", "_window", "last", "windows",
+        "_sink", "_unpacked", "_window", "last", "windows",
     )  # fmt: skip
 
     def __init__(self, sink: Sink, streams: int, window: int, most_header: int) -> None:
@@ -114,6 +121,8 @@ class Http2:
         """Whether the decoder has lost the connection's table."""
         self._preface = PREFACE
         self._part = b""
+        self._unpacked = 0
+        """Bytes of header fields that were unpacked since `receive` was called."""
         self._block: bytearray | None = None
         self._block_of, self._ends = 0, False
         self.last = 0
@@ -145,7 +154,8 @@ class Http2:
 
     def room(self, number: int) -> int:
         """Bytes that may be sent on a stream in one frame now."""
-        return min(self.windows.get(number, 0), self._window, _LARGEST_FRAME)
+        beyond = self.windows.get(number)
+        return 0 if beyond is None else min(self._initial + beyond, self._window, _LARGEST_FRAME)
 
     def data(self, number: int, data: bytes | memoryview) -> None:
         """Send data for which there is room."""
@@ -178,12 +188,15 @@ class Http2:
 
     # What comes.
 
-    def receive(self, data: bytes) -> None:
-        """Read what has come.
+    def receive(self, data: bytes) -> int:
+        """Read what has come, up to the end of a frame behind which the caller is to look at the time.
+
+        Returns the number of bytes that are read.
 
         Raises:
             Broken: the client has broken the protocol.
         """
+        given, self._unpacked = len(data), 0
         if self._preface:
             begin = min(len(self._preface), len(data))
             if data[:begin] != self._preface[:begin]:
@@ -193,6 +206,9 @@ class Http2:
             data = self._part + data
         at, length = 0, len(data)
         while at + FRAME_HEADER <= length:
+            if self._unpacked > _READ_AT_ONCE:
+                self._part = b""
+                return given - (length - at)
             size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if size > _LARGEST_FRAME:
                 raise Broken(ErrorCode.FRAME_SIZE_ERROR)
@@ -203,6 +219,7 @@ class Http2:
             self._frame(data[at + 3], data[at + 4], number, data[at + FRAME_HEADER : end])
             at = end
         self._part = data[at:]
+        return given
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or number != self._block_of):
@@ -297,6 +314,8 @@ class Http2:
             return
         except HPACKError:
             raise Broken(ErrorCode.COMPRESSION_ERROR) from None
+        self._unpacked += head.size
+        self._sink.unpacked(head.size)
         if number <= self.last:
             self._trailers(number, head, ended)
             return
@@ -310,7 +329,7 @@ class Http2:
             self.reset(number, ErrorCode.PROTOCOL_ERROR)
             self._sink.ignored(0)
         else:
-            self.windows[number] = self._initial
+            self.windows[number] = 0
             self._sink.requested(number, head, ended)
 
     def _lose(self) -> None:
@@ -360,9 +379,9 @@ class Http2:
             _check(self._lost or number <= self.last)
             if number in self.windows:
                 self.windows[number] += amount
-                if not amount or self.windows[number] > _LARGEST:
+                if not amount or self._initial + self.windows[number] > _LARGEST:
                     self._fail(number, ErrorCode.FLOW_CONTROL_ERROR if amount else ErrorCode.PROTOCOL_ERROR)
-        self._sink.windows_changed()
+        self._sink.windows_changed(number)
 
     def _reset(self, number: int, payload: bytes) -> None:
         _check_size(len(payload) == 4)
@@ -379,8 +398,12 @@ class Http2:
             self._sink.settings_read()
             return
         _check_size(len(payload) % 6 == 0)
+        if len(payload) > 6 * _MOST_SETTINGS:
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM)
         for at in range(0, len(payload), 6):
             self._set(int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big"))
+        if self._initial + max(self.windows.values(), default=0) > _LARGEST:
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         self._out.append(_frame(SETTINGS, _ACK, 0, b""))
         self._sink.settings_changed()
 
@@ -388,11 +411,7 @@ class Http2:
         if name == _INITIAL_WINDOW:
             if value > _LARGEST:
                 raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
-            more, self._initial = value - self._initial, value
-            for stream in self.windows:
-                self.windows[stream] += more
-                if self.windows[stream] > _LARGEST:
-                    raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
+            self._initial = value
         elif name == _PUSHES:
             _check(value <= 1)
         elif name == _MAX_FRAME:

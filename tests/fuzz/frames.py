@@ -71,7 +71,9 @@ def _read(data: bytes, size: int) -> tuple[list[tuple[Any, ...]], bytes, str]:
     end = ""
     try:
         for begin in range(0, len(data), size):
-            http2.receive(data[begin : begin + size])
+            piece = data[begin : begin + size]
+            while piece:
+                piece = piece[http2.receive(piece) :]
     except Broken as broken:
         end = broken.code.name
     assert len(http2.windows) <= 10

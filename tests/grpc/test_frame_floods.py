@@ -1,0 +1,216 @@
+"""Frames that cost much and bring little: what each costs is bounded, and who sends too many is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import pytest
+from hpack import Encoder
+
+from bench.load import http2
+from headway.grpc import connection, messages
+from headway.grpc.calls import Call
+from headway.grpc.connection import CallConnection
+from headway.grpc.header_blocks import HeaderReader
+from headway.grpc.http2 import PREFACE, Broken, ErrorCode, Http2
+from headway.grpc.stream import CallStream
+from tests.grpc.stand import PREDICT, Port, predict, served
+from tests.grpc.test_leaving import Raw, raw
+from tests.grpc.test_open_inference import STREAM, request
+
+CHECK, WATCH = f"/{messages.HEALTH}/Check", f"/{messages.HEALTH}/Watch"
+REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
+_WINDOW = b"\0\4"
+"""Number of the setting for the window that each stream begins with."""
+
+
+class Deaf:
+    """Sink that drops what it hears."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def window(number: int, amount: int) -> bytes:
+    """More room on a stream; 0: on all."""
+    return http2.frame(http2.WINDOW, 0, number, amount.to_bytes(4, "big"))
+
+
+def initial(amount: int) -> bytes:
+    """Change of the window that each stream begins with."""
+    return http2.frame(http2.SETTINGS, 0, 0, _WINDOW + amount.to_bytes(4, "big"))
+
+
+def begun(*frames: bytes, streams: int = 1) -> Http2:
+    """Connection with open streams that has read some frames."""
+    it = Http2(Deaf(), 1000, 1 << 13, 1 << 14)
+    it.receive(PREFACE + b"".join(http2.headers(number, PREDICT) for number in range(streams)) + b"".join(frames))
+    return it
+
+
+async def found(client: Raw, kind: int) -> bytes:
+    """Payload of the next frame of a type."""
+    while True:
+        got, _, _, payload = await client.frame()
+        if got == kind:
+            return payload
+
+
+def test_a_window_of_all_streams_changes_what_each_has_left() -> None:
+    it = begun(initial(1000), streams=2)
+    it.data(1, b"a" * 900)
+    assert (it.room(1), it.room(3)) == (100, 1000)
+    it.receive(initial(500))
+    assert (it.room(1), it.room(3)) == (-400, 500)
+    it.receive(window(1, 450))
+    assert it.room(1) == 50
+    assert it.room(5) == 0
+
+
+@pytest.mark.parametrize("frames", [window(1, 10) + initial((1 << 31) - 1), initial((1 << 31) - 1) + window(1, 1)])
+def test_a_window_beyond_the_largest_is_refused_however_it_comes_about(frames: bytes) -> None:
+    it = begun(streams=3)
+    try:
+        it.receive(frames)
+    except Broken as broken:
+        assert broken.code is ErrorCode.FLOW_CONTROL_ERROR
+    else:
+        assert http2.frame(http2.RESET, 0, 1, ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")) in it.take()
+
+
+def test_a_frame_of_hundreds_of_settings_ends_the_connection() -> None:
+    begun(http2.frame(http2.SETTINGS, 0, 0, (_WINDOW + bytes(4)) * 32))
+    with pytest.raises(Broken, match="ENHANCE_YOUR_CALM"):
+        begun(http2.frame(http2.SETTINGS, 0, 0, (_WINDOW + bytes(4)) * 33))
+
+
+@pytest.mark.parametrize("change", [b"\x20", b"\x3f\xe1\x1f", b"\x3f\x80\x80\0"])
+def test_the_size_of_the_table_changes_twice_at_most(change: bytes) -> None:
+    fields = http2.headers(0, PREDICT)[9:]
+    assert HeaderReader(1 << 15).read(2 * change + fields).fields[b":method"] == b"POST"
+    with pytest.raises(Broken, match="COMPRESSION_ERROR"):
+        begun(http2.frame(http2.HEADERS, 4, 1, 3 * change + fields), streams=0)
+
+
+def test_a_call_counts_for_as_much_as_its_block_where_that_is_longer() -> None:
+    block = Encoder().encode([(b"x", b"\xf9" * 100)], huffman=True)
+    assert len(block) > 300
+    assert HeaderReader(1 << 15).read(block).size == len(block)
+
+
+def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
+    bomb = http2.headers(0, PREDICT)[9:] + b"\x40\1x\1y" + b"\xbe" * 500
+    calls = [http2.frame(http2.HEADERS, 4, http2.stream_of(number), bomb) for number in range(5)]
+    it, data, reads = begun(streams=0), b"".join(calls), []
+    while data:
+        reads.append(it.receive(data))
+        data = data[reads[-1] :]
+    assert reads == [len(call) for call in calls]
+    assert it.last == http2.stream_of(4)
+
+
+def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pumped: list[int] = []
+    pump = CallStream.pump
+
+    def counted(stream: CallStream) -> bool:
+        pumped.append(stream.number)
+        return pump(stream)
+
+    async def main(port: Port) -> None:
+        client, connections = await raw(port)
+        (it,) = connections.open
+        client.writer.write(
+            initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51))
+        )
+        while len(it.stuck) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+            await asyncio.sleep(0)
+        monkeypatch.setattr(CallStream, "pump", counted)
+        client.writer.write(window(http2.stream_of(7), 1) * 2 + window(0, 1) * 50 + http2.ping())
+        assert await found(client, http2.PING)
+        assert pumped[:2] == [http2.stream_of(7)] * 2
+        assert len(pumped) <= 2 + 3 * 50
+        client.writer.close()
+
+    served(main)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [http2.frame(http2.PING, 1, 0, b"x" * 8), http2.frame(http2.SETTINGS, 1, 0), http2.frame(7, 0, 0, bytes(8)), initial(9)],
+    ids=["answers to pings", "answers to settings", "goodbyes", "settings"],
+)  # fmt: skip
+def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
+    nothing: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BURDEN", 100)
+
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        client.writer.write(nothing * 120)
+        goodbye = b""
+        while not goodbye.endswith(b"too_many_frames"):
+            goodbye = await found(client, 7)
+        client.writer.close()
+
+    served(main)
+
+
+def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BURDEN", 100)
+
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        client.writer.write(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
+        for _ in range(120):
+            client.writer.write(window(http2.stream_of(1), 1))
+        assert (await found(client, 7)).endswith(b"too_many_frames")
+        client.writer.close()
+
+    served(main)
+
+
+def _asked(number: int, method: str, body: bytes, *, whole: bool = True) -> bytes:
+    return http2.headers(number, method) + http2.message(number, body, end=whole)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: http2.headers(n, PREDICT),
+        lambda n: _asked(n, PREDICT, predict("a")),
+        lambda n: http2.headers(n, STREAM),
+        lambda n: _asked(n, STREAM, request("a").SerializeToString(), whole=False),
+        lambda n: _asked(n, WATCH, b""),
+        lambda n: http2.headers(n, REFLECT),
+    ],
+    ids=["unsent", "unanswered", "silent stream", "stream", "watch", "reflection"],
+)  # fmt: skip
+def test_calls_that_are_cut_off_leave_no_cycles(call: Callable[[int], bytes]) -> None:
+    """Cycles of cancelled calls were found 300,000 objects at a time, which took 0.3 s of the event loop."""
+
+    async def main(port: Port) -> None:
+        port.gateway.hold = True
+        _, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
+        connections = port.listener._connections
+        assert connections is not None
+        gc.collect()
+        gc.disable()
+        try:
+            writer.write(http2.hello() + b"".join(map(call, range(10))))
+            while sum(len(one.streams) for one in connections.open) < 10:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0)
+            await port.gateway.until(lambda: True)
+            writer.transport.abort()
+            await connections.emptied()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            left = [one for one in gc.get_objects() if isinstance(one, Call | CallConnection)]
+        finally:
+            gc.enable()
+        port.gateway.waiting.clear()
+        assert left == []
+
+    served(main)

@@ -104,8 +104,13 @@ def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
         "worker": None if ran is None else ran.worker,
         "model_version": text((ran.version if ran is not None else "") or known.version) or None,
         "batch_id": None if ran is None else ran.batch_id,
-        "failed_part": ID_PREFIX + known.failed_part if known.failed_part else None,
+        "failed_part": _shown(known.failed_part),
+        "part_of": _shown(known.part_of),
     }
+
+
+def _shown(id: str) -> str | None:
+    return ID_PREFIX + id if id else None
 
 
 def _of_open(record: LedgerRecord) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _of_open(record: LedgerRecord) -> dict[str, Any]:
         "model": record.model,
         "created_at": instant(record.created_at),
         "model_version": record.version or None,
-        "part_of": ID_PREFIX + record.part_of if record.part_of else None,
+        "part_of": _shown(record.part_of),
     }
 
 
@@ -144,5 +149,5 @@ def _of_record(record: LedgerRecord) -> dict[str, Any]:
         "worker": record.worker or None,
         "model_version": record.version or None,
         "batch_id": record.batch_id or None,
-        "part_of": ID_PREFIX + record.part_of if record.part_of else None,
+        "part_of": _shown(record.part_of),
     }

@@ -74,10 +74,8 @@ class AcceptedRequests:
         now, wall = self._clock(), self._wall()
         self._taken = {}
         for key, one in list(self._new.items())[:AT_ONCE]:
-            several = one.several
-            part_of = several.id if several is not None and several.count > 1 and one.whole is None else ""
             created, seconds = wall - (now - one.since), one.deadline - one.since
-            row = open_record_of(one.principal, one.entry, created, seconds, self._tiers, part_of)
+            row = open_record_of(one.principal, one.entry, created, seconds, self._tiers, one.part_of)
             self._taken[key] = one, row
         return [row for _, row in self._taken.values()], self._ended[:AT_ONCE]
 

@@ -249,12 +249,10 @@ class LedgerWriter:
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
         """Record of a request. The first of several inputs has their request's, which tells what the client got."""
-        seconds, reply, several, part_of = ended - request.since, request.reply, request.several, ""
-        if several is not None and several.count > 1:
-            whole = several.whole
-            if request.whole is None:
-                part_of = several.id
-            elif whole.ended:
+        seconds, reply, part_of = ended - request.since, request.reply, ""
+        if request.several is not None:
+            whole, part_of = request.whole, request.part_of
+            if whole is not None and whole.ended:
                 at, seconds = at - seconds + whole.seconds, whole.seconds
                 output = reply.output if whole.failure is None else None
                 reply = replace(reply, output=output, failure=whole.failure, ran=whole.ran, shared=whole.shared)

@@ -123,6 +123,12 @@ class PendingRequest(msgspec.Struct, eq=False):
         return several.whole if several is not None and several.count > 1 and self.entry.id == several.id else None
 
     @property
+    def part_of(self) -> str:
+        """Id of the request with several inputs of which this is a further one; empty for a request."""
+        several = self.several
+        return several.id if several is not None and several.count > 1 and self.entry.id != several.id else ""
+
+    @property
     def ended(self) -> bool:
         """Whether it has its outcome."""
         return self.reply is not UNANSWERED

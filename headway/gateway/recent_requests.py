@@ -17,10 +17,10 @@ from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatu
 REMEMBERED = 10_000
 """Most answered requests that are known; their inputs and outputs are not kept."""
 
-_Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
+_Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None, str]
 """Principal, model, tier, version of the queue, why it failed, and its run.
 
-Of the first of several inputs also the outcome of the request, which has its id and may come later.
+Of the first of several inputs also the outcome of the request, which has its id and may come later; of a further one the id of the request.
 """
 
 
@@ -82,7 +82,7 @@ class RecentRequests:
         return None
 
     def _status(self, one: _Alike, begun: float) -> RequestStatus:
-        principal, model, tier, version, failure, ran, whole = one.shared
+        principal, model, tier, version, failure, ran, whole, part_of = one.shared
         seconds, part, whose = one.at - begun, "", (principal.tenant, principal.user, model, tier)
         if whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part
@@ -91,13 +91,13 @@ class RecentRequests:
                 return RequestStatus(EntryState.PROCESSING, waited, None, *whose, version=version)
         state = EntryState.COMPLETED if failure is None else EntryState.FAILED
         since = self._clock() - begun - seconds
-        return RequestStatus(state, seconds, failure, *whose, since, ran, version, part)
+        return RequestStatus(state, seconds, failure, *whose, since, ran, version, part, part_of)
 
 
 def _shared(request: PendingRequest) -> _Shared:
     entry, reply = request.entry, request.reply
-    whole = None if request.several is None else request.whole
-    return request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole
+    whole, part_of = (None, "") if request.several is None else (request.whole, request.part_of)
+    return request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole, part_of
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
@@ -105,4 +105,6 @@ def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> Re
     entry = pending.entry
     user, seconds = pending.principal.user, now - pending.since
     asked = entry.tenant, user, entry.model, entry.tier
-    return RequestStatus(state or EntryState.QUEUED, seconds, None, *asked, version=entry.version)
+    return RequestStatus(
+        state or EntryState.QUEUED, seconds, None, *asked, version=entry.version, part_of=pending.part_of
+    )

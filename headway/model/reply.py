@@ -68,6 +68,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         ran: run of the batch that the outcome came from; None when it came from none.
         version: version whose queue it waited in; empty: that for any.
         failed_part: id of the further one of its several inputs for which it failed; empty for none.
+        part_of: id of the request with several inputs of which this is a further one; empty for a request.
     """
 
     state: EntryState
@@ -81,3 +82,4 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     ran: BatchRun | None = None
     version: str = ""
     failed_part: str = ""
+    part_of: str = ""

@@ -36,6 +36,8 @@ class Told:
         self.records: Sequence[LedgerRecord] = ()
         self.status: RequestStatus | None = None
         self.letters: list[str] = []
+        self.part_of: list[tuple[str, str]] = []
+        """Requests of which the inputs are told to be parts: by the gateway while they waited, and after they ended."""
 
     @property
     def row(self) -> LedgerRecord:
@@ -45,6 +47,11 @@ class Told:
     @property
     def parts(self) -> list[LedgerRecord]:
         return [record for record in self.records if record.id != ID]
+
+
+async def part_of(stand: Stand, id: str) -> str:
+    status = await stand.gateway.status(id)
+    return "forgotten" if status is None else status.part_of
 
 
 def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None = None, **settings: Any) -> Told:
@@ -61,6 +68,8 @@ def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
             whole = FanOut(stand.gateway, ADA, ID, RequestOptions(timeout, 1), "m", inputs, b"", ended.set_result)
             whole.start()
+            held = dict.fromkeys(pending.entry.id for pending in stand.gateway._pending.values())
+            before = {id: await part_of(stand, id) for id in held}
             if leave_after is None:
                 found.replies = await ended
             else:
@@ -68,6 +77,7 @@ def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None
                 whole.abandon()
             await asyncio.sleep(5.0)
             found.status = await stand.gateway.status(ID)
+            found.part_of = [(before[id], await part_of(stand, id)) for id in held if id != ID]
             found.letters = [letter.entry.id for letter in await stand.dead.list()]
         await supervisor.stop()
         await writer.close()
@@ -91,6 +101,13 @@ def test_a_list_that_fails_is_failed_by_its_id_and_names_the_part_that_failed() 
     assert [found.status.failed_part] == found.letters
     assert found.status.seconds == pytest.approx(found.row.latency_ms / 1000)
     assert found.row.completed_at == pytest.approx(found.row.created_at + found.status.seconds)
+
+
+def test_a_further_input_is_told_to_be_a_part_from_the_beginning() -> None:
+    found = told(["a", "b", "c"])
+    assert found.part_of == [(ID, ID)] * 2
+    assert found.status is not None
+    assert found.status.part_of == ""
 
 
 def test_a_list_whose_first_input_fails_or_waits_while_another_fails_is_failed_by_its_id() -> None:

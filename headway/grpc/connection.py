@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.grpc.header_blocks import RequestFields
@@ -25,6 +26,8 @@ from headway.runtime import protocol_hints
 
 if TYPE_CHECKING:
     from headway.grpc.connections import PortConnections
+
+T = TypeVar("T")
 
 LAST = (1 << 31) - 1
 """Number of a stream that stands for all streams that were begun before the client has read it."""
@@ -148,6 +151,11 @@ class CallConnection(asyncio.Protocol):
         """Whether no call of its client is in hand."""
         return not self.streams
 
+    @property
+    def _payer(self) -> str:
+        """Name of who waits in line for what this connection takes."""
+        return self.address if self.owner is None or self.owner == UNKNOWN else self.owner
+
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,6 +224,10 @@ class CallConnection(asyncio.Protocol):
         else:
             self._note_sent()
         return len(data)
+
+    async def in_turn(self, work: Callable[[float], T]) -> T:
+        """Do work of a stream in its turn; see `MessageTurns.take`."""
+        return await self._port.turns.take(self._payer, work)
 
     def grant(self, stream: CallStream, amount: int) -> None:
         """Let the client send so many bytes more on a stream."""
@@ -355,8 +367,7 @@ class CallConnection(asyncio.Protocol):
         """Have bytes read when it is this connection's turn, and read nothing more before."""
         self._backlog = data
         self._adjust()
-        owner = self.address if self.owner is None or self.owner == UNKNOWN else self.owner
-        self._port.turns.wait(owner, self._go_on)
+        self._port.turns.wait(self._payer, self._go_on)
 
     def _go_on(self) -> None:
         backlog, self._backlog = self._backlog, b""

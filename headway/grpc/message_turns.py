@@ -84,7 +84,11 @@ class MessageTurns:
                 self.spend(before)
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.wait(owner, partial(self._serve, turn, work, self.clock()))
-        return await turn
+        del work
+        try:
+            return await turn
+        finally:
+            del turn  # An error holds what has raised it, and would hold itself.
 
     def _ask(self) -> None:
         if not self._asked:
@@ -112,4 +116,5 @@ class MessageTurns:
         except Exception as exc:
             turn.set_exception(exc)
         finally:
+            del turn, work  # Likewise.
             self.spend(before)

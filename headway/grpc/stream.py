@@ -10,6 +10,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes
@@ -148,7 +149,7 @@ class CallStream:
                 if missing <= 0:
                     packed, body = received[0], bytes(received[PREFIX : PREFIX + length])
                     del received[: PREFIX + length]
-                    return self._unpacked(body, most) if packed else body
+                    return await self.connection.in_turn(partial(self._unpacked, body, most)) if packed else body
             if self._whole:
                 if received:
                     raise Ended(StatusCode.INTERNAL, "the last message of the call is incomplete")
@@ -271,7 +272,7 @@ class CallStream:
             self._window += more
             self.connection.grant(self, more)
 
-    def _unpacked(self, body: bytes, most: int) -> bytes:
+    def _unpacked(self, body: bytes, most: int, waited: float) -> bytes:
         if self._encoding not in _ENCODINGS:
             raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
         unpacker = zlib.decompressobj(_ANY_WRAPPING)

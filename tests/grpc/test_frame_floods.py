@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hpack import Encoder
@@ -15,6 +17,7 @@ from headway.grpc.calls import Call
 from headway.grpc.connection import CallConnection
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.http2 import PREFACE, Broken, ErrorCode, Http2
+from headway.grpc.message_turns import SHARE
 from headway.grpc.stream import CallStream
 from tests.grpc.stand import PREDICT, Port, predict, served
 from tests.grpc.test_leaving import Raw, raw
@@ -167,6 +170,41 @@ def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(monkeypatch: py
         for _ in range(120):
             client.writer.write(window(http2.stream_of(1), 1))
         assert (await found(client, 7)).endswith(b"too_many_frames")
+        client.writer.close()
+
+    served(main)
+
+
+def test_messages_are_unpacked_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
+    packed = gzip.compress(bytes(1_000_000))
+    unpacked: list[int] = []
+    unpack = CallStream._unpacked
+
+    def slow(stream: CallStream, *asked: Any) -> bytes:
+        unpacked.append(turn)
+        now[0] += SHARE
+        return unpack(stream, *asked)
+
+    now, turn = [0.0], 0
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    async def main(port: Port) -> None:
+        client, connections = await raw(port)
+        connections.turns.clock = lambda: now[0]
+        monkeypatch.setattr(CallStream, "_unpacked", slow)
+        count()
+        for number in range(1, 11):
+            body = b"\1" + len(packed).to_bytes(4, "big") + packed
+            client.writer.write(http2.headers(number, CHECK, [("grpc-encoding", "gzip")]))
+            client.writer.write(http2.frame(http2.DATA, http2.END_STREAM, http2.stream_of(number), body))
+        for number in range(1, 11):
+            await client.answered(number)
+        assert len(unpacked) == len(set(unpacked)) == 10
         client.writer.close()
 
     served(main)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -105,5 +107,34 @@ def test_what_waits_lets_other_processes_go_first(monkeypatch: pytest.MonkeyPatc
         assert [name for _, name in loop.done] == ["a"], "nothing waited"
         await asyncio.gather(*(loop.take("b", name) for name in ("b", "c", "d")))
         assert [name for _, name in loop.done] == ["a", "b", "c", "others", "d"]
+
+    in_turns(main)
+
+
+def test_an_error_holds_nothing_of_its_work_once_its_caller_has_it() -> None:
+    """Bodies of 1 MB that were wrong stayed until the garbage collector came, thousands of objects later."""
+
+    class Body:
+        pass
+
+    def fail(body: Body, waited: float) -> None:
+        raise ValueError("no message")
+
+    async def main(loop: Loop) -> None:
+        bodies = [Body() for _ in range(3)]
+        left = [weakref.ref(body) for body in bodies]
+        first = loop.take("a", "first"), loop.take("a", "second")
+        asked = [asyncio.ensure_future(loop.turns.take("a", partial(fail, bodies.pop()))) for _ in left]
+        gc.disable()
+        try:
+            while asked:
+                with pytest.raises(ValueError, match="no message") as found:
+                    await asked.pop()
+                del found
+            await asyncio.sleep(0)  # The loop holds the one for which it has waited.
+            assert [ref() for ref in left] == [None] * 3
+        finally:
+            gc.enable()
+        await asyncio.gather(*first)
 
     in_turns(main)

@@ -421,13 +421,17 @@ class CallConnection(asyncio.Protocol):
         stream.task = asyncio.get_running_loop().create_task(make(stream).run())
 
     def oversized(self, number: int, ended: bool) -> None:
-        """Refuse a call with too many metadata, and have the client open another connection: no further call can begin on this one."""
+        """Refuse a call with too many metadata."""
         stream = self.streams[number] = CallStream(self, number, (), WINDOW)
         if ended:
             stream.finish_reading()
-        self._answered = True
-        self.retire(number)  # First, so that a client that has read the refusal sends its next call elsewhere.
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
+
+    def lost(self) -> None:
+        """Have the client open another connection, as no further call can begin on this one."""
+        if self._http2 is not None:
+            self._answered = True
+            self.retire(self._http2.last)
 
     def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
         """Hand data to a call."""

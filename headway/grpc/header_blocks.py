@@ -21,7 +21,7 @@ _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
 _MOST_KNOWN = 8
 _ENTRY = 32
 """Bytes that a header field counts beyond its name and value."""
-_NAMES = re.compile(rb":?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*")
+_NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
 """Names of header fields, joined by commas."""
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 """Octets that no value of a header field may have."""
@@ -46,24 +46,25 @@ class RequestFields:
         fields: value of each; the last one of those that came more than once.
         size: bytes of all, as HTTP/2 counts them, or of their block where that is longer.
         pseudo: number of those whose names begin with a colon.
-        malformed: whether they break a rule of HTTP/2 (RFC 9113, section 8).
+        misnamed: whether a name is one that no field of HTTP/2 may have (RFC 9113, section 8.2).
+        malformed: whether they break a rule for requests, or are misnamed (section 8.3).
         illegal: whether a value has an octet that none may have.
     """
 
-    __slots__ = ("fields", "headers", "illegal", "malformed", "pseudo", "size")
+    __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size")
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
         names = [name for name, _ in headers]
         joined, values = b",".join(names), b"\t".join([value for _, value in headers])
         self.fields = fields = dict(headers)
-        self.size = len(joined) + len(values) + (_ENTRY - 2) * len(names)
+        self.size = len(joined) + len(values) + (_ENTRY - 2) * len(names) + 2
         self.pseudo = joined.count(b":")
+        self.misnamed = not _NAMES.fullmatch(joined) or not _HOPS.isdisjoint(fields)
         self.malformed = (
-            not _NAMES.fullmatch(joined)
+            self.misnamed
             or sorted(names[: self.pseudo]) not in _PSEUDO
             or not fields[b":path"]
-            or not _HOPS.isdisjoint(fields)
             or fields.get(b"te", b"trailers") != b"trailers"
         )
         self.illegal = _ILLEGAL.search(values) is not None

@@ -19,8 +19,12 @@ FRAME_HEADER = 9
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 _END_STREAM = _ACK = 1
 _END_HEADERS, _PADDED, _PRIORITY = 4, 8, 0x20
-_PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 2, 3, 4, 5, 6
+_TABLE, _PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
 """Numbers of settings."""
+_DEFAULT_TABLE = 4096
+"""Bytes of a table of header fields."""
+_NO_TABLE = b"\x20"
+"""Beginning of a block of header fields that says that no table is used."""
 DEFAULT_WINDOW = 65_535
 """Bytes that a client may send ahead on each stream until it has read what it is told."""
 _LARGEST = (1 << 31) - 1
@@ -61,7 +65,10 @@ class Sink(Protocol):
         """A stream has begun; `ended`: its client sends nothing further on it."""
 
     def oversized(self, number: int, ended: bool) -> None:
-        """A stream has begun with more header fields than are read. From now on no stream begins."""
+        """A stream has begun with more header fields than are read."""
+
+    def lost(self) -> None:
+        """More header fields have come than are read. From now on no stream begins."""
 
     def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
         """Data have come on an open stream; `amount` is what they take of its window, with their padding."""
@@ -110,8 +117,8 @@ class Http2:
     """
 
     __slots__ = (
-        "_block", "_block_of", "_ends", "_in", "_initial", "_left", "_lost", "_most", "_most_block", "_open", "_out", "_part", "_preface", "_reader",
-        "_sink", "_unpacked", "_window", "last", "windows",
+        "_begun", "_block", "_block_of", "_ends", "_in", "_initial", "_left", "_lost", "_most", "_most_block", "_no_table", "_open", "_out", "_part",
+        "_reader", "_sink", "_unpacked", "_window", "last", "windows",
     )  # fmt: skip
 
     def __init__(self, sink: Sink, streams: int, window: int, most_header: int) -> None:
@@ -119,7 +126,8 @@ class Http2:
         self._reader = HeaderReader(self._most_block)
         self._lost = False
         """Whether the decoder has lost the connection's table."""
-        self._preface = PREFACE
+        self._begun = False
+        """Whether the preface has come."""
         self._part = b""
         self._unpacked = 0
         """Bytes of header fields that were unpacked since `receive` was called."""
@@ -132,6 +140,8 @@ class Http2:
         self._left: dict[int, None] = {}
         """Streams that ended here while the client sent, the latest `streams` of them: what is on its way on them is let pass."""
         self._window = self._initial = DEFAULT_WINDOW
+        self._no_table = False
+        """Whether the client has to be told that no table is used, as it has made its own smaller."""
         self._in = DEFAULT_WINDOW
         settings = (_MAX_STREAMS, streams), (_INITIAL_WINDOW, window), (_MAX_HEADERS, most_header)
         own = b"".join(name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in settings)
@@ -148,6 +158,8 @@ class Http2:
     def headers(self, number: int, block: bytes, *, end: bool) -> None:
         """Send a block of header fields; `end`: nothing follows on the stream."""
         flags = _END_HEADERS | (_END_STREAM if end else 0)
+        if self._no_table:
+            self._no_table, block = False, _NO_TABLE + block
         self._out.append(_frame(HEADERS, flags, number, block))
         if end:
             self.windows.pop(number, None)
@@ -197,14 +209,14 @@ class Http2:
             Broken: the client has broken the protocol.
         """
         given, self._unpacked = len(data), 0
-        if self._preface:
-            begin = min(len(self._preface), len(data))
-            if data[:begin] != self._preface[:begin]:
-                raise Broken(ErrorCode.PROTOCOL_ERROR)
-            self._preface, data = self._preface[begin:], data[begin:]
         if self._part:
             data = self._part + data
         at, length = 0, len(data)
+        if not self._begun:
+            if not self._begins(data):
+                self._part = data
+                return given
+            at = len(PREFACE)
         while at + FRAME_HEADER <= length:
             if self._unpacked > _READ_AT_ONCE:
                 self._part = b""
@@ -220,6 +232,14 @@ class Http2:
             at = end
         self._part = data[at:]
         return given
+
+    def _begins(self, data: bytes) -> bool:
+        """Whether the preface has come, and that settings follow it."""
+        size = len(PREFACE)
+        kind = data[size + 3 : size + 4]
+        _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
+        self._begun = bool(kind)
+        return self._begun
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or number != self._block_of):
@@ -242,6 +262,7 @@ class Http2:
             self._priority(number, payload)
         elif kind == GOAWAY:
             _check(not number)
+            _check_size(len(payload) >= 8)
             self._sink.left()
         elif kind == PUSH:
             raise Broken(ErrorCode.PROTOCOL_ERROR)
@@ -265,7 +286,7 @@ class Http2:
 
     def _unwanted(self, number: int, amount: int) -> None:
         """Let what came on a stream pass if its client could not know that it has ended, or never begins."""
-        _check(number > 0 and (self._lost or number <= self.last))
+        _check(number & 1 == 1 and (self._lost or number <= self.last))
         if number not in self._left and number <= self.last:
             raise Broken(ErrorCode.STREAM_CLOSED)
         self._sink.ignored(amount)
@@ -335,10 +356,11 @@ class Http2:
     def _lose(self) -> None:
         """Read no more of a block that is too large, nor of any that comes after it."""
         number, self._lost = self._block_of, True
-        if number <= self.last:
+        begins, self.last = number > self.last, max(number, self.last)
+        self._sink.lost()
+        if not begins:
             self._unread()
             return
-        self.last = number
         if not self._ends:
             self._open.add(number)
         self.windows[number] = 0
@@ -356,7 +378,7 @@ class Http2:
         """Take fields behind the data as the end of a stream; gRPC's clients send none."""
         if number not in self._open:
             self._unwanted(number, 0)
-        elif not ended or head.pseudo:
+        elif not ended or head.pseudo or head.misnamed:
             self._fail(number, ErrorCode.PROTOCOL_ERROR)
         else:
             self._open.discard(number)
@@ -376,7 +398,7 @@ class Http2:
             if self._window > _LARGEST:
                 raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         else:
-            _check(self._lost or number <= self.last)
+            _check(number & 1 == 1 and (self._lost or number <= self.last))
             if number in self.windows:
                 self.windows[number] += amount
                 if not amount or self._initial + self.windows[number] > _LARGEST:
@@ -385,7 +407,7 @@ class Http2:
 
     def _reset(self, number: int, payload: bytes) -> None:
         _check_size(len(payload) == 4)
-        _check(number > 0 and (self._lost or number <= self.last))
+        _check(number & 1 == 1 and (self._lost or number <= self.last))
         self.windows.pop(number, None)
         self._open.discard(number)
         self._left.pop(number, None)
@@ -412,6 +434,8 @@ class Http2:
             if value > _LARGEST:
                 raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
             self._initial = value
+        elif name == _TABLE:
+            self._no_table = self._no_table or value < _DEFAULT_TABLE
         elif name == _PUSHES:
             _check(value <= 1)
         elif name == _MAX_FRAME:

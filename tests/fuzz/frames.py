@@ -32,9 +32,9 @@ _CALL = (
 FRAMES = (
     PREFACE + frame(_SETTINGS) + _CALL,
     PREFACE + frame(_SETTINGS, 0, 0, b"\0\4\0\0\1\0") + frame(_SETTINGS, _ACK) + _CALL + frame(_PING, 0, 0, b"12345678"),
-    PREFACE + frame(_HEADERS, 0, 5, _HEAD[:9]) + frame(_CONTINUATION, _WHOLE, 5, _HEAD[9:]) + frame(_DATA, 0, 5, b"a")
+    PREFACE + frame(_SETTINGS) + frame(_HEADERS, 0, 5, _HEAD[:9]) + frame(_CONTINUATION, _WHOLE, 5, _HEAD[9:]) + frame(_DATA, 0, 5, b"a")
     + frame(_HEADERS, _WHOLE | _END, 5, block_of((("x", "y"),))) + frame(_GOAWAY, 0, 0, b"\0" * 8),
-    PREFACE + frame(_HEADERS, _WHOLE, 1, _TABLED + b"\xbe" * 120) + _CALL + frame(_HEADERS, _WHOLE, 7, _HEAD),
+    PREFACE + frame(_SETTINGS) + frame(_HEADERS, _WHOLE, 1, _TABLED + b"\xbe" * 120) + _CALL + frame(_HEADERS, _WHOLE, 7, _HEAD),
 )  # fmt: skip
 FRAME_WORDS = (
     frame(_DATA), frame(_DATA, _END, 1), frame(_HEADERS, _WHOLE, 7, _HEAD), frame(_HEADERS, 5, 1, _TABLED), frame(_RESET, 0, 1, b"\0" * 4),

@@ -49,7 +49,8 @@ def initial(amount: int) -> bytes:
 def begun(*frames: bytes, streams: int = 1) -> Http2:
     """Connection with open streams that has read some frames."""
     it = Http2(Deaf(), 1000, 1 << 13, 1 << 14)
-    it.receive(PREFACE + b"".join(http2.headers(number, PREDICT) for number in range(streams)) + b"".join(frames))
+    calls = [http2.headers(number, PREDICT) for number in range(streams)]
+    it.receive(b"".join((PREFACE, http2.frame(http2.SETTINGS, 0, 0), *calls, *frames)))
     return it
 
 

@@ -401,9 +401,8 @@ class CallConnection(asyncio.Protocol):
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """Begin a call."""
-        stream = self.streams[number] = CallStream(
-            self, number, head.headers, WINDOW if self._settled else DEFAULT_WINDOW
-        )
+        window = WINDOW if self._settled else DEFAULT_WINDOW
+        stream = self.streams[number] = CallStream(self, number, head.headers, window, ended)
         fields, port = head.fields, self._port
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(b"415")
@@ -422,9 +421,7 @@ class CallConnection(asyncio.Protocol):
 
     def oversized(self, number: int, ended: bool) -> None:
         """Refuse a call with too many metadata."""
-        stream = self.streams[number] = CallStream(self, number, (), WINDOW)
-        if ended:
-            stream.finish_reading()
+        stream = self.streams[number] = CallStream(self, number, (), WINDOW, ended)
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
 
     def lost(self) -> None:
@@ -507,6 +504,7 @@ class CallConnection(asyncio.Protocol):
             self._flush_soon()
             for stream in self.streams.values():
                 stream.narrow(DEFAULT_WINDOW - WINDOW)
+                stream.wake()  # There may be no room any more for the rest of a message.
 
     def windows_changed(self, number: int) -> None:
         """Send on."""

@@ -33,7 +33,7 @@ _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
 _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
 """Header fields of an answer with nothing but a status, and of one with messages."""
-_ENCODINGS = (b"gzip", b"deflate")
+_ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
 """Wish that zlib finds out by itself whether a message is in the format of gzip or its own."""
 
@@ -67,6 +67,7 @@ class CallStream:
         number: its number.
         headers: all header fields that it began with.
         window: bytes that the client may send before the call reads.
+        whole: whether the client has sent all.
 
     Attributes:
         task: task that answers the call.
@@ -79,14 +80,13 @@ class CallStream:
         "headers", "number", "sent", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: CallConnection, number: int, headers: Headers, window: int) -> None:
+    def __init__(self, connection: CallConnection, number: int, headers: Headers, window: int, whole: bool) -> None:
         self.connection, self.number, self.headers = connection, number, headers
         self.task: asyncio.Task[None] | None = None
         self.closed = False
         self._encoding = b""
         self._received = bytearray()
-        self._whole = False
-        """Whether the client has sent all."""
+        self._whole = whole
         self._missing: int | None = None
         """Bytes that are still to come by the content-length; None where there is none."""
         self._window = window
@@ -149,7 +149,7 @@ class CallStream:
                 if missing <= 0:
                     packed, body = received[0], bytes(received[PREFIX : PREFIX + length])
                     del received[: PREFIX + length]
-                    return await self.connection.in_turn(partial(self._unpacked, body, most)) if packed else body
+                    return await self._unpack(packed, body, most) if packed else body
             if self._whole:
                 if received:
                     raise Ended(StatusCode.INTERNAL, "the last message of the call is incomplete")
@@ -272,9 +272,18 @@ class CallStream:
             self._window += more
             self.connection.grant(self, more)
 
-    def _unpacked(self, body: bytes, most: int, waited: float) -> bytes:
+    async def _unpack(self, packed: int, body: bytes, most: int) -> bytes:
+        if packed > 1 or self._encoding in _NO_ENCODINGS:
+            raise Ended(
+                StatusCode.INTERNAL, "the message is marked as compressed in a way that grpc-encoding does not tell"
+            )
         if self._encoding not in _ENCODINGS:
+            if not self.closed:
+                self._begin()  # Its header fields say which encodings are known.
             raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
+        return await self.connection.in_turn(partial(self._unpacked, body, most))
+
+    def _unpacked(self, body: bytes, most: int, waited: float) -> bytes:
         unpacker = zlib.decompressobj(_ANY_WRAPPING)
         try:
             found = unpacker.decompress(body, most + 1)
@@ -284,7 +293,7 @@ class CallStream:
             raise Ended(
                 StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
             )
-        if not unpacker.eof:
+        if not unpacker.eof or unpacker.unused_data:
             raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked")
         return found
 

@@ -14,6 +14,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
@@ -66,6 +67,8 @@ _PIECE = 4096
 """Bytes that are read between two looks at how long it has taken."""
 _BEGUN = 0.000_05
 """Seconds that the beginning of a call counts for, as it takes them in the next turn of the event loop."""
+_ENDED = 20
+"""Calls that are ended between two looks at how long it takes; the end of one counts as its beginning does."""
 _FLUSH = 1 << 17
 """Bytes of answers that are made into frames before they are handed to the socket."""
 
@@ -191,12 +194,25 @@ class CallConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End all calls, and let go of everything."""
         self._transport = None
-        for stream in list(self.streams.values()):
+        streams = list(self.streams.values())
+        for stream in streams:
             stream.close()
-            stream.cancel()
         self.streams.clear()
         self._http2, self._backlog = None, b""
         self._port.leave(self)
+        if streams and self._port.turns.free:
+            self._cancel(streams)
+        elif streams:
+            self._port.turns.wait(self._payer, partial(self._cancel, streams))
+
+    def _cancel(self, streams: list[CallStream]) -> None:
+        """End calls whose client has left, some of them in each turn of the event loop."""
+        turns, ended = self._port.turns, streams[:_ENDED]
+        for stream in ended:
+            stream.cancel()
+        turns.add(_BEGUN * len(ended))
+        if len(streams) > _ENDED:
+            turns.wait(self._payer, partial(self._cancel, streams[_ENDED:]))
 
     # What its streams do.
 

@@ -253,3 +253,34 @@ def test_calls_that_are_cut_off_leave_no_cycles(call: Callable[[int], bytes]) ->
         assert left == []
 
     served(main)
+
+
+def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9,000 calls of connections that were cut at once took 0.3 s of the event loop."""
+    ended: list[int] = []
+    cancel, turn = CallStream.cancel, 0
+
+    def noted(stream: CallStream) -> None:
+        ended.append(turn)
+        cancel(stream)
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    async def main(port: Port) -> None:
+        client, connections = await raw(port)
+        (it,) = connections.open
+        client.writer.write(b"".join(http2.headers(number, CHECK) for number in range(1, 201)))
+        while len(it.streams) < 200:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+            await asyncio.sleep(0)
+        monkeypatch.setattr(CallStream, "cancel", noted)
+        count()
+        client.writer.transport.abort()
+        await connections.emptied()
+        while len(ended) < 200:  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0)
+        assert max(map(ended.count, ended)) <= 60
+
+    served(main)

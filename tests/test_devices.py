@@ -120,6 +120,10 @@ def test_a_pool_grows_as_far_as_there_are_gpus() -> None:
     assert allot(Settings(workers=1, devices="4"), Gpus(("3", "4"), "3,4")).most == 1
 
 
+def test_a_uuid_is_the_same_in_capitals() -> None:
+    assert given(1, Gpus((UUID,), UUID), UUID.upper()) == [UUID.upper()]
+
+
 def test_more_workers_than_gpus_are_refused_with_three_ways_out() -> None:
     with pytest.raises(SettingError) as caught:
         given(4, Gpus(("3", "4"), "3,4"))

@@ -191,7 +191,8 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
 
 
 def _same(id: str, other: str) -> bool:
-    """Whether two ids name one GPU. CUDA takes the beginning of a UUID for all of it."""
+    """Whether two ids name one GPU. CUDA takes the beginning of a UUID for all of it, in capitals or not."""
+    id, other = id.lower(), other.lower()
     return id == other or (not _INDEX.fullmatch(id) and (id.startswith(other) or other.startswith(id)))
 
 

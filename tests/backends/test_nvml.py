@@ -81,6 +81,7 @@ def test_what_the_driver_does_not_tell_of_a_gpu_is_none(place: Place) -> None:
         ("1", "GPU-bb02"),
         ("GPU-bb02", "GPU-bb02"),
         ("GPU-b", "GPU-bb02"),
+        ("GPU-BB02", "GPU-bb02"),
         ("MIG-7", "MIG-7"),
         ("2", None),
         ("GPU-c", None),

@@ -274,10 +274,9 @@ class Nvml:
         nvml = self._nvml
         if device.startswith("MIG-"):
             return self._told(nvml.nvmlDeviceGetHandleByUUID, device)
-        if not device.isdecimal():  # CUDA takes the beginning of a UUID for all of it.
-            return next(
-                (one for one in self._all() if (self._told(nvml.nvmlDeviceGetUUID, one) or "").startswith(device)), None
-            )
+        if not device.isdecimal():  # CUDA takes the beginning of a UUID for all of it, in capitals or not.
+            ids = ((one, self._told(nvml.nvmlDeviceGetUUID, one) or "") for one in self._all())
+            return next((one for one, uuid in ids if uuid.lower().startswith(device.lower())), None)
         if (
             os.environ.get(ORDER) != BY_PLACE
             and len({self._told(nvml.nvmlDeviceGetName, one) for one in self._all()}) > 1

@@ -2,9 +2,10 @@
 
 Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
-    a gateway      a healthy worker is known; while the broker is out of reach: requests are still held for it, or
-                   there is something to ask in its place. A broker that answers again counts once requests go to it
-    only batchers  one of its own slots is healthy
+    a gateway      a healthy worker is known, or one that is short of memory and works on; while the broker is out of
+                   reach: requests are still held for it, or there is something to ask in its place. A broker that
+                   answers again counts once requests go to it
+    only batchers  one of its own slots is healthy, or works on
     neither        the broker answers
 
 None is while it starts: its admin port answers from the first moment, so that what loads for minutes is known to live.
@@ -152,8 +153,9 @@ class Readiness:
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by some workers, and those of them that it comes from.
 
-        `ok`: all that there should be. `degraded`: not every worker is healthy, or fewer than expected are. `unavailable`: none is. `starting`: not up
-        yet. `draining`: shutting down. A worker elsewhere that is offline has left, or is given up: it is not waited for.
+        `ok`: all that there should be. `degraded`: not every worker is healthy, or fewer than expected are.
+        `unavailable`: none is, and none works on. `starting`: not up yet. `draining`: shutting down. A worker elsewhere
+        that is offline has left, or is given up: it is not waited for.
         """
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
@@ -163,8 +165,9 @@ class Readiness:
         if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        if not healthy:
-            return "unavailable", counted
+        if not healthy:  # Out of a balancer, nobody would ask those that work on.
+            works = any(worker.scarce and worker.status is WorkerStatus.DEGRADED for worker in counted)
+            return "degraded" if works else "unavailable", counted
         return "ok" if healthy == len(counted) and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:

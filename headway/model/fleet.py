@@ -111,6 +111,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
         gpu_figures: figures of its GPU; None without one, or where they are not known.
+        scarce: whether it is degraded only as memory is scarce, and works on.
         load_seconds: seconds that a load of its model is expected to take on its GPU, which holds several; 0: not known.
     """
 
@@ -142,6 +143,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     every: float = 0.5
     gpu_figures: GpuFigures | None = None
     load_seconds: float = 0.0
+    scarce: bool = False
 
     @property
     def backend(self) -> tuple[int, int]:

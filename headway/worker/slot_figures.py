@@ -182,4 +182,5 @@ class SlotFigures:
             failed=self.failed,
             every=every,
             gpu_figures=self.gpu_figures,
+            scarce=bool(reason) and reason == self.scarce,
         )

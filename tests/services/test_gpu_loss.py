@@ -170,8 +170,10 @@ def test_a_worker_whose_gpu_has_no_memory_left_works_on_and_counts_as_lost_capac
         async def seen() -> tuple[Any, tuple[str, str]]:
             """Rate that the throttle lets in, and report on the worker, once figures have settled."""
             await flood(gateway, FREE, 100.0, 3.0)
-            workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
-            return gateway.limiter.throttles["m"].rate, workers["full/gpu-0"]
+            workers = {one.worker_id: one for one in await fleets.broker.workers()}
+            found = workers["full/gpu-0"]
+            assert found.scarce is bool(found.reason), "what serves on is told from what does not"
+            return gateway.limiter.throttles["m"].rate, (found.status.value, found.reason)
 
         whole, fine = pytest.approx(2 * PER_WORKER * USABLE, rel=0.05), ("healthy", "")
         half, full = pytest.approx(PER_WORKER * USABLE, rel=0.05), "of the GPU's memory is in use"

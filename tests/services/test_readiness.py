@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
@@ -173,6 +174,21 @@ def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_man
             await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
             checks = {"workers": f"{count} of {count} healthy", "expected_workers": 2, "draining": False}
             assert await ready.look() == (word, checks)
+
+    run(main)
+
+
+def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_work_on() -> None:
+    async def main(clock: Clock) -> None:
+        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+        ready = Readiness(broker, lambda: False)
+        resting = WorkerInfo(worker_id="a", model="m", status=WorkerStatus.DEGRADED, reason="rests")
+        await broker.heartbeat(resting)
+        assert (await ready.look())[0] == "unavailable"
+        await broker.heartbeat(replace(resting, scarce=True))
+        assert await ready.look() == ("degraded", {"workers": "0 of 1 healthy", "draining": False})
+        await broker.heartbeat(replace(resting, status=WorkerStatus.OFFLINE, scarce=True))
+        assert (await ready.look())[0] == "unavailable"
 
     run(main)
 

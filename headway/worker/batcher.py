@@ -398,9 +398,11 @@ class Batcher:
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
             self._counts.failed(lease, failure.cause.value, seconds)
+        # After most of a GPU's errors nothing works in that process any more: the next input would be blamed for it.
+        erred = self.figures.gpu_erred() and not broken
         # A batch of suspects says little of the backend, unless it was the backend's own fault.
-        if lease.reason != RETRY or failure.cause in NEVER_SPLIT:
-            self._breaker.failure(self._clock(), certain=not ran)
+        if erred or lease.reason != RETRY or failure.cause in NEVER_SPLIT:
+            self._breaker.failure(self._clock(), certain=erred or not ran)
         if broken:
             self._retire = True
             await self._become(WorkerStatus.STARTING)

@@ -54,6 +54,7 @@ class SlotFigures:
         self.failed = 0.0
         self._scarce = self._gpu_scarce = False
         self._xids: dict[int, int] = {}
+        self._erred = False
         self._entries = self._sizes = 0.0
         self._slot = slot
         self._memory, self._gpu = memory, gpu
@@ -112,8 +113,14 @@ class SlotFigures:
 
     def loaded(self) -> None:
         """Note that the model has been loaded."""
+        self._erred = False
         if self._gpu is not None:
             self._gpu.loaded()
+
+    def gpu_erred(self) -> bool:
+        """Whether the GPU has reported errors since the last call, or since the model was loaded."""
+        erred, self._erred = self._erred, False
+        return erred
 
     def _note_gpu(self, gpu: Gpu, figures: GpuFigures | None) -> None:
         self.gpu_figures = figures
@@ -127,7 +134,7 @@ class SlotFigures:
                 gpu=figures.uuid,
                 xids=", ".join(map(str, sorted(news))),
             )
-            self._xids = figures.xids
+            self._xids, self._erred = figures.xids, True
 
     def _judged(self, what: str, used: float, before: bool, settled: float = 0.0) -> bool:
         scarce = health.scarce(used, before, settled)

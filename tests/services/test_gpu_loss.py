@@ -132,6 +132,50 @@ def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever() -> None:
     virtual_time.run(main)
 
 
+def test_a_batch_that_fails_as_the_gpu_reports_an_error_has_its_worker_probed_before_another_runs() -> None:
+    """After most Xid errors no call of CUDA works in that process any more: a fine input would be blamed."""
+
+    async def main(clock: Clock) -> None:
+        gpu, poisoned = FakeGpu(), False
+
+        def run(entries: Sequence[Entry]) -> BatchRaised | None:
+            nonlocal poisoned
+            if backend.starts == starts and poisoned:
+                return BatchRaised("CUDA error: an illegal memory access was encountered")
+            if entries[0].input == "poison":
+                poisoned, gpu.now = True, replace(gpu.now, xids={31: gpu.now.xids.get(31, 0) + 1})
+                return BatchRaised("CUDA error: an illegal memory access was encountered")
+            return None
+
+        backend = FakeBackend(0.01, run)
+        async with Stand(clock, backend, gpus=[gpu]) as stand:
+            starts = backend.starts
+            reply = asyncio.ensure_future(stand.ask("poison", timeout=3.0))
+            await asyncio.sleep(0.015)
+            assert poisoned
+            assert (await stand.ask("fine", timeout=3.0)).failure is None
+            assert (await reply).failure is not None
+            assert len(await stand.dead.list()) == 1
+
+    virtual_time.run(main)
+
+
+def test_an_error_that_the_gpu_reported_earlier_has_the_worker_probed_once() -> None:
+    async def main(clock: Clock) -> None:
+        gpu = FakeGpu()
+        backend = FakeBackend(0.01, lambda entries: BatchRaised("no") if "bad" in str(entries[0].input) else None)
+        async with Stand(clock, backend, gpus=[gpu]) as stand:
+            gpu.read = gpu.now = replace(gpu.now, xids={94: 1})
+            await asyncio.sleep(BEAT)
+            assert backend.batches == []
+            for bad in range(2):
+                assert (await stand.ask(f"bad {bad}", timeout=3.0)).failure is not None
+            assert backend.starts == 1
+            assert sum("bad" not in batch[0] for batch in backend.batches) == 1
+
+    virtual_time.run(main)
+
+
 def test_a_worker_without_a_gpu_left_ends_when_its_process_does() -> None:
     async def main(clock: Clock) -> None:
         gpu = FakeGpu()

@@ -151,7 +151,7 @@ class Batcher:
         self._up_since = 0.0
         self._asked = self._draining = self._interrupted = False
         self._restarts = -1
-        self._keeper = LeaseKeeper(broker)
+        self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
         self._stirred_at = clock()
         """Instant of the last change of the status, or the end of the last batch."""
@@ -409,9 +409,11 @@ class Batcher:
         await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch until the broker answers; None if the first of the batch gave up before."""
-        until = max(since + lease.time_left, self._clock() + LEAST_TIME_LEFT)
-        failures = 0
+        """Hand in the outcome of a batch until the broker answers; None if it was given up before.
+
+        It is given up when the first of the batch gives up. A slot that drains gives it up with its lease, too: then another runs the batch.
+        """
+        least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
             try:
                 answer = await tell()
@@ -419,7 +421,10 @@ class Batcher:
                 self._availability.failed(self._clock(), error)
                 failures += 1
                 pause = backoff(failures, self._rng())
-                if self._clock() + pause > until:
+                until = since + lease.time_left
+                if self._draining:
+                    until = min(until, max(since, self._keeper.renewed_at) + lease.expires_at - lease.granted_at)
+                if self._clock() + pause > max(until, least):
                     log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
                     return None
                 await asyncio.sleep(pause)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Callable
 
 from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import BrokerUnavailable
@@ -20,10 +22,15 @@ class LeaseKeeper:
 
     Arguments:
         broker: broker that granted it.
+        clock: monotonic seconds.
+
+    Attributes:
+        renewed_at: instant at which the last answer came that the lease is renewed.
     """
 
-    def __init__(self, broker: WorkSource) -> None:
-        self._broker = broker
+    def __init__(self, broker: WorkSource, clock: Callable[[], float]) -> None:
+        self._broker, self._clock = broker, clock
+        self.renewed_at = -math.inf
         self._ended = False
         self._lease: Lease | None = None
         self._there = asyncio.Event()
@@ -53,7 +60,8 @@ class LeaseKeeper:
             else:
                 with contextlib.suppress(BrokerUnavailable, TimeoutError):
                     async with asyncio.timeout((lease.expires_at - lease.granted_at) / TRIES):
-                        await self._broker.extend(lease)
+                        if await self._broker.extend(lease):
+                            self.renewed_at = self._clock()
 
     def end(self) -> None:
         """Have the loop end: the slot runs nothing any more."""

@@ -139,14 +139,14 @@ class Fleet:
             if not asked.outcome:
                 lose(asked)
 
-    def end(self, *servers: Server) -> None:
-        """Tell processes to end; they do so in good order."""
+    def end(self, *servers: Server, unheard: bool = False) -> None:
+        """Tell processes to end; they do so in good order. `unheard`: there is no server that they could tell."""
         for server in servers:
             server.signal()
         for server in servers:
             server.check_end()
             self._of(server).remove(server)
-            self._left.append(self._ids.get(server, ""))
+            (self._gone if unheard else self._left).append(self._ids.get(server, ""))
 
     def end_at_once(self, server: Server) -> None:
         """Tell a process to end, and while it is at it, that it must not wait for anything."""

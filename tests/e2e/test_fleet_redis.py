@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import select
 import socket
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.client import PATIENCE, wait_until
-from tests.e2e.fleet import AWAY, CUT_OFF, DEADLINE, PATIENT, TARGET, fleet, gate_of, pause, resume
+from tests.e2e.client import PATIENCE, Gate, request, wait_until
+from tests.e2e.fleet import AWAY, CUT_OFF, DEADLINE, FORGETFUL, PATIENT, TARGET, fleet, gate_of, pause, resume
 from tests.e2e.server import Server
 from tests.servers.redis import RedisServer, client
 from tests.servers.sentinel import SentinelSetup
@@ -119,6 +120,27 @@ def test_a_durable_server_that_is_killed_goes_on_where_it_was(tmp_path: Path, du
         for one in asked:
             one.output()
             assert len(it.runs(one)) == 1
+
+
+def test_a_worker_that_is_told_to_end_without_the_server_leaves_its_task_to_another(
+    tmp_path: Path, durable: RedisServer
+) -> None:
+    flags = (*FORGETFUL, "--drain-timeout-ms", "600000")
+    with fleet(tmp_path, durable, workers=1, worker_flags=flags, lawful=False) as it:
+        it.expected |= AWAY | {"nobody could be told what came of a batch"}
+        [gateway], [worker] = it.gateways, it.workers
+        gate, line = Gate(tmp_path), gateway.connect()
+        body = json.dumps({"input": gate.text()}).encode()
+        line.send(request(body, "/v1/inference", "Prefer: respond-async"))
+        path = line.answer().header["location"]
+        gate.reached()
+        durable.kill()
+        gate.dissolve()
+        it.end(worker, unheard=True)
+        durable.start()
+        it.start("worker")
+        line.send(request(b"", f"{path}?wait=30", method="GET"))
+        assert line.answer().json["status"] == "SUCCESS"
 
 
 def test_a_server_that_comes_back_empty_is_told_again_by_the_gateways(tmp_path: Path, redis: RedisServer) -> None:

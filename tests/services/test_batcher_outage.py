@@ -10,12 +10,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway import errors
+from headway.brokers.memory.broker import LEASE_SECONDS
 from headway.core.policies.paced import Paced
 from headway.errors import BatchRaised
 from headway.model import Entry, Lease, WorkerStatus
 from tests.services.calls import once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
+from tests.services.troubled import CALL_TIMEOUT
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
@@ -153,6 +155,54 @@ def test_a_drain_ends_with_the_broker_away(mode: str, busy: bool) -> None:
             async with asyncio.timeout(5.0 if busy else 2.5):
                 await asyncio.gather(*fleet.serving)
                 await fleet.batchers[0].stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("mode", ["refuse", "stall"])
+def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_tasks(mode: str) -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(2.0)) as fleet:
+            fleet.ask("x", timeout=600.0, task=True)
+            await asyncio.sleep(1.2)
+            await fleet.server.become(mode)
+            fleet.server.cut()
+            fleet.batchers[0].drain()
+            with capture_logs() as lines:
+                async with asyncio.timeout(LEASE_SECONDS + CALL_TIMEOUT):
+                    await asyncio.gather(*fleet.serving)
+            assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
+
+    run(main)
+
+
+def test_a_slot_that_drains_hands_in_a_batch_of_tasks_when_the_broker_is_back_within_its_lease() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(2.0), FakeBackend(2.0)) as fleet:
+            asked = fleet.ask("x", timeout=600.0, task=True)
+            await asyncio.sleep(1.2)
+            await fleet.server.become("refuse")
+            fleet.server.cut()
+            for batcher in fleet.batchers:
+                batcher.drain()
+            await asyncio.sleep(LEASE_SECONDS - 2.0)
+            await fleet.server.become("fine")
+            assert await fleet.answered(asked) == ["ok"]
+            await asyncio.gather(*fleet.serving)
+            assert fleet.runs("x") == 1
+
+    run(main)
+
+
+def test_a_drain_that_begins_after_the_lease_of_a_batch_of_tasks_has_run_out_ends_at_once() -> None:
+    async def main(clock: Clock) -> None:
+        async with Fleet(clock, FakeBackend(0.1)) as fleet:
+            fleet.server.script = lambda name: "refuse" if name in ("complete", "extend") else None
+            fleet.ask("x", timeout=600.0, task=True)
+            await asyncio.sleep(LEASE_SECONDS * 3)
+            fleet.batchers[0].drain()
+            async with asyncio.timeout(CALL_TIMEOUT):
+                await asyncio.gather(*fleet.serving)
 
     run(main)
 

@@ -165,7 +165,7 @@ def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it() -> None
                 extended.append(harness.now())
                 return True
 
-        keeper = LeaseKeeper(Source())  # type: ignore[arg-type]
+        keeper = LeaseKeeper(Source(), harness.now)  # type: ignore[arg-type]
         renewing = asyncio.ensure_future(keeper.renew_on())
         await asyncio.sleep(3.2)
         await harness.broker.enqueue([ask(id="a")])

@@ -448,6 +448,24 @@ async def test_what_was_charged_is_offered_again_without_charge(fleet: Fleet, cl
     assert set(await fleet.answered(*asked, *late)) == {"ok"}
 
 
+@scene()
+async def test_a_gateway_that_drains_brings_its_task_back_to_a_broker_that_has_lost_it(
+    fleet: Fleet, clock: Clock
+) -> None:
+    asked = fleet.ask("a", task=True, timeout=600.0)
+    await asked.was_admitted.wait()
+    fleet.gateway.detach(TENANT, asked.id)
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    drained = asyncio.ensure_future(fleet.gateway.emptied())
+    await asyncio.sleep(25.0)
+    assert not drained.done()
+    fleet.server.lose_everything()
+    await fleet.server.become("fine")
+    await drained
+    assert output(await fleet.gateways[1].outcome(TENANT, asked.id)) == "A"
+
+
 @scene(cache=True, collapse=True)
 async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(fleet: Fleet, clock: Clock) -> None:
     at_once = [fleet.ask("a", gateway=number % 2) for number in range(1000)]

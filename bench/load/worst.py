@@ -338,6 +338,7 @@ NEIGHBOURS: dict[str, Worst] = {
         newcomers=True,
     ),
 }  # fmt: skip
+NEIGHBOURS |= {name: WORST[name] for name in ("streams", "many streams", "refused bodies")}
 WORST |= NEIGHBOURS | {
     "half messages": Worst(
         "messages of 1 MB over gRPC, never ended",

@@ -1,7 +1,7 @@
 """Turns of the event loop for what has arrived: frames of connections, and messages.
 
 To read what a connection has sent takes some time of the event loop, and to take a message in, from its bytes to the gateway, up to some
-milliseconds; a client with many streams has one ready on each of them. So all of it together has a few milliseconds in one turn of the
+milliseconds; a client with many streams has one ready on each of them. So all of it together has a millisecond in one turn of the
 loop, however much there is. What is beyond waits here: tenants take turns, and everything else in the process has its own in between.
 Nothing further is read for what waits, so that its client is held back by flow control.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from headway.core.tenant_turns import TenantTurns
 from headway.runtime.fair_turns import give_way
 
-SHARE = 0.002
+SHARE = 0.001
 """Seconds within one turn of the loop after which nothing further begins."""
 
 T = TypeVar("T")

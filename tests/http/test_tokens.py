@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.http.openai.answers import ChoicesWriter
 from headway.model import TokenCount, added_up
 from headway.oip.tensors import pack
 from tests.http.stand import Stand, get, post, served
@@ -79,6 +80,30 @@ def test_the_open_inference_protocol_tells_the_tokens_as_a_parameter_of_the_answ
         assert await told("a", "b") == {"tokens_used": 14}
 
     served(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("each", "choices", "prompt", "completion"),
+    [
+        ([TokenCount(7, 3), None], 1, 3, 4),
+        ([None, TokenCount(7, 3), TokenCount(2, 1)], 1, 4, 5),
+        ([TokenCount(7, 3), TokenCount(5, 3), None, TokenCount(4, 1)], 2, 4, 9),
+    ],
+)
+def test_the_usage_of_several_choices_is_that_of_those_that_tell_it(
+    each: list[TokenCount | None], choices: int, prompt: int, completion: int, chat: bool, stream: bool
+) -> None:
+    write = ChoicesWriter("m", chat, stream, True, choices)
+    _, pieces = write("req_x", ["a"] * len(each), 1.0, "1", each)
+    assert not isinstance(pieces, bytes)
+    *_, last = [text for text in b"".join(pieces).decode().split("data: ") if "DONE" not in text]
+    assert json.loads(last)["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def test_openai_s_clients_find_the_tokens_as_usage() -> None:

@@ -207,10 +207,11 @@ def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
-    """Usage of all, where each has reported it. Each prompt counts once, whatever its choices."""
+    """Usage of all, as far as it was told; None where that of none was. Each prompt counts once, whatever its choices."""
     known = [usage for usage in each if usage is not None]
-    if not known or len(known) < len(each):
+    if not known:
         return None
-    prompt = sum(one.prompt_tokens for one in known[::choices])
+    prompts = (filter(None, each[first : first + choices]) for first in range(0, len(each), choices))
+    prompt = sum(one.prompt_tokens for told in prompts if (one := next(told, None)) is not None)
     completion = sum(one.completion_tokens for one in known)
     return Usage(prompt, completion, prompt + completion)

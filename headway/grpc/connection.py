@@ -399,18 +399,20 @@ class CallConnection(asyncio.Protocol):
         try:
             read = http2.receive(data)
         except Broken as broken:
-            http2.leave(http2.last, broken.code)
-            self.close()
+            self._cut("protocol_error", broken.code)
             return 0
-        if self._burden > BURDEN:
-            self._cut(b"too_many_frames")
-            return 0
+        if self._burden > BURDEN // 2:
+            if self._burden > BURDEN:
+                self._cut("too_many_frames")
+                return 0
+            self.retire()  # A proxy then opens another connection, and its other clients lose no call.
         return 0 if self._transport is None or self._transport.is_closing() else read
 
-    def _cut(self, why: bytes) -> None:
-        """Cut the connection of a client that sends too much of what costs time."""
+    def _cut(self, reason: str, code: ErrorCode = ErrorCode.ENHANCE_YOUR_CALM) -> None:
+        """Cut the connection of a client that sends too much of what costs time, or breaks the protocol."""
+        self._port.count_cut(reason)
         if self._http2 is not None:
-            self._http2.leave(self._http2.last, ErrorCode.ENHANCE_YOUR_CALM, why)
+            self._http2.leave(self._http2.last, code, reason.encode())
         self.close()
 
     # What the frames say.
@@ -497,7 +499,7 @@ class CallConnection(asyncio.Protocol):
         if now < self._pinged_at + LEAST_PING:
             self._strikes += 1
             if self._strikes > _PING_STRIKES:
-                self._cut(b"too_many_pings")
+                self._cut("too_many_pings")
         self._pinged_at = now
 
     def ponged(self, data: bytes) -> None:

@@ -12,6 +12,7 @@ from headway.grpc.header_blocks import RequestFields
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.statuses import StatusCode
 from headway.grpc.stream import Ended
+from headway.runtime import protocol_hints
 from headway.runtime.protocol_hints import ProtocolHints
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class PortConnections:
         self.open[connection] = None
         connection.leaves = self.clock() + self._age * (1.0 + JITTER * (2.0 * self._jitter() - 1.0))
         return True
+
+    def count_cut(self, reason: str) -> None:
+        """Count a connection that is cut for what its client sends, and log it if that is due."""
+        self._refusals[reason, "none", ""] += 1
+        self.hints.tell(protocol_hints.CUTS[reason])
 
     def leave(self, connection: CallConnection) -> None:
         """Forget a connection."""

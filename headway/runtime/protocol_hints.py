@@ -1,4 +1,4 @@
-"""Log lines on clients that speak another protocol than the port: once a minute for each, with the number since."""
+"""Log lines on clients that speak another protocol than the port, or speak it wrongly: once a minute for each, with the number since."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ HTTP2 = (
     "a client speaks HTTP/2 to the HTTP port",
     "gRPC has a port of its own, that of --grpc-port; other clients ask in HTTP/1.1",
 )
+CUTS = {
+    "protocol_error": (
+        "a client of the gRPC port breaks HTTP/2",
+        "its connection ended; look for a faulty client or proxy",
+    ),
+    "too_many_frames": (
+        "a client sends too many frames that bring nothing",
+        "its connection ended; clients that cancel most of their calls may give them a deadline, and a proxy may limit others",
+    ),
+    "too_many_pings": (
+        "a client pings too often",
+        "its connection ended; let it ping every 10 s at most (GRPC_ARG_KEEPALIVE_TIME_MS)",
+    ),
+}
+"""Cuts of connections of the gRPC port, by the reason that `headway_refusals_total` has."""
 HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own, that of --port")
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
 from hpack import Encoder
 
 from bench.load import http2
 from headway.grpc import connection, messages
 from headway.grpc.calls import Call
-from headway.grpc.connection import CallConnection
+from headway.grpc.connection import LAST, LEAVING, CallConnection
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.http2 import PREFACE, Broken, ErrorCode, Http2
 from headway.grpc.message_turns import SHARE
@@ -159,6 +160,45 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
         goodbye = b""
         while not goodbye.endswith(b"too_many_frames"):
             goodbye = await found(client, 7)
+        assert port.counters.refusals["too_many_frames", "none", ""] == 1
+        client.writer.close()
+
+    with structlog.testing.capture_logs() as lines:
+        served(main)
+    assert [
+        line["times"] for line in lines if line["event"] == "a client sends too many frames that bring nothing"
+    ] == [1]
+
+
+def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connection_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a proxy, which puts the calls of many clients on one connection."""
+    monkeypatch.setattr(connection, "BURDEN", 100)
+
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        port.gateway.hold = True
+        client.ask(1)
+        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+        for number in range(2, 20):
+            client.writer.write(http2.headers(number, PREDICT) + http2.reset(number))
+        assert await client.next(7) == LAST.to_bytes(4, "big") + bytes(4)
+        port.gateway.release()
+        await client.answered(1)
+        client.writer.write(http2.frame(http2.PING, 1, 0, LEAVING))
+        assert dict(port.counters.refusals) == {}
+        client.writer.close()
+
+    served(main)
+
+
+def test_a_client_that_breaks_the_protocol_is_counted() -> None:
+    async def main(port: Port) -> None:
+        client, _ = await raw(port)
+        client.writer.write(http2.frame(http2.DATA, 0, 0, b"x"))
+        assert (await found(client, 7)).endswith(b"protocol_error")
+        assert port.counters.refusals["protocol_error", "none", ""] == 1
         client.writer.close()
 
     served(main)

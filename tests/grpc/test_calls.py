@@ -103,7 +103,7 @@ def test_wrong_metadata_are_an_invalid_argument(field: str, value: str, part: st
 )
 def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_connection_nothing(metadata: Any) -> None:
     async def main(port: Port) -> None:
-        client = port.client()
+        client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
         for _ in range(3):
             found = await client.fail(PREDICT, predict("flood"), metadata)
             assert found.status is Status.RESOURCE_EXHAUSTED

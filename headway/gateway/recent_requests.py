@@ -17,10 +17,10 @@ from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatu
 REMEMBERED = 10_000
 """Most answered requests that are known; their inputs and outputs are not kept."""
 
-_Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None, str]
+_Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
 """Principal, model, tier, version of the queue, why it failed, and its run.
 
-Of the first of several inputs also the outcome of the request, which has its id and may come later; of a further one the id of the request.
+Of one of several inputs also the outcome of their request, which may come later.
 """
 
 
@@ -78,13 +78,15 @@ class RecentRequests:
             if id in one.ids and tenant in (None, one.shared[0].tenant):
                 for known, since in zip(reversed(one.ids.split("\n")), reversed(one.since), strict=True):
                     if known == id:
-                        return self._status(one, since)
+                        return self._status(one, id, since)
         return None
 
-    def _status(self, one: _Alike, begun: float) -> RequestStatus:
-        principal, model, tier, version, failure, ran, whole, part_of = one.shared
-        seconds, part, whose = one.at - begun, "", (principal.tenant, principal.user, model, tier)
-        if whole is not None:
+    def _status(self, one: _Alike, id: str, begun: float) -> RequestStatus:
+        principal, model, tier, version, failure, ran, whole = one.shared
+        seconds, part, part_of, whose = one.at - begun, "", "", (principal.tenant, principal.user, model, tier)
+        if whole is not None and whole.id != id:
+            part_of = whole.id
+        elif whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part
             if not whole.ended:
                 waited = self._clock() - begun
@@ -95,9 +97,9 @@ class RecentRequests:
 
 
 def _shared(request: PendingRequest) -> _Shared:
-    entry, reply = request.entry, request.reply
-    whole, part_of = (None, "") if request.several is None else (request.whole, request.part_of)
-    return request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole, part_of
+    entry, reply, several = request.entry, request.reply, request.several
+    whole = None if several is None or several.count == 1 else several.whole
+    return request.principal, entry.model, entry.tier, entry.version, reply.failure, reply.ran, whole
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:

@@ -24,6 +24,7 @@ class WholeOutcome(msgspec.Struct, eq=False):
     """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
 
     Attributes:
+        id: id of the request.
         seconds: seconds from the request to its outcome; negative while it has none.
         failure: why it failed; None when it did not.
         ran: run of the batch that the failure, or the first output, came from; None when it came from none.
@@ -31,6 +32,7 @@ class WholeOutcome(msgspec.Struct, eq=False):
         failed_part: id of the input for which it failed, if that is another than the first.
     """
 
+    id: str
     seconds: float = -1.0
     failure: Failure | None = None
     ran: BatchRun | None = None
@@ -86,7 +88,7 @@ class SeveralInputs:
         self.entered = False
         self.trace: RequestTrace | None = None
         self.version: str | None = None
-        self.whole = WholeOutcome()
+        self.whole = WholeOutcome(id)
         self.payer = 0
         self.ahead = False
         self.equal: dict[str, list[PendingRequest]] = {}

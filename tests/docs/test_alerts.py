@@ -53,6 +53,12 @@ def test_every_alert_has_a_unit_test_that_sees_it_fire_and_clear() -> None:
     assert found == [(name, seen) for name in EXPRESSIONS for seen in ("[]", fires, "[]")]
 
 
+def test_every_alert_fires_in_a_drill() -> None:
+    folder = ROOT / "tests" / "e2e"
+    drills = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in ("alerts_drill", "alerts_alone_drill")]
+    assert {name for text in drills for name in re.findall(r'"(Headway\w+)"', text)} == EXPRESSIONS.keys()
+
+
 @pytest.mark.parametrize("file", ["alerts.yml", "rules.yml", "alerts_test.yml", "../grafana/headway.json"])
 def test_every_metric_in_a_file_for_operators_exists(file: str) -> None:
     made = families(State(Counters(), ProcessFigures(["free"])))

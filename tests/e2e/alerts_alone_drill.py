@@ -1,6 +1,6 @@
 """A drill like `alerts_drill`, for the alerts that need no fleet: each is staged in a single process under a real Prometheus.
 
-python -m tests.e2e.alerts_alone_drill        # about five minutes
+python -m tests.e2e.alerts_alone_drill        # about six minutes
 
 Exits with 1 when an alert did not fire, or did not clear.
 """
@@ -26,6 +26,8 @@ from tests.docs.pages import ROOT
 from tests.e2e.alerts_drill import Drill, ask, held, say, shortened
 from tests.e2e.fleet import pause, resume
 from tests.e2e.server import Server
+from tests.e2e.test_gpus import gpu
+from tests.nvml import Gpus
 from tests.servers import kubernetes
 from tests.servers.postgres import PostgresServer
 from tests.servers.prometheus import Prometheus
@@ -60,7 +62,7 @@ def main() -> int:
     """Run the drill, or the parts that the arguments name; returns the exit code."""
     missed: list[str] = []
     chosen = sys.argv[1:]
-    for part in (faults, crashes, scaling, platform, ledgers, certificates, broker):
+    for part in (faults, crashes, rejections, gpus, scaling, platform, ledgers, certificates, broker):
         if chosen and part.__name__ not in chosen:
             continue
         with tempfile.TemporaryDirectory(prefix="headway-drill-") as name:
@@ -89,7 +91,7 @@ def watched(
 
 
 def faults(folder: Path, missed: list[str]) -> None:
-    """Refusals, waste, a slow batch, a bug, too few descriptors, and nothing to scrape."""
+    """Refusals, waste, a bug, too few descriptors, and nothing to scrape."""
     (folder / "sitecustomize.py").write_text(BUG, encoding="utf-8")
     flags = ("--max-queue", "4", "--max-batch-size", "1", "--queue-timeout-ms", "3000", "--gpu-timeout-ms", "3000")
     server = Server(folder, flags=flags, environ={"PYTHONPATH": f"{folder}:{ROOT}"})
@@ -114,17 +116,6 @@ def faults(folder: Path, missed: list[str]) -> None:
 
         drill.fires("HeadwayGpuTimeWasted", meanwhile=departed)
         drill.clears("HeadwayGpuTimeWasted", meanwhile=busy)
-
-        def stands_still() -> None:
-            with held(server, folder) as asked:
-                pause(server)
-            time.sleep(0.2)
-            resume(server)
-            asked.answer()
-
-        drill.clears("HeadwayBatchingSlow", meanwhile=busy)  # A busy machine has it without a fault.
-        drill.fires("HeadwayBatchingSlow", meanwhile=stands_still)
-        drill.clears("HeadwayBatchingSlow", meanwhile=busy)
 
         before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         few = int(server.descriptors() / 0.9)
@@ -155,6 +146,45 @@ def crashes(folder: Path, missed: list[str]) -> None:
         drill.fires("HeadwayBreakerOpen", meanwhile=in_vain)
         (folder / "broken").unlink()
         drill.clears("HeadwayBreakerOpen")
+
+
+def rejections(folder: Path, missed: list[str]) -> None:
+    """A model that begins to fail for its inputs. Nothing is known of how many it rejected ten minutes before."""
+    obstacle, numbers = folder / "obstacle", itertools.count()
+    obstacle.touch()
+    server = Server(folder, flags=("--workers", "1"))
+    with watched(folder, server, missed=missed) as drill:
+        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        drill.fires(
+            "HeadwayModelRejects", meanwhile=lambda: ask([server], "well", f"unless {obstacle} {next(numbers)}")
+        )
+        obstacle.unlink()
+        drill.clears("HeadwayModelRejects", meanwhile=busy)
+
+
+def gpus(folder: Path, missed: list[str]) -> None:
+    """A GPU that tells of errors, and one that falls off the bus, by a stand-in of NVIDIA's library, until its process starts anew."""
+    machine = Gpus(folder, gpu(0))
+    flags, environ = ("--workers", "1"), machine.environ("0")
+    server = Server(folder, flags=flags, environ=environ)
+    xids: list[int] = []
+    with contextlib.ExitStack() as stack, watched(folder, server, missed=missed) as drill:
+
+        def failing() -> None:
+            xids.append(94)
+            machine.write(gpu(0, xids=xids))
+            time.sleep(1.0)
+
+        drill.fires("HeadwayGpuErrors", meanwhile=failing)
+        drill.clears("HeadwayGpuErrors")
+        machine.write(gpu(0, xids=[*xids, 79]))
+        drill.fires("HeadwayGpuLost")
+        server.kill()
+        machine.write(gpu(0))
+        fresh = Server(folder, flags=(*flags, "--admin-port", str(server.admin_port)), environ=environ)
+        stack.callback(fresh.kill)
+        fresh.ready()
+        drill.clears("HeadwayGpuLost", "HeadwayGpuErrors")
 
 
 RULES = '[{"queue_above": 1, "for_s": 1, "add": 2}, {"utilisation_below": 0.9, "for_s": 2, "remove": 1}]'
@@ -250,7 +280,7 @@ def certificates(folder: Path, missed: list[str]) -> None:
 
 
 def broker(folder: Path, missed: list[str]) -> None:
-    """Redis that fills up, is slow, and is away while there is a fallback."""
+    """A gateway that stands still, and Redis that fills up, is slow, and is away while there is a fallback."""
     remote = Server(folder, "tests.targets.gates:Gated")
     remote.ready()
     with contextlib.ExitStack() as stack:
@@ -270,7 +300,18 @@ def broker(folder: Path, missed: list[str]) -> None:
             def busy() -> None:
                 ask([gateway], *["well"] * 8)
 
+            def stands_still() -> None:
+                with held(gateway, folder) as asked:
+                    pause(gateway)
+                time.sleep(0.3)  # The batch comes back meanwhile.
+                resume(gateway)
+                asked.answer()
+
             busy()
+            drill.clears("HeadwayBatchingSlow", meanwhile=busy)  # A busy machine has it without a fault.
+            drill.fires("HeadwayBatchingSlow", meanwhile=stands_still)
+            drill.clears("HeadwayBatchingSlow", meanwhile=busy)
+
             used = int(redis.command("INFO", "MEMORY")["used_memory"])
             redis.command("CONFIG", "SET", "maxmemory", int(used / 0.75))
             drill.fires("HeadwayBrokerFillsUp")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.grpc.header_blocks import block_of
+
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -35,8 +37,7 @@ def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -
         (":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "bench"),
         ("content-type", "application/grpc"), ("te", "trailers"), *more,
     ]  # fmt: skip
-    block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields)
-    return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_of(number), block)
+    return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_of(number), block_of(fields))
 
 
 def message(number: int, body: bytes, *, end: bool = True, length: int | None = None) -> bytes:
@@ -58,20 +59,3 @@ def ping() -> bytes:
 def settings(number: int) -> bytes:
     """Change of the connection's settings."""
     return frame(SETTINGS, 0, 0, b"\x00\x04" + (65_535 + number % 1000).to_bytes(4, "big"))
-
-
-def _text(text: str) -> bytes:
-    octets = text.encode()
-    return _length(len(octets)) + octets
-
-
-def _length(number: int) -> bytes:
-    """Length as HPACK writes it, with seven bits in its first byte."""
-    if number < 127:
-        return bytes((number,))
-    rest, found = number - 127, bytearray((127,))
-    while rest >= 128:
-        found.append(rest % 128 | 128)
-        rest //= 128
-    found.append(rest)
-    return bytes(found)

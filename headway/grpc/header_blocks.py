@@ -8,6 +8,7 @@ from typing import cast
 
 from hpack import Decoder
 from hpack.exceptions import HPACKDecodingError
+from hpack.hpack import encode_integer
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -18,6 +19,8 @@ _INDEXED = bytes(range(0x81, 0xFF))
 """Octets that stand for a whole field each, and change no table."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
 """Three changes of the table's size, where two tell all (RFC 7541, section 4.2)."""
+_SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
+"""Lengths of most names and values, as HPACK writes them."""
 _MOST_KNOWN = 8
 _ENTRY = 32
 """Bytes that a header field counts beyond its name and value."""
@@ -98,16 +101,9 @@ class HeaderReader(Decoder):
 
 def _field(name: str, value: str) -> bytes:
     key, octets = name.encode(), value.encode()
-    return b"\0%b%b%b%b" % (_length(len(key)), key, _length(len(octets)), octets)
+    return b"\0%b%b%b%b" % (_length(key), key, _length(octets), octets)
 
 
-def _length(number: int) -> bytes:
-    """Length with seven bits in its first octet."""
-    if number < 127:
-        return bytes((number,))
-    rest, found = number - 127, bytearray((127,))
-    while rest >= 128:
-        found.append(rest % 128 | 128)
-        rest //= 128
-    found.append(rest)
-    return bytes(found)
+def _length(octets: bytes) -> bytes:
+    size = len(octets)
+    return _SHORT[size] if size < len(_SHORT) else bytes(encode_integer(size, 7))

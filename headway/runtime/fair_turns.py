@@ -22,7 +22,7 @@ def give_way() -> None:
     """Let other processes on this core go first, such as those that run batches, if any of them waits.
 
     Without it a process whose loop always has something to do keeps the core for the milliseconds that the kernel gives it, each time
-    that another one has woken.
+    that another one has woken. A program beside it that never sleeps gets its turn each time, too.
     """
     os.sched_yield()
 

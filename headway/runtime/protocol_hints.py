@@ -27,7 +27,7 @@ CUTS = {
     ),
     "too_many_frames": (
         "a client sends too many frames that bring nothing",
-        "its connection ended; clients that cancel most of their calls may give them a deadline, and a proxy may limit others",
+        "its connection ended; look for a client that cancels most of its calls, or means harm",
     ),
     "too_many_pings": (
         "a client pings too often",

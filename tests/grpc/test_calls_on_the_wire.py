@@ -14,6 +14,7 @@ from hpack import Decoder
 from bench.load import http2
 from headway import errors
 from headway.grpc.connection import CallConnection
+from headway.grpc.header_blocks import block_of
 from headway.grpc.http2 import ErrorCode
 from headway.grpc.stream import PREFIX, WINDOW
 from headway.model import Failure
@@ -387,8 +388,7 @@ def test_a_request_that_is_no_call_gets_a_status_of_http(fields: http2.Fields) -
         given = {":method": "POST", ":scheme": "http", ":path": PREDICT, "content-type": "application/grpc"} | dict(
             fields
         )
-        block = b"".join(b"\0" + http2._text(name) + http2._text(value) for name, value in given.items())
-        wire.send(http2.frame(HEADERS, 5, 1, block))
+        wire.send(http2.frame(HEADERS, 5, 1, block_of(given.items())))
         answer = await wire.ended(0)
         await wire.settled()
         assert (answer.fields, answer.kinds) == ({":status": "415"}, ["end"])

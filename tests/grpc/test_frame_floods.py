@@ -55,6 +55,16 @@ def begun(*frames: bytes, streams: int = 1) -> Http2:
     return it
 
 
+class LoopTurns:
+    """Number of the event loop's turn, from `count` on."""
+
+    number = 0
+
+    def count(self) -> None:
+        self.number += 1
+        asyncio.get_running_loop().call_soon(self.count)
+
+
 async def found(client: Raw, kind: int) -> bytes:
     """Payload of the next frame of a type."""
     while True:
@@ -225,22 +235,17 @@ def test_messages_are_unpacked_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     unpack = CallStream._unpacked
 
     def slow(stream: CallStream, *asked: Any) -> bytes:
-        unpacked.append(turn)
+        unpacked.append(turns.number)
         now[0] += SHARE
         return unpack(stream, *asked)
 
-    now, turn = [0.0], 0
-
-    def count() -> None:
-        nonlocal turn
-        turn += 1
-        asyncio.get_running_loop().call_soon(count)
+    now, turns = [0.0], LoopTurns()
 
     async def main(port: Port) -> None:
         client, connections = await raw(port)
         connections.turns.clock = lambda: now[0]
         monkeypatch.setattr(CallStream, "_unpacked", slow)
-        count()
+        turns.count()
         for number in range(1, 11):
             body = b"\1" + len(packed).to_bytes(4, "big") + packed
             client.writer.write(http2.headers(number, CHECK, [("grpc-encoding", "gzip")]))
@@ -300,16 +305,11 @@ def test_calls_that_are_cut_off_leave_no_cycles(call: Callable[[int], bytes]) ->
 def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """9,000 calls of connections that were cut at once took 0.3 s of the event loop."""
     ended: list[int] = []
-    cancel, turn = CallStream.cancel, 0
+    cancel, turns = CallStream.cancel, LoopTurns()
 
     def noted(stream: CallStream) -> None:
-        ended.append(turn)
+        ended.append(turns.number)
         cancel(stream)
-
-    def count() -> None:
-        nonlocal turn
-        turn += 1
-        asyncio.get_running_loop().call_soon(count)
 
     async def main(port: Port) -> None:
         client, connections = await raw(port)
@@ -318,7 +318,7 @@ def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(monkeypatch: pyt
         while len(it.streams) < 200:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
             await asyncio.sleep(0)
         monkeypatch.setattr(CallStream, "cancel", noted)
-        count()
+        turns.count()
         client.writer.transport.abort()
         await connections.emptied()
         while len(ended) < 200:  # noqa: ASYNC110 - likewise

@@ -2,6 +2,7 @@
 
     served(main)  opens the port, runs the coroutine function `main(stand)`, closes the port, and fails when something was
                   left open or went wrong unseen.
+    @on_port()    makes such a function a test.
 
 The event loop is uvloop, as in production. Nothing here waits for time to pass.
 """
@@ -37,6 +38,7 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work, recording
+from tests.scenes import Scene, scene
 
 PREDICT = "/headway.v1.Inference/Predict"
 INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
@@ -146,6 +148,11 @@ def served(
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         patch.setattr("headway.grpc.listener.monotonic", now)
         runner.run(_serve(main, keys, whole, certificates, settings))
+
+
+def on_port(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a port; arguments as those of `served`."""
+    return scene(lambda main: served(main, *given, **settings))
 
 
 def _of_a_former_loop(context: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
-from tests.grpc.stand import ID, PREDICT, Client, Port, failed, predict, predicted, served
+from tests.grpc.stand import ID, PREDICT, Client, Port, failed, on_port, predict, predicted
 from tests.http.stand import PATIENCE
 
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
@@ -26,50 +26,44 @@ BEARER = (("authorization", "Bearer secret"),)
 Status = grpc.StatusCode
 
 
-def test_an_input_is_answered_with_its_output() -> None:
-    async def main(port: Port) -> None:
-        call = port.client().call(PREDICT, predict("hello"))
-        answer = predicted(await call)
-        assert (answer.request_id, answer.output) == ("req_" + ID.format(0), b"HELLO")
-        assert answer.latency_ms >= 0
-        assert dict(await call.trailing_metadata())["x-request-id"] == "req_" + ID.format(0)
-        (asked,) = port.gateway.asked
-        assert (asked.input, asked.model, asked.parameters, asked.tier) == ("hello", "default", b"", 1)
-
-    served(main)
+@on_port()
+async def test_an_input_is_answered_with_its_output(port: Port) -> None:
+    call = port.client().call(PREDICT, predict("hello"))
+    answer = predicted(await call)
+    assert (answer.request_id, answer.output) == ("req_" + ID.format(0), b"HELLO")
+    assert answer.latency_ms >= 0
+    assert dict(await call.trailing_metadata())["x-request-id"] == "req_" + ID.format(0)
+    (asked,) = port.gateway.asked
+    assert (asked.input, asked.model, asked.parameters, asked.tier) == ("hello", "default", b"", 1)
 
 
-def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells_them() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        assert not predicted(await client.ask(PREDICT, predict("a"))).HasField("tokens_used")
-        for used in (7, 0):
-            port.gateway.tokens = TokenCount(used)
-            answer = predicted(await client.ask(PREDICT, predict("a")))
-            assert (answer.HasField("tokens_used"), answer.tokens_used) == (True, used)
-
-    served(main)
+@on_port()
+async def test_the_tokens_that_an_input_has_used_are_told_where_the_target_tells_them(port: Port) -> None:
+    client = port.client()
+    assert not predicted(await client.ask(PREDICT, predict("a"))).HasField("tokens_used")
+    for used in (7, 0):
+        port.gateway.tokens = TokenCount(used)
+        answer = predicted(await client.ask(PREDICT, predict("a")))
+        assert (answer.HasField("tokens_used"), answer.tokens_used) == (True, used)
 
 
-def test_metadata_mean_what_the_header_fields_of_http_mean() -> None:
-    async def main(port: Port) -> None:
-        chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
-        fields = (
-            ("x-request-id", f"req_{chosen}"),
-            ("x-request-tier", "free"),
-            ("x-request-timeout-ms", "1500"),
-            ("idempotency-key", "k-1"),
-            ("cache-control", "no-cache"),
-            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-        )
-        answer = predicted(await port.client().ask(PREDICT, predict("a"), fields))
-        assert answer.request_id == f"req_{chosen}"
-        (asked,) = port.gateway.asked
-        options = asked.options
-        assert (asked.id, asked.tier, options.timeout, options.key) == (chosen, 2, 1.5, "k-1")
-        assert options.fresh and options.chosen and not options.task
-
-    served(main)
+@on_port()
+async def test_metadata_mean_what_the_header_fields_of_http_mean(port: Port) -> None:
+    chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
+    fields = (
+        ("x-request-id", f"req_{chosen}"),
+        ("x-request-tier", "free"),
+        ("x-request-timeout-ms", "1500"),
+        ("idempotency-key", "k-1"),
+        ("cache-control", "no-cache"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    )
+    answer = predicted(await port.client().ask(PREDICT, predict("a"), fields))
+    assert answer.request_id == f"req_{chosen}"
+    (asked,) = port.gateway.asked
+    options = asked.options
+    assert (asked.id, asked.tier, options.timeout, options.key) == (chosen, 2, 1.5, "k-1")
+    assert options.fresh and options.chosen and not options.task
 
 
 @pytest.mark.parametrize(
@@ -80,15 +74,13 @@ def test_metadata_mean_what_the_header_fields_of_http_mean() -> None:
         ("idempotency-key", "k" * 300, "malformed"),
     ],
 )
-def test_wrong_metadata_are_an_invalid_argument(field: str, value: str, part: str) -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(PREDICT, predict("a"), ((field, value),))
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
-        assert part in found.details
-        assert found.trailers["grpc-retry-pushback-ms"] == "-1"
-        assert port.gateway.asked == []
-
-    served(main)
+@on_port()
+async def test_wrong_metadata_are_an_invalid_argument(port: Port, field: str, value: str, part: str) -> None:
+    found = await port.client().fail(PREDICT, predict("a"), ((field, value),))
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert part in found.details
+    assert found.trailers["grpc-retry-pushback-ms"] == "-1"
+    assert port.gateway.asked == []
 
 
 @pytest.mark.parametrize(
@@ -101,306 +93,256 @@ def test_wrong_metadata_are_an_invalid_argument(field: str, value: str, part: st
     ],
     ids=["many names", "one name", "a long text", "long octets"],
 )
-def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_connection_nothing(metadata: Any) -> None:
-    async def main(port: Port) -> None:
-        client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
-        for _ in range(3):
-            found = await client.fail(PREDICT, predict("flood"), metadata)
-            assert found.status is Status.RESOURCE_EXHAUSTED
-            assert predicted(await client.ask(PREDICT, predict("a"))).output == b"A"
-        assert [asked.input for asked in port.gateway.asked] == ["a"] * 3
+@on_port()
+async def test_a_flood_of_metadata_is_refused_and_costs_other_calls_of_its_connection_nothing(
+    port: Port, metadata: Any
+) -> None:
+    client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
+    for _ in range(3):
+        found = await client.fail(PREDICT, predict("flood"), metadata)
+        assert found.status is Status.RESOURCE_EXHAUSTED
+        assert predicted(await client.ask(PREDICT, predict("a"))).output == b"A"
+    assert [asked.input for asked in port.gateway.asked] == ["a"] * 3
 
-    served(main)
 
-
-def test_metadata_that_were_sent_twice_are_refused() -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(
-            PREDICT, predict("a"), (("x-request-tier", "free"), ("x-request-tier", "paid"))
-        )
-        assert (found.status, found.details) == (
-            Status.INVALID_ARGUMENT,
-            "the metadata x-request-tier was sent twice; send it once",
-        )
-
-    served(main)
+@on_port()
+async def test_metadata_that_were_sent_twice_are_refused(port: Port) -> None:
+    found = await port.client().fail(PREDICT, predict("a"), (("x-request-tier", "free"), ("x-request-tier", "paid")))
+    assert (found.status, found.details) == (
+        Status.INVALID_ARGUMENT,
+        "the metadata x-request-tier was sent twice; send it once",
+    )
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("authorization", "secret"),)])
-def test_without_a_good_key_a_call_is_unauthenticated(metadata: Any) -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(PREDICT, predict("a"), metadata)
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
-        assert port.counters.refusals["unauthenticated", "none", ""] == 1
-        assert port.gateway.asked == []
-        assert predicted(await port.client().ask(PREDICT, predict("a"), BEARER)).output == b"A"
-
-    served(main, KEYS)
+@on_port(KEYS)
+async def test_without_a_good_key_a_call_is_unauthenticated(port: Port, metadata: Any) -> None:
+    found = await port.client().fail(PREDICT, predict("a"), metadata)
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert port.counters.refusals["unauthenticated", "none", ""] == 1
+    assert port.gateway.asked == []
+    assert predicted(await port.client().ask(PREDICT, predict("a"), BEARER)).output == b"A"
 
 
-def test_the_message_of_a_stranger_is_not_waited_for() -> None:
-    async def main(port: Port) -> None:
-        call = port.client().channel.stream_unary(PREDICT)()  # It sends no message.
-        found = await failed(call)
-        assert found.status is Status.UNAUTHENTICATED
-
-    served(main, KEYS)
+@on_port(KEYS)
+async def test_the_message_of_a_stranger_is_not_waited_for(port: Port) -> None:
+    call = port.client().channel.stream_unary(PREDICT)()  # It sends no message.
+    found = await failed(call)
+    assert found.status is Status.UNAUTHENTICATED
 
 
-def test_the_deadline_of_a_call_shortens_that_of_its_request() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        await client.call(PREDICT, predict("a"), timeout=20.0)
-        await client.call(PREDICT, predict("b"), timeout=None)
-        await client.call(PREDICT, predict("c"), timeout=9000.0)
-        short, none, long = (asked.options.timeout for asked in port.gateway.asked)
-        assert 0.0 < short <= 20.2  # The client's library rounds up what it sends, by 1 % at most.
-        assert none == long == port.settings.request_timeout_ms / 1000
-
-    served(main)
+@on_port()
+async def test_the_deadline_of_a_call_shortens_that_of_its_request(port: Port) -> None:
+    client = port.client()
+    await client.call(PREDICT, predict("a"), timeout=20.0)
+    await client.call(PREDICT, predict("b"), timeout=None)
+    await client.call(PREDICT, predict("c"), timeout=9000.0)
+    short, none, long = (asked.options.timeout for asked in port.gateway.asked)
+    assert 0.0 < short <= 20.2  # The client's library rounds up what it sends, by 1 % at most.
+    assert none == long == port.settings.request_timeout_ms / 1000
 
 
-def test_a_call_whose_client_leaves_abandons_its_request() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        call = port.client().call(PREDICT, predict("a"))
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        call.cancel()
-        await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
-        assert port.gateway.waiting == []
-
-    served(main)
+@on_port()
+async def test_a_call_whose_client_leaves_abandons_its_request(port: Port) -> None:
+    port.gateway.hold = True
+    call = port.client().call(PREDICT, predict("a"))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+    call.cancel()
+    await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
+    assert port.gateway.waiting == []
 
 
-def test_a_call_whose_deadline_passes_abandons_its_request() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        found = await port.client().fail(PREDICT, predict("a"), timeout=0.2)
-        assert found.status is Status.DEADLINE_EXCEEDED
-        await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
-
-    served(main)
+@on_port()
+async def test_a_call_whose_deadline_passes_abandons_its_request(port: Port) -> None:
+    port.gateway.hold = True
+    found = await port.client().fail(PREDICT, predict("a"), timeout=0.2)
+    assert found.status is Status.DEADLINE_EXCEEDED
+    await port.gateway.until(lambda: port.gateway.abandoned == [("default", ID.format(0))])
 
 
-def test_a_client_that_vanishes_abandons_its_requests() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        client = port.client()
-        calls = [client.call(PREDICT, predict("a")) for _ in range(3)]
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
-        await client.channel.close()
-        await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
-        await asyncio.gather(*calls, return_exceptions=True)
-
-    served(main)
+@on_port()
+async def test_a_client_that_vanishes_abandons_its_requests(port: Port) -> None:
+    port.gateway.hold = True
+    client = port.client()
+    calls = [client.call(PREDICT, predict("a")) for _ in range(3)]
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    await client.channel.close()
+    await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
-def test_bytes_that_are_no_message_are_an_invalid_argument() -> None:
-    async def main(port: Port) -> None:
-        for body in (b"\xff\xff\xff", b"\x0a\x05a", b"\x12"):
-            found = await port.client().fail(PREDICT, body)
-            assert found.status is Status.INVALID_ARGUMENT
-            assert found.details.startswith("the message is malformed")
-        assert port.gateway.asked == []
-
-    served(main)
+@on_port()
+async def test_bytes_that_are_no_message_are_an_invalid_argument(port: Port) -> None:
+    for body in (b"\xff\xff\xff", b"\x0a\x05a", b"\x12"):
+        found = await port.client().fail(PREDICT, body)
+        assert found.status is Status.INVALID_ARGUMENT
+        assert found.details.startswith("the message is malformed")
+    assert port.gateway.asked == []
 
 
-def test_an_input_that_is_no_text_is_an_invalid_argument() -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(PREDICT, predict(b"\xff"))
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
-        assert (await port.client().fail(PREDICT, predict("a\0b"))).status is Status.INVALID_ARGUMENT
-
-    served(main)
+@on_port()
+async def test_an_input_that_is_no_text_is_an_invalid_argument(port: Port) -> None:
+    found = await port.client().fail(PREDICT, predict(b"\xff"))
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert (await port.client().fail(PREDICT, predict("a\0b"))).status is Status.INVALID_ARGUMENT
 
 
-def test_a_model_that_takes_octets_gets_them_and_gives_them() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.kinds.learn(
-            [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
-        )
-        port.gateway.output = Octets(b"\xfe\x00")
-        assert predicted(await port.client().ask(PREDICT, predict(b"\xff\x00"))).output == b"\xfe\x00"
-        assert port.gateway.asked[0].input == Octets(b"\xff\x00")
-
-    served(main)
+@on_port()
+async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) -> None:
+    port.gateway.kinds.learn(
+        [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
+    )
+    port.gateway.output = Octets(b"\xfe\x00")
+    assert predicted(await port.client().ask(PREDICT, predict(b"\xff\x00"))).output == b"\xfe\x00"
+    assert port.gateway.asked[0].input == Octets(b"\xff\x00")
 
 
-def test_a_message_beyond_max_body_bytes_exhausts_the_resource() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        found = await client.fail(PREDICT, predict("a" * 2000))
-        assert found.status is Status.RESOURCE_EXHAUSTED
-        assert port.gateway.asked == []
-        assert predicted(await client.ask(PREDICT, predict("a" * 900))).output == b"A" * 900
-
-    served(main, max_body_bytes=1000)
+@on_port(max_body_bytes=1000)
+async def test_a_message_beyond_max_body_bytes_exhausts_the_resource(port: Port) -> None:
+    client = port.client()
+    found = await client.fail(PREDICT, predict("a" * 2000))
+    assert found.status is Status.RESOURCE_EXHAUSTED
+    assert port.gateway.asked == []
+    assert predicted(await client.ask(PREDICT, predict("a" * 900))).output == b"A" * 900
 
 
-def test_a_compressed_message_may_not_unpack_to_more_than_max_body_bytes() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        method = client.channel.unary_unary(PREDICT)
-        good = await method(predict("a" * 900), compression=grpc.Compression.Gzip)
-        assert predicted(good).output == b"A" * 900
-        found = await failed(method(predict("a" * 3_000_000), compression=grpc.Compression.Gzip))
-        assert found.status is Status.RESOURCE_EXHAUSTED
-        assert len(port.gateway.asked) == 1
-
-    served(main, max_body_bytes=4000)
+@on_port(max_body_bytes=4000)
+async def test_a_compressed_message_may_not_unpack_to_more_than_max_body_bytes(port: Port) -> None:
+    client = port.client()
+    method = client.channel.unary_unary(PREDICT)
+    good = await method(predict("a" * 900), compression=grpc.Compression.Gzip)
+    assert predicted(good).output == b"A" * 900
+    found = await failed(method(predict("a" * 3_000_000), compression=grpc.Compression.Gzip))
+    assert found.status is Status.RESOURCE_EXHAUSTED
+    assert len(port.gateway.asked) == 1
 
 
-def test_an_unknown_method_is_unimplemented() -> None:
-    async def main(port: Port) -> None:
-        assert (await port.client().fail("/headway.v1.Inference/Guess", b"")).status is Status.UNIMPLEMENTED
-
-    served(main)
+@on_port()
+async def test_an_unknown_method_is_unimplemented(port: Port) -> None:
+    assert (await port.client().fail("/headway.v1.Inference/Guess", b"")).status is Status.UNIMPLEMENTED
 
 
-def test_each_error_has_a_status_and_says_whether_a_retry_helps() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for code, facts in CODES.items():
-            port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
-            found = await client.fail(PREDICT, predict("a"))
-            assert (code, found.status.value[0]) == (code, statuses.STATUSES[facts.status])
-            assert found.details == "why not — ü"
-            assert found.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
-            pushback = int(found.trailers["grpc-retry-pushback-ms"])
-            assert (code, pushback) == (code, 250 if facts.status in (409, 429, 503) and not facts.hopeless else -1)
-            assert ("x-headway-dropped-reason" in found.trailers) is facts.refusal
-
-    served(main)
+@on_port()
+async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port) -> None:
+    client = port.client()
+    for code, facts in CODES.items():
+        port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
+        found = await client.fail(PREDICT, predict("a"))
+        assert (code, found.status.value[0]) == (code, statuses.STATUSES[facts.status])
+        assert found.details == "why not — ü"
+        assert found.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
+        pushback = int(found.trailers["grpc-retry-pushback-ms"])
+        assert (code, pushback) == (code, 250 if facts.status in (409, 429, 503) and not facts.hopeless else -1)
+        assert ("x-headway-dropped-reason" in found.trailers) is facts.refusal
 
 
-def test_an_error_of_any_length_and_of_any_characters_arrives() -> None:
-    async def main(port: Port) -> None:
-        for text in ("x" * 100_000, "ü" * 50_000, "\ud800", "a\nb\0c"):
-            port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
-            found = await port.client().fail(PREDICT, predict("a"))
-            assert found.status is Status.INTERNAL
-            assert 0 < len(found.details) <= statuses.LONGEST
-
-    served(main)
-
-
-def test_an_output_with_a_lone_surrogate_is_the_models_fault() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.output = "\ud800"
+@on_port()
+async def test_an_error_of_any_length_and_of_any_characters_arrives(port: Port) -> None:
+    for text in ("x" * 100_000, "ü" * 50_000, "\ud800", "a\nb\0c"):
+        port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
         found = await port.client().fail(PREDICT, predict("a"))
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
-
-    served(main)
-
-
-def test_an_outcome_of_another_request_is_marked() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.shared, port.gateway.kept = DedupKind.KEY, True
-        call = port.client().call(PREDICT, predict("a"))
-        await call
-        assert dict(await call.trailing_metadata())["idempotency-replayed"] == "true"
-        port.gateway.failure = Failure(errors.REJECTED_BY_MODEL, "no")
-        found = await port.client().fail(PREDICT, predict("a"))
-        assert (found.status, found.trailers["idempotency-replayed"]) == (Status.INVALID_ARGUMENT, "true")
-
-    served(main)
+        assert found.status is Status.INTERNAL
+        assert 0 < len(found.details) <= statuses.LONGEST
 
 
-def test_limits_are_told_and_kept_across_calls() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        call = client.call(PREDICT, predict("a"), BEARER)
-        await call
-        trailers = dict(await call.trailing_metadata())
-        assert trailers["ratelimit-policy"].startswith('"user";q=18')
-        assert trailers["ratelimit"].startswith('"user";r=')
-        left = int(trailers["ratelimit"].partition("r=")[2].partition(";")[0])
-        for _ in range(left):
-            await client.ask(PREDICT, predict("a"), BEARER)
-        found = await client.fail(PREDICT, predict("a"), BEARER)
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "RATE_LIMITED")
-        assert int(found.trailers["grpc-retry-pushback-ms"]) > 0
-        assert predicted(await client.ask(PREDICT, predict("b"), (("authorization", "Bearer other"),))).output == b"B"
-
-    served(main, KEYS, whole=True, user_rate=18.0)
+@on_port()
+async def test_an_output_with_a_lone_surrogate_is_the_models_fault(port: Port) -> None:
+    port.gateway.output = "\ud800"
+    found = await port.client().fail(PREDICT, predict("a"))
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
 
 
-def test_a_wrong_request_counts_towards_the_limit() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for _ in range(2):
-            assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.INVALID_ARGUMENT
-        assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.RESOURCE_EXHAUSTED
-
-    served(main, KEYS, whole=True, user_rate=12.0)
-
-
-def test_calls_whose_messages_are_on_their_way_count_towards_the_limit() -> None:
-    async def main(port: Port) -> None:
-        there = asyncio.Event()
-
-        async def late() -> AsyncIterator[bytes]:
-            await there.wait()
-            yield b"\xff"
-
-        client = port.client()
-        calls = [client.channel.stream_unary(PREDICT)(late(), metadata=BEARER, timeout=PATIENCE) for _ in range(9)]
-        refused = [asyncio.ensure_future(failed(call)) for call in calls]
-        while sum(one.done() for one in refused) < 7:
-            await asyncio.wait([one for one in refused if not one.done()], return_when=asyncio.FIRST_COMPLETED)
-        there.set()
-        found = [one.status for one in await asyncio.gather(*refused)]
-        assert sorted(status.name for status in found) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
-
-    served(main, {**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
+@on_port()
+async def test_an_outcome_of_another_request_is_marked(port: Port) -> None:
+    port.gateway.shared, port.gateway.kept = DedupKind.KEY, True
+    call = port.client().call(PREDICT, predict("a"))
+    await call
+    assert dict(await call.trailing_metadata())["idempotency-replayed"] == "true"
+    port.gateway.failure = Failure(errors.REJECTED_BY_MODEL, "no")
+    found = await port.client().fail(PREDICT, predict("a"))
+    assert (found.status, found.trailers["idempotency-replayed"]) == (Status.INVALID_ARGUMENT, "true")
 
 
-def test_a_call_is_charged_once() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for _ in range(2):
-            await client.ask(PREDICT, predict("a"), BEARER)
-        assert not port.stand.real.limiter.debts
-
-    served(main, {**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
-
-
-def test_a_refusal_of_a_known_principal_is_counted_under_its_tier() -> None:
-    async def main(port: Port) -> None:
-        found = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
-        assert found.status is Status.DEADLINE_EXCEEDED
-        tier = port.settings.tier_names[port.settings.default_tier_index]
-        assert port.counters.refusals == {("request_timeout", tier, ""): 1}
-
-    served(main, KEYS, read_timeout_ms=50)
-
-
-def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        client = port.client()
-        calls = [client.call(PREDICT, predict("a"), BEARER) for _ in range(9)]
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 9)
-        found = await client.fail(PREDICT, predict("a"), BEARER)
-        assert (found.status, found.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "calls")
-        other = client.call(PREDICT, predict("b"), (("authorization", "Bearer other"),))
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 10)
-        port.gateway.release()
-        assert [predicted(one).output for one in await asyncio.gather(*calls, other)] == [b"A"] * 9 + [b"B"]
-        port.gateway.hold = False
+@on_port(KEYS, whole=True, user_rate=18.0)
+async def test_limits_are_told_and_kept_across_calls(port: Port) -> None:
+    client = port.client()
+    call = client.call(PREDICT, predict("a"), BEARER)
+    await call
+    trailers = dict(await call.trailing_metadata())
+    assert trailers["ratelimit-policy"].startswith('"user";q=18')
+    assert trailers["ratelimit"].startswith('"user";r=')
+    left = int(trailers["ratelimit"].partition("r=")[2].partition(";")[0])
+    for _ in range(left):
         await client.ask(PREDICT, predict("a"), BEARER)
+    found = await client.fail(PREDICT, predict("a"), BEARER)
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+    assert int(found.trailers["grpc-retry-pushback-ms"]) > 0
+    assert predicted(await client.ask(PREDICT, predict("b"), (("authorization", "Bearer other"),))).output == b"B"
 
-    served(main, KEYS, max_connections=10)
+
+@on_port(KEYS, whole=True, user_rate=12.0)
+async def test_a_wrong_request_counts_towards_the_limit(port: Port) -> None:
+    client = port.client()
+    for _ in range(2):
+        assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.INVALID_ARGUMENT
+    assert (await client.fail(PREDICT, b"\xff", BEARER)).status is Status.RESOURCE_EXHAUSTED
 
 
-def test_calls_wait_for_room_to_read_their_message_and_lose_nothing() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        answers = await asyncio.gather(*(client.ask(PREDICT, predict(f"a{n}" * 100)) for n in range(200)))
-        assert [predicted(one).output for one in answers] == [(f"A{n}" * 100).encode() for n in range(200)]
+@on_port({**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
+async def test_calls_whose_messages_are_on_their_way_count_towards_the_limit(port: Port) -> None:
+    there = asyncio.Event()
 
-    served(main, max_body_bytes=500_000, max_bodies_mb=1)
+    async def late() -> AsyncIterator[bytes]:
+        await there.wait()
+        yield b"\xff"
+
+    client = port.client()
+    calls = [client.channel.stream_unary(PREDICT)(late(), metadata=BEARER, timeout=PATIENCE) for _ in range(9)]
+    refused = [asyncio.ensure_future(failed(call)) for call in calls]
+    while sum(one.done() for one in refused) < 7:
+        await asyncio.wait([one for one in refused if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+    there.set()
+    found = [one.status for one in await asyncio.gather(*refused)]
+    assert sorted(status.name for status in found) == ["INVALID_ARGUMENT"] * 2 + ["RESOURCE_EXHAUSTED"] * 7
+
+
+@on_port({**KEYS, "secret": {"rate": 1.0, "burst": 2.0}}, whole=True)
+async def test_a_call_is_charged_once(port: Port) -> None:
+    client = port.client()
+    for _ in range(2):
+        await client.ask(PREDICT, predict("a"), BEARER)
+    assert not port.stand.real.limiter.debts
+
+
+@on_port(KEYS, read_timeout_ms=50)
+async def test_a_refusal_of_a_known_principal_is_counted_under_its_tier(port: Port) -> None:
+    found = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
+    assert found.status is Status.DEADLINE_EXCEEDED
+    tier = port.settings.tier_names[port.settings.default_tier_index]
+    assert port.counters.refusals == {("request_timeout", tier, ""): 1}
+
+
+@on_port(KEYS, max_connections=10)
+async def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not(port: Port) -> None:
+    port.gateway.hold = True
+    client = port.client()
+    calls = [client.call(PREDICT, predict("a"), BEARER) for _ in range(9)]
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 9)
+    found = await client.fail(PREDICT, predict("a"), BEARER)
+    assert (found.status, found.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "calls")
+    other = client.call(PREDICT, predict("b"), (("authorization", "Bearer other"),))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 10)
+    port.gateway.release()
+    assert [predicted(one).output for one in await asyncio.gather(*calls, other)] == [b"A"] * 9 + [b"B"]
+    port.gateway.hold = False
+    await client.ask(PREDICT, predict("a"), BEARER)
+
+
+@on_port(max_body_bytes=500_000, max_bodies_mb=1)
+async def test_calls_wait_for_room_to_read_their_message_and_lose_nothing(port: Port) -> None:
+    client = port.client()
+    answers = await asyncio.gather(*(client.ask(PREDICT, predict(f"a{n}" * 100)) for n in range(200)))
+    assert [predicted(one).output for one in answers] == [(f"A{n}" * 100).encode() for n in range(200)]
 
 
 def test_room_to_read_is_shared_fairly_and_given_back() -> None:
@@ -455,44 +397,36 @@ def test_unread_answers_are_bounded_for_each_owner() -> None:
     assert quotas.keep("a", 700_000) == 700_000
 
 
-def test_no_message_at_all_is_an_invalid_argument() -> None:
-    async def main(port: Port) -> None:
-        call = port.client().channel.stream_unary(PREDICT)(iter(()))
-        found = await failed(call)
-        assert (found.status, found.details) == (Status.INVALID_ARGUMENT, "the call has no message; send one")
-
-    served(main)
+@on_port()
+async def test_no_message_at_all_is_an_invalid_argument(port: Port) -> None:
+    call = port.client().channel.stream_unary(PREDICT)(iter(()))
+    found = await failed(call)
+    assert (found.status, found.details) == (Status.INVALID_ARGUMENT, "the call has no message; send one")
 
 
-def test_a_message_that_does_not_come_is_not_waited_for_long() -> None:
-    async def main(port: Port) -> None:
-        call = port.client().channel.stream_unary(PREDICT)()
-        found = await failed(call)
-        assert (found.status, found.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
-
-    served(main, read_timeout_ms=50)
+@on_port(read_timeout_ms=50)
+async def test_a_message_that_does_not_come_is_not_waited_for_long(port: Port) -> None:
+    call = port.client().channel.stream_unary(PREDICT)()
+    found = await failed(call)
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
 
 
-def test_an_unforeseen_fault_is_internal_and_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(port: Port) -> None:
-        def broken(*arguments: object, **named: object) -> bool:
-            raise ValueError("the secret")
+@on_port()
+async def test_an_unforeseen_fault_is_internal_and_shows_nothing(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **named: object) -> bool:
+        raise ValueError("the secret")
 
-        monkeypatch.setattr(port.gateway, "submit", broken)
-        found = await port.client().fail(PREDICT, predict("a"))
-        assert found.status is Status.INTERNAL
-        assert "secret" not in found.details
-
-    served(main)
+    monkeypatch.setattr(port.gateway, "submit", broken)
+    found = await port.client().fail(PREDICT, predict("a"))
+    assert found.status is Status.INTERNAL
+    assert "secret" not in found.details
 
 
-def test_clients_share_batches_of_the_whole_service() -> None:
-    async def main(port: Port) -> None:
-        clients: list[Client] = [port.client() for _ in range(3)]
-        answers = await asyncio.gather(*(clients[n % 3].ask(PREDICT, predict(f"text {n}"), BEARER) for n in range(30)))
-        assert [predicted(one).output for one in answers] == [f"TEXT {n}".encode() for n in range(30)]
-
-    served(main, KEYS, whole=True)
+@on_port(KEYS, whole=True)
+async def test_clients_share_batches_of_the_whole_service(port: Port) -> None:
+    clients: list[Client] = [port.client() for _ in range(3)]
+    answers = await asyncio.gather(*(clients[n % 3].ask(PREDICT, predict(f"text {n}"), BEARER) for n in range(30)))
+    assert [predicted(one).output for one in answers] == [f"TEXT {n}".encode() for n in range(30)]
 
 
 def test_calls_without_a_credential_count_for_their_address() -> None:

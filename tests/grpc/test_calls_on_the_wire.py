@@ -2,118 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 import pytest
-from hpack import Decoder
 
 from bench.load import http2
 from headway import errors
+from headway.grpc import stream
 from headway.grpc.connection import CallConnection
 from headway.grpc.header_blocks import block_of
 from headway.grpc.http2 import ErrorCode
-from headway.grpc.stream import PREFIX, WINDOW
+from headway.grpc.stream import PREFIX
 from headway.model import Failure
-from tests.grpc.stand import PREDICT, Port, predict, predicted, served
-
-DATA, HEADERS, RESET, SETTINGS, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 7, 8
-END, ACK, PADDED = 1, 1, 8
-READ = http2.frame(SETTINGS, ACK, 0)
-"""The client has read the settings."""
-
-
-@dataclass
-class Answer:
-    """What has come on one stream: kinds of frames, header fields, data, and the code of its reset."""
-
-    kinds: list[str] = field(default_factory=list)
-    fields: dict[str, str] = field(default_factory=dict)
-    data: bytes = b""
-    code: int | None = None
-
-    @property
-    def status(self) -> str:
-        return self.fields.get("grpc-status", "")
-
-
-class Wire:
-    """A client that writes frames itself; `granted` is the room that it was given on each stream."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self.answers: dict[int, Answer] = {}
-        self.granted: dict[int, int] = {}
-        self.goaways: list[int] = []
-        self._known = 0
-
-    def send(self, *frames: bytes) -> None:
-        """Send frames."""
-        self._writer.write(b"".join(frames))
-
-    async def ended(self, number: int) -> Answer:
-        """Answer of a stream, once it has ended."""
-        answer = self.answers.setdefault(number, Answer())
-        await self.until(lambda: answer.kinds[-1:] in (["end"], ["reset"]))
-        return answer
-
-    async def settled(self) -> None:
-        """Return when all that was sent has been read, and what it has caused at once has come."""
-        for _ in range(2):
-            known = self._known
-            self.send(http2.frame(SETTINGS, 0, 0))
-            await self.until(lambda: self._known > known)  # noqa: B023
-
-    async def until(self, reached: Callable[[], bool]) -> None:
-        """Read frames until something has come."""
-        while not reached():
-            await self._read()
-
-    async def left(self) -> list[int]:
-        """Last streams that the server has named, once it has closed the connection."""
-        while True:
-            try:
-                await self._read()
-            except asyncio.IncompleteReadError:
-                return self.goaways
-
-    async def _read(self) -> None:
-        head = await self._reader.readexactly(9)
-        payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
-        kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
-        answer = self.answers.setdefault(stream // 2, Answer()) if stream else Answer()
-        if kind == HEADERS:
-            answer.fields |= {name.decode(): value.decode() for name, value in Decoder().decode(payload, raw=True)}
-            answer.kinds.append("end" if flags & END else "fields")
-        elif kind == DATA:
-            answer.data += payload
-            answer.kinds.append("data")
-        elif kind == RESET:
-            answer.code = int.from_bytes(payload, "big")
-            answer.kinds.append("reset")
-        elif kind == WINDOW_UPDATE:
-            self.granted[stream] = self.granted.get(stream, 0) + int.from_bytes(payload, "big")
-        elif kind == GOAWAY:
-            self.goaways.append(int.from_bytes(payload[:4], "big"))
-        elif kind == SETTINGS:
-            self._known += flags & ACK
+from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
+from tests.grpc.wire import DATA, GOAWAY, HEADERS, PADDED, READ, SETTINGS, WINDOW, Answer, Wire, connect
+from tests.scenes import Scene, scene
 
 
 def on_the_wire(main: Callable[[Port, Wire], Awaitable[None]], hello: Sequence[bytes] = (http2.hello(), READ)) -> None:
     """Run `main` with a client that has sent `hello`."""
 
     async def run(port: Port) -> None:
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", port.listener.port))
-        wire.send(*hello)
+        wire = await connect(port, *hello)
         try:
             await main(port, wire)
         finally:
-            wire._writer.close()
+            wire.writer.close()
 
     served(run, max_body_bytes=8 << 20)
+
+
+def on_wire(*hello: Sequence[bytes]) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a port and such a client; arguments as those of `on_the_wire`."""
+    return scene(lambda main: on_the_wire(main, *hello), tools=2)
 
 
 def connection(port: Port) -> CallConnection:
@@ -147,52 +70,44 @@ def output(answer: Answer) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4 << 20])
-def test_a_message_of_any_size_gets_through_both_ways(size: int) -> None:
-    async def main(port: Port) -> None:
-        client = port.client(**{"grpc.max_receive_message_length": -1})
-        body = predict("a" * size)
-        assert len(body) == {0: 0, 1: 3, 3: 5}.get(size, len(body))
-        assert predicted(await client.ask(PREDICT, body)).output == b"A" * size
-
-    served(main, max_body_bytes=8 << 20)
+@on_port(max_body_bytes=8 << 20)
+async def test_a_message_of_any_size_gets_through_both_ways(port: Port, size: int) -> None:
+    client = port.client(**{"grpc.max_receive_message_length": -1})
+    body = predict("a" * size)
+    assert len(body) == {0: 0, 1: 3, 3: 5}.get(size, len(body))
+    assert predicted(await client.ask(PREDICT, body)).output == b"A" * size
 
 
-def test_a_message_comes_in_frames_of_any_size() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        octets = prefixed(predict("hello"))
-        wire.send(
-            http2.headers(0, PREDICT),
-            *[data(0, octets[at : at + 1]) for at in range(len(octets))],
-            data(0, b"", end=True),
-        )
-        assert output(await wire.ended(0)) == b"HELLO"
-        # With more padding than a stream's window, which is given back.
-        padded = [http2.frame(DATA, PADDED, 3, b"\xff" + bytes(255))] * 40
-        padded += [http2.frame(DATA, PADDED, 3, b"\2" + octets[at : at + 1] + bytes(2)) for at in range(len(octets))]
-        wire.send(http2.headers(1, PREDICT), *padded)
-        assert output(await wire.ended(1)) == b"HELLO"
-        assert wire.granted[3] >= 40 * 256
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_message_comes_in_frames_of_any_size(port: Port, wire: Wire) -> None:
+    octets = prefixed(predict("hello"))
+    wire.send(
+        http2.headers(0, PREDICT),
+        *[data(0, octets[at : at + 1]) for at in range(len(octets))],
+        data(0, b"", end=True),
+    )
+    assert output(await wire.ended(0)) == b"HELLO"
+    # With more padding than a stream's window, which is given back.
+    padded = [http2.frame(DATA, PADDED, 3, b"\xff" + bytes(255))] * 40
+    padded += [http2.frame(DATA, PADDED, 3, b"\2" + octets[at : at + 1] + bytes(2)) for at in range(len(octets))]
+    wire.send(http2.headers(1, PREDICT), *padded)
+    assert output(await wire.ended(1)) == b"HELLO"
+    assert wire.granted[3] >= 40 * 256
 
 
-def test_a_unary_call_with_several_messages_is_answered_for_the_first() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a")) + prefixed(predict("b")), end=True))
-        assert output(await wire.ended(0)) == b"A"
-        assert [asked.input for asked in port.gateway.asked] == ["a"]
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_unary_call_with_several_messages_is_answered_for_the_first(port: Port, wire: Wire) -> None:
+    wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a")) + prefixed(predict("b")), end=True))
+    assert output(await wire.ended(0)) == b"A"
+    assert [asked.input for asked in port.gateway.asked] == ["a"]
 
 
-def test_a_message_that_is_cut_is_an_error() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        whole = prefixed(predict("hello"))
-        for number in range(1, len(whole)):
-            wire.send(http2.headers(number, PREDICT), data(number, whole[:number], end=True))
-            assert (await wire.ended(number)).status == "13"
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_message_that_is_cut_is_an_error(port: Port, wire: Wire) -> None:
+    whole = prefixed(predict("hello"))
+    for number in range(1, len(whole)):
+        wire.send(http2.headers(number, PREDICT), data(number, whole[:number], end=True))
+        assert (await wire.ended(number)).status == "13"
 
 
 @pytest.mark.parametrize(
@@ -200,14 +115,12 @@ def test_a_message_that_is_cut_is_an_error() -> None:
     [("gzip", gzip.compress(predict("hello"))), ("deflate", zlib.compress(predict("hello")))],
     ids=["gzip", "deflate"],
 )
-def test_a_message_may_be_compressed(encoding: str, body: bytes) -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(http2.headers(0, PREDICT, [("grpc-encoding", encoding)]), data(0, prefixed(body, 1), end=True))
-        assert output(await wire.ended(0)) == b"HELLO"
-        wire.send(http2.headers(1, PREDICT, [("grpc-encoding", encoding)]), data(1, prefixed(predict("a")), end=True))
-        assert output(await wire.ended(1)) == b"A"
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_message_may_be_compressed(port: Port, wire: Wire, encoding: str, body: bytes) -> None:
+    wire.send(http2.headers(0, PREDICT, [("grpc-encoding", encoding)]), data(0, prefixed(body, 1), end=True))
+    assert output(await wire.ended(0)) == b"HELLO"
+    wire.send(http2.headers(1, PREDICT, [("grpc-encoding", encoding)]), data(1, prefixed(predict("a")), end=True))
+    assert output(await wire.ended(1)) == b"A"
 
 
 @pytest.mark.parametrize(
@@ -223,17 +136,17 @@ def test_a_message_may_be_compressed(encoding: str, body: bytes) -> None:
     ],
     ids=["unknown", "none", "not told", "another flag", "damaged", "cut", "too long"],
 )
-def test_a_message_that_cannot_be_unpacked_is_an_error(encoding: str, packed: int, body: bytes, status: str) -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        more = [("grpc-encoding", encoding)] if encoding else []
-        wire.send(http2.headers(0, PREDICT, more), data(0, prefixed(body, packed), end=True))
-        answer = await wire.ended(0)
-        assert answer.status == status
-        # Compression in gRPC: who is told that a way is unknown is told as well which ones are known.
-        assert status != "12" or answer.fields["grpc-accept-encoding"] == "identity, deflate, gzip"
-        assert port.gateway.asked == []
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_message_that_cannot_be_unpacked_is_an_error(
+    port: Port, wire: Wire, encoding: str, packed: int, body: bytes, status: str
+) -> None:
+    more = [("grpc-encoding", encoding)] if encoding else []
+    wire.send(http2.headers(0, PREDICT, more), data(0, prefixed(body, packed), end=True))
+    answer = await wire.ended(0)
+    assert answer.status == status
+    # Compression in gRPC: who is told that a way is unknown is told as well which ones are known.
+    assert status != "12" or answer.fields["grpc-accept-encoding"] == "identity, deflate, gzip"
+    assert port.gateway.asked == []
 
 
 # Windows.
@@ -247,9 +160,9 @@ def test_an_answer_leaves_as_its_client_makes_room() -> None:
         await wire.until(lambda: 0 in wire.answers and len(wire.answers[0].data) == 7)
         await wire.settled()
         assert wire.answers[0].kinds == ["fields", "data"]
-        wire.send(http2.frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1"))
+        wire.send(http2.frame(WINDOW, 0, 1, b"\0\0\0\1"))
         await wire.until(lambda: len(wire.answers[0].data) == 8)
-        wire.send(http2.frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0"), http2.frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\7"))
+        wire.send(http2.frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0"), http2.frame(WINDOW, 0, 1, b"\0\0\0\7"))
         await wire.settled()
         assert len(wire.answers[0].data) == 8, "the window was made smaller by as much"
         wire.send(http2.frame(SETTINGS, 0, 0, b"\0\4\0\1\0\0"))
@@ -258,124 +171,105 @@ def test_an_answer_leaves_as_its_client_makes_room() -> None:
     on_the_wire(main, (own, READ))
 
 
-def test_a_message_goes_on_that_was_begun_before_its_client_knew_the_windows() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        octets, sent = prefixed(predict("a" * 60_000)), 3 << 14
-        wire.send(http2.headers(0, PREDICT), *[data(0, octets[at : at + (1 << 14)]) for at in range(0, sent, 1 << 14)])
-        await wire.settled()
-        assert 1 not in wire.granted
-        wire.send(READ)
-        await wire.until(lambda: WINDOW + wire.granted.get(1, 0) >= len(octets))
-        wire.send(data(0, octets[sent:], end=True))
-        assert output(await wire.ended(0)) == b"A" * 60_000
-
-    on_the_wire(main, (http2.hello(),))
+@on_wire((http2.hello(),))
+async def test_a_message_goes_on_that_was_begun_before_its_client_knew_the_windows(port: Port, wire: Wire) -> None:
+    octets, sent = prefixed(predict("a" * 60_000)), 3 << 14
+    wire.send(http2.headers(0, PREDICT), *[data(0, octets[at : at + (1 << 14)]) for at in range(0, sent, 1 << 14)])
+    await wire.settled()
+    assert 1 not in wire.granted
+    wire.send(READ)
+    await wire.until(lambda: stream.WINDOW + wire.granted.get(1, 0) >= len(octets))
+    wire.send(data(0, octets[sent:], end=True))
+    assert output(await wire.ended(0)) == b"A" * 60_000
 
 
-def test_data_beyond_the_window_of_a_stream_end_that_stream_alone() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        port.gateway.hold = True
-        for number in (0, 1):
-            wire.send(http2.headers(number, PREDICT), http2.message(number, predict("a"), end=False))
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
-        wire.send(data(0, bytes(WINDOW)))
-        assert (await wire.ended(0)).code == ErrorCode.FLOW_CONTROL_ERROR
-        port.gateway.release()
-        assert output(await wire.ended(1)) == b"A"
-        assert len(port.gateway.abandoned) == 1
-
-    on_the_wire(main)
+@on_wire()
+async def test_data_beyond_the_window_of_a_stream_end_that_stream_alone(port: Port, wire: Wire) -> None:
+    port.gateway.hold = True
+    for number in (0, 1):
+        wire.send(http2.headers(number, PREDICT), http2.message(number, predict("a"), end=False))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
+    wire.send(data(0, bytes(stream.WINDOW)))
+    assert (await wire.ended(0)).code == ErrorCode.FLOW_CONTROL_ERROR
+    port.gateway.release()
+    assert output(await wire.ended(1)) == b"A"
+    assert len(port.gateway.abandoned) == 1
 
 
 # Deadlines and metadata.
 
 
 @pytest.mark.parametrize("timeout", ["1H", "2M", "3S", "4000m", "5000000u", "99999999n", "0000003S", "99999999H"])
-def test_the_time_of_a_call_may_be_told_in_any_unit(timeout: str) -> None:
+@on_wire()
+async def test_the_time_of_a_call_may_be_told_in_any_unit(port: Port, wire: Wire, timeout: str) -> None:
     unit = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}[timeout[-1]]
-
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
-        assert (await wire.ended(0)).status == "0" or unit == 1e-9
-        most = min(int(timeout[:-1]) * unit, port.settings.request_timeout_ms / 1000)
-        assert all(0.9 * most - 0.1 < asked.options.timeout <= most for asked in port.gateway.asked)
-
-    on_the_wire(main)
+    wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
+    assert (await wire.ended(0)).status == "0" or unit == 1e-9
+    most = min(int(timeout[:-1]) * unit, port.settings.request_timeout_ms / 1000)
+    assert all(0.9 * most - 0.1 < asked.options.timeout <= most for asked in port.gateway.asked)
 
 
 @pytest.mark.parametrize("timeout", ["", "1", "S", "123456789S", "1s", "-1S", "+1S", "1 S", "1.5S", "1SS"])
-def test_a_time_that_is_malformed_is_an_error(timeout: str) -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
-        assert (await wire.ended(0)).status == "13"
-        assert port.gateway.asked == []
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_time_that_is_malformed_is_an_error(port: Port, wire: Wire, timeout: str) -> None:
+    wire.send(http2.headers(0, PREDICT, [("grpc-timeout", timeout)]), http2.message(0, predict("a")))
+    assert (await wire.ended(0)).status == "13"
+    assert port.gateway.asked == []
 
 
-def test_a_call_without_time_is_late() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        port.gateway.hold = True
-        wire.send(http2.headers(0, PREDICT, [("grpc-timeout", "0S")]), http2.message(0, predict("a")))
-        assert (await wire.ended(0)).status == "4"
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_call_without_time_is_late(port: Port, wire: Wire) -> None:
+    port.gateway.hold = True
+    wire.send(http2.headers(0, PREDICT, [("grpc-timeout", "0S")]), http2.message(0, predict("a")))
+    assert (await wire.ended(0)).status == "4"
 
 
-def test_metadata_in_binary_are_let_pass() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        more = [("grpc-trace-bin", "AAAB"), ("x-bin", "AA==,AA"), ("x-bin", "")]
-        wire.send(http2.headers(0, PREDICT, more), http2.message(0, predict("a")))
-        assert output(await wire.ended(0)) == b"A"
-
-    on_the_wire(main)
+@on_wire()
+async def test_metadata_in_binary_are_let_pass(port: Port, wire: Wire) -> None:
+    more = [("grpc-trace-bin", "AAAB"), ("x-bin", "AA==,AA"), ("x-bin", "")]
+    wire.send(http2.headers(0, PREDICT, more), http2.message(0, predict("a")))
+    assert output(await wire.ended(0)) == b"A"
 
 
-def test_details_are_quoted() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        port.gateway.failure = Failure(errors.BACKEND_ERROR, "50 % of \u00e4\n~")
-        wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a")))
-        assert "50 %25 of %C3%A4%0A~" in (await wire.ended(0)).fields["grpc-message"]
-
-    on_the_wire(main)
+@on_wire()
+async def test_details_are_quoted(port: Port, wire: Wire) -> None:
+    port.gateway.failure = Failure(errors.BACKEND_ERROR, "50 % of \u00e4\n~")
+    wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a")))
+    assert "50 %25 of %C3%A4%0A~" in (await wire.ended(0)).fields["grpc-message"]
 
 
 # How a call ends.
 
 
-def test_an_error_is_told_in_one_block_and_nothing_follows_it() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(
-            http2.headers(0, PREDICT),
-            data(0, b"", end=True),
-            http2.headers(1, "/nothing", end=True),
-            http2.headers(2, PREDICT, end=True),
+@on_wire()
+async def test_an_error_is_told_in_one_block_and_nothing_follows_it(port: Port, wire: Wire) -> None:
+    wire.send(
+        http2.headers(0, PREDICT),
+        data(0, b"", end=True),
+        http2.headers(1, "/nothing", end=True),
+        http2.headers(2, PREDICT, end=True),
+    )
+    for number, status in enumerate(("3", "12", "3")):
+        answer = await wire.ended(number)
+        assert (answer.status, answer.fields[":status"], answer.fields["content-type"]) == (
+            status,
+            "200",
+            "application/grpc",
         )
-        for number, status in enumerate(("3", "12", "3")):
-            answer = await wire.ended(number)
-            assert (answer.status, answer.fields[":status"], answer.fields["content-type"]) == (
-                status,
-                "200",
-                "application/grpc",
-            )
+    await wire.settled()
+    assert [answer.kinds for answer in wire.answers.values()] == [["end"]] * 3
+
+
+@on_wire()
+async def test_a_client_that_never_ends_its_stream_is_answered_and_the_stream_is_closed(port: Port, wire: Wire) -> None:
+    wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a"), end=False), http2.headers(1, "/nothing"))
+    for number, kinds in enumerate((["fields", "data", "end", "reset"], ["end", "reset"])):
+        await wire.ended(number)
         await wire.settled()
-        assert [answer.kinds for answer in wire.answers.values()] == [["end"]] * 3
-
-    on_the_wire(main)
-
-
-def test_a_client_that_never_ends_its_stream_is_answered_and_the_stream_is_closed() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        wire.send(http2.headers(0, PREDICT), http2.message(0, predict("a"), end=False), http2.headers(1, "/nothing"))
-        for number, kinds in enumerate((["fields", "data", "end", "reset"], ["end", "reset"])):
-            await wire.ended(number)
-            await wire.settled()
-            assert (wire.answers[number].kinds, wire.answers[number].code) == (kinds, ErrorCode.NO_ERROR)
-        wire.send(data(0, b"abc"), data(1, b"abc", end=True), http2.headers(2, PREDICT), http2.message(2, predict("b")))
-        assert output(await wire.ended(2)) == b"B"
-        assert connection(port).silent
-
-    on_the_wire(main)
+        assert (wire.answers[number].kinds, wire.answers[number].code) == (kinds, ErrorCode.NO_ERROR)
+    wire.send(data(0, b"abc"), data(1, b"abc", end=True), http2.headers(2, PREDICT), http2.message(2, predict("b")))
+    assert output(await wire.ended(2)) == b"B"
+    assert connection(port).silent
 
 
 @pytest.mark.parametrize(
@@ -383,106 +277,89 @@ def test_a_client_that_never_ends_its_stream_is_answered_and_the_stream_is_close
     [[(":method", "GET")], [("content-type", "application/json")], [("content-type", "")]],
     ids=["method", "kind", "no kind"],
 )
-def test_a_request_that_is_no_call_gets_a_status_of_http(fields: http2.Fields) -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        given = {":method": "POST", ":scheme": "http", ":path": PREDICT, "content-type": "application/grpc"} | dict(
-            fields
-        )
-        wire.send(http2.frame(HEADERS, 5, 1, block_of(given.items())))
-        answer = await wire.ended(0)
-        await wire.settled()
-        assert (answer.fields, answer.kinds) == ({":status": "415"}, ["end"])
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_request_that_is_no_call_gets_a_status_of_http(port: Port, wire: Wire, fields: http2.Fields) -> None:
+    given = {":method": "POST", ":scheme": "http", ":path": PREDICT, "content-type": "application/grpc"} | dict(fields)
+    wire.send(http2.frame(HEADERS, 5, 1, block_of(given.items())))
+    answer = await wire.ended(0)
+    await wire.settled()
+    assert (answer.fields, answer.kinds) == ({":status": "415"}, ["end"])
 
 
 @pytest.mark.parametrize(("length", "good"), [("9", False), ("10", True), ("11", False), ("1e1", False), ("", False)])
-def test_a_call_has_as_many_bytes_as_it_says(length: str, good: bool) -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        octets = prefixed(predict("abc"))
-        assert len(octets) == 10
-        wire.send(
-            http2.headers(0, PREDICT, [("content-length", length)]), data(0, octets[:4]), data(0, octets[4:], end=True)
-        )
-        answer = await wire.ended(0)
-        assert (answer.status, answer.code) == (("0", None) if good else ("", ErrorCode.PROTOCOL_ERROR))
-        wire.send(http2.headers(1, PREDICT, [("content-length", "1")], end=True))
-        assert (await wire.ended(1)).code == ErrorCode.PROTOCOL_ERROR
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_call_has_as_many_bytes_as_it_says(port: Port, wire: Wire, length: str, good: bool) -> None:
+    octets = prefixed(predict("abc"))
+    assert len(octets) == 10
+    wire.send(
+        http2.headers(0, PREDICT, [("content-length", length)]), data(0, octets[:4]), data(0, octets[4:], end=True)
+    )
+    answer = await wire.ended(0)
+    assert (answer.status, answer.code) == (("0", None) if good else ("", ErrorCode.PROTOCOL_ERROR))
+    wire.send(http2.headers(1, PREDICT, [("content-length", "1")], end=True))
+    assert (await wire.ended(1)).code == ErrorCode.PROTOCOL_ERROR
 
 
-def test_a_call_may_be_cancelled_at_any_point() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        whole = prefixed(predict("hello"))
-        for number in range(len(whole)):
-            wire.send(http2.headers(number, PREDICT), data(number, whole[:number]), http2.reset(number))
-        await wire.settled()
-        assert (port.gateway.asked, connection(port).silent) == ([], True)
-        port.gateway.hold = True
-        held, answered, late = 100, 101, 102
-        wire.send(http2.headers(held, PREDICT), data(held, whole, end=True))
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        wire.send(http2.reset(held))
-        await port.gateway.until(lambda: len(port.gateway.abandoned) == 1)
-        port.gateway.hold = False
-        wire.send(http2.headers(answered, PREDICT), data(answered, whole, end=True))
-        assert output(await wire.ended(answered)) == b"HELLO"
-        wire.send(
-            http2.reset(answered), http2.reset(answered), http2.headers(late, PREDICT), data(late, whole, end=True)
-        )
-        assert output(await wire.ended(late)) == b"HELLO"
-        assert connection(port).silent
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_call_may_be_cancelled_at_any_point(port: Port, wire: Wire) -> None:
+    whole = prefixed(predict("hello"))
+    for number in range(len(whole)):
+        wire.send(http2.headers(number, PREDICT), data(number, whole[:number]), http2.reset(number))
+    await wire.settled()
+    assert (port.gateway.asked, connection(port).silent) == ([], True)
+    port.gateway.hold = True
+    held, answered, late = 100, 101, 102
+    wire.send(http2.headers(held, PREDICT), data(held, whole, end=True))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+    wire.send(http2.reset(held))
+    await port.gateway.until(lambda: len(port.gateway.abandoned) == 1)
+    port.gateway.hold = False
+    wire.send(http2.headers(answered, PREDICT), data(answered, whole, end=True))
+    assert output(await wire.ended(answered)) == b"HELLO"
+    wire.send(http2.reset(answered), http2.reset(answered), http2.headers(late, PREDICT), data(late, whole, end=True))
+    assert output(await wire.ended(late)) == b"HELLO"
+    assert connection(port).silent
 
 
-def test_trailers_end_a_call_as_data_do() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        trailers = http2.frame(HEADERS, 5, 1, b"\0\1a\1b")
-        wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a"))), trailers)
-        assert output(await wire.ended(0)) == b"A"
-        await wire.settled()
-        assert wire.answers[0].kinds[-1] == "end"
-
-    on_the_wire(main)
+@on_wire()
+async def test_trailers_end_a_call_as_data_do(port: Port, wire: Wire) -> None:
+    trailers = http2.frame(HEADERS, 5, 1, b"\0\1a\1b")
+    wire.send(http2.headers(0, PREDICT), data(0, prefixed(predict("a"))), trailers)
+    assert output(await wire.ended(0)) == b"A"
+    await wire.settled()
+    assert wire.answers[0].kinds[-1] == "end"
 
 
 # How a connection ends.
 
 
-def test_a_client_that_leaves_gets_the_answers_that_are_due() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        port.gateway.hold = True
-        wire.send(*[http2.headers(number, PREDICT) + http2.message(number, predict("a")) for number in range(3)])
-        wire.send(http2.frame(GOAWAY, 0, 0, bytes(8)))
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
-        await wire.settled()
-        port.gateway.release()
-        assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
-        port.listener._look_after()
-        assert (await wire.left())[-1] == http2.stream_of(2)
-
-    on_the_wire(main)
+@on_wire()
+async def test_a_client_that_leaves_gets_the_answers_that_are_due(port: Port, wire: Wire) -> None:
+    port.gateway.hold = True
+    wire.ask(*range(3))
+    wire.send(http2.frame(GOAWAY, 0, 0, bytes(8)))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    await wire.settled()
+    port.gateway.release()
+    assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
+    port.listener._look_after()
+    assert (await wire.left())[-1] == http2.stream_of(2)
 
 
-def test_after_trailers_beyond_the_bound_calls_in_hand_are_answered_and_the_client_is_told_to_leave() -> None:
-    async def main(port: Port, wire: Wire) -> None:
-        port.gateway.hold = True
-        wire.send(
-            *[
-                http2.headers(number, PREDICT) + http2.message(number, predict("a"), end=bool(number))
-                for number in range(3)
-            ]
-        )
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
-        bomb = b"\x40\1a\x7f\x81\x07" + b"a" * 1024 + b"\xbe" * 4000
-        wire.send(http2.frame(HEADERS, 5, 1, bomb), http2.headers(3, PREDICT), http2.message(3, predict("b")))
-        await wire.settled()
-        assert wire.goaways == [http2.stream_of(2)], "the call behind it is for the client to send elsewhere"
-        port.gateway.release()
-        assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
-        port.listener._look_after()
-        assert (await wire.left())[-1] == http2.stream_of(2)
-
-    on_the_wire(main)
+@on_wire()
+async def test_after_trailers_beyond_the_bound_calls_in_hand_are_answered_and_the_client_is_told_to_leave(
+    port: Port, wire: Wire
+) -> None:
+    port.gateway.hold = True
+    wire.send(
+        *[http2.headers(number, PREDICT) + http2.message(number, predict("a"), end=bool(number)) for number in range(3)]
+    )
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    bomb = b"\x40\1a\x7f\x81\x07" + b"a" * 1024 + b"\xbe" * 4000
+    wire.send(http2.frame(HEADERS, 5, 1, bomb), http2.headers(3, PREDICT), http2.message(3, predict("b")))
+    await wire.settled()
+    assert wire.goaways == [http2.stream_of(2)], "the call behind it is for the client to send elsewhere"
+    port.gateway.release()
+    assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
+    port.listener._look_after()
+    assert (await wire.left())[-1] == http2.stream_of(2)

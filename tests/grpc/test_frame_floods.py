@@ -17,12 +17,12 @@ from headway.grpc import connection, messages
 from headway.grpc.calls import Call
 from headway.grpc.connection import LAST, LEAVING, CallConnection
 from headway.grpc.header_blocks import HeaderReader
-from headway.grpc.http2 import PREFACE, Broken, ErrorCode, Http2
+from headway.grpc.http2 import PREFACE, Broken, Http2
 from headway.grpc.message_turns import SHARE
 from headway.grpc.stream import CallStream
-from tests.grpc.stand import PREDICT, Port, predict, served
-from tests.grpc.test_leaving import Raw, raw
+from tests.grpc.stand import PREDICT, Port, on_port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
+from tests.grpc.wire import ACK, GOAWAY, PING, greeted
 
 CHECK, WATCH = f"/{messages.HEALTH}/Check", f"/{messages.HEALTH}/Watch"
 REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
@@ -65,36 +65,6 @@ class LoopTurns:
         asyncio.get_running_loop().call_soon(self.count)
 
 
-async def found(client: Raw, kind: int) -> bytes:
-    """Payload of the next frame of a type."""
-    while True:
-        got, _, _, payload = await client.frame()
-        if got == kind:
-            return payload
-
-
-def test_a_window_of_all_streams_changes_what_each_has_left() -> None:
-    it = begun(initial(1000), streams=2)
-    it.data(1, b"a" * 900)
-    assert (it.room(1), it.room(3)) == (100, 1000)
-    it.receive(initial(500))
-    assert (it.room(1), it.room(3)) == (-400, 500)
-    it.receive(window(1, 450))
-    assert it.room(1) == 50
-    assert it.room(5) == 0
-
-
-@pytest.mark.parametrize("frames", [window(1, 10) + initial((1 << 31) - 1), initial((1 << 31) - 1) + window(1, 1)])
-def test_a_window_beyond_the_largest_is_refused_however_it_comes_about(frames: bytes) -> None:
-    it = begun(streams=3)
-    try:
-        it.receive(frames)
-    except Broken as broken:
-        assert broken.code is ErrorCode.FLOW_CONTROL_ERROR
-    else:
-        assert http2.frame(http2.RESET, 0, 1, ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big")) in it.take()
-
-
 def test_a_frame_of_hundreds_of_settings_ends_the_connection() -> None:
     begun(http2.frame(http2.SETTINGS, 0, 0, (_WINDOW + bytes(4)) * 32))
     with pytest.raises(Broken, match="ENHANCE_YOUR_CALM"):
@@ -126,7 +96,10 @@ def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
     assert it.last == http2.stream_of(4)
 
 
-def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_port()
+async def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pumped: list[int] = []
     pump = CallStream.pump
 
@@ -134,24 +107,19 @@ def test_room_that_comes_bit_by_bit_moves_only_what_waits_for_it(monkeypatch: py
         pumped.append(stream.number)
         return pump(stream)
 
-    async def main(port: Port) -> None:
-        client, connections = await raw(port)
-        (it,) = connections.open
-        client.writer.write(
-            initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51))
-        )
-        while len(it.stuck) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
-            await asyncio.sleep(0)
-        client.writer.write(http2.ping())
-        assert await found(client, http2.PING)  # By then what was begun of the answers has been sent.
-        monkeypatch.setattr(CallStream, "pump", counted)
-        client.writer.write(window(http2.stream_of(7), 1) * 2 + window(0, 1) * 50 + http2.ping())
-        assert await found(client, http2.PING)
-        assert pumped[:2] == [http2.stream_of(7)] * 2
-        assert len(pumped) <= 2 + 3 * 50
-        client.writer.close()
-
-    served(main)
+    client, connections = await greeted(port)
+    (it,) = connections.open
+    client.send(initial(0) + b"".join(http2.headers(n, CHECK) + http2.message(n, b"") for n in range(1, 51)))
+    while len(it.stuck) < 50:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    client.send(http2.ping())
+    assert await client.next(PING, ACK)  # By then what was begun of the answers has been sent.
+    monkeypatch.setattr(CallStream, "pump", counted)
+    client.send(window(http2.stream_of(7), 1) * 2 + window(0, 1) * 50 + http2.ping())
+    assert await client.next(PING, ACK)
+    assert pumped[:2] == [http2.stream_of(7)] * 2
+    assert len(pumped) <= 2 + 3 * 50
+    client.writer.close()
 
 
 @pytest.mark.parametrize(
@@ -165,11 +133,11 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
     monkeypatch.setattr(connection, "BURDEN", 100)
 
     async def main(port: Port) -> None:
-        client, _ = await raw(port)
-        client.writer.write(nothing * 120)
+        client, _ = await greeted(port)
+        client.send(nothing * 120)
         goodbye = b""
         while not goodbye.endswith(b"too_many_frames"):
-            goodbye = await found(client, 7)
+            goodbye = await client.next(GOAWAY)
         assert port.counters.refusals["too_many_frames", "none", ""] == 1
         client.writer.close()
 
@@ -180,55 +148,50 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
     ] == [1]
 
 
-def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connection_flood(
-    monkeypatch: pytest.MonkeyPatch,
+@on_port()
+async def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connection_flood(
+    port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a proxy, which puts the calls of many clients on one connection."""
     monkeypatch.setattr(connection, "BURDEN", 100)
-
-    async def main(port: Port) -> None:
-        client, _ = await raw(port)
-        port.gateway.hold = True
-        client.ask(1)
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        for number in range(2, 20):
-            client.writer.write(http2.headers(number, PREDICT) + http2.reset(number))
-        assert await client.next(7) == LAST.to_bytes(4, "big") + bytes(4)
-        port.gateway.release()
-        await client.answered(1)
-        client.writer.write(http2.frame(http2.PING, 1, 0, LEAVING))
-        assert dict(port.counters.refusals) == {}
-        client.writer.close()
-
-    served(main)
+    client, _ = await greeted(port)
+    port.gateway.hold = True
+    client.ask(1)
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+    for number in range(2, 20):
+        client.send(http2.headers(number, PREDICT) + http2.reset(number))
+    assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
+    port.gateway.release()
+    await client.ended(1)
+    client.send(http2.frame(http2.PING, 1, 0, LEAVING))
+    assert dict(port.counters.refusals) == {}
+    client.writer.close()
 
 
-def test_a_client_that_breaks_the_protocol_is_counted() -> None:
-    async def main(port: Port) -> None:
-        client, _ = await raw(port)
-        client.writer.write(http2.frame(http2.DATA, 0, 0, b"x"))
-        assert (await found(client, 7)).endswith(b"protocol_error")
-        assert port.counters.refusals["protocol_error", "none", ""] == 1
-        client.writer.close()
-
-    served(main)
+@on_port()
+async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
+    client, _ = await greeted(port)
+    client.send(http2.frame(http2.DATA, 0, 0, b"x"))
+    assert (await client.next(GOAWAY)).endswith(b"protocol_error")
+    assert port.counters.refusals["protocol_error", "none", ""] == 1
+    client.writer.close()
 
 
-def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_port()
+async def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "BURDEN", 100)
-
-    async def main(port: Port) -> None:
-        client, _ = await raw(port)
-        client.writer.write(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
-        for _ in range(120):
-            client.writer.write(window(http2.stream_of(1), 1))
-        assert (await found(client, 7)).endswith(b"too_many_frames")
-        client.writer.close()
-
-    served(main)
+    client, _ = await greeted(port)
+    client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
+    for _ in range(120):
+        client.send(window(http2.stream_of(1), 1))
+    assert (await client.next(GOAWAY)).endswith(b"too_many_frames")
+    client.writer.close()
 
 
-def test_messages_are_unpacked_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_port()
+async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
     packed = gzip.compress(bytes(1_000_000))
     unpacked: list[int] = []
@@ -240,22 +203,18 @@ def test_messages_are_unpacked_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
         return unpack(stream, *asked)
 
     now, turns = [0.0], LoopTurns()
-
-    async def main(port: Port) -> None:
-        client, connections = await raw(port)
-        connections.turns.clock = lambda: now[0]
-        monkeypatch.setattr(CallStream, "_unpacked", slow)
-        turns.count()
-        for number in range(1, 11):
-            body = b"\1" + len(packed).to_bytes(4, "big") + packed
-            client.writer.write(http2.headers(number, CHECK, [("grpc-encoding", "gzip")]))
-            client.writer.write(http2.frame(http2.DATA, http2.END_STREAM, http2.stream_of(number), body))
-        for number in range(1, 11):
-            await client.answered(number)
-        assert len(unpacked) == len(set(unpacked)) == 10
-        client.writer.close()
-
-    served(main)
+    client, connections = await greeted(port)
+    connections.turns.clock = lambda: now[0]
+    monkeypatch.setattr(CallStream, "_unpacked", slow)
+    turns.count()
+    for number in range(1, 11):
+        body = b"\1" + len(packed).to_bytes(4, "big") + packed
+        client.send(http2.headers(number, CHECK, [("grpc-encoding", "gzip")]))
+        client.send(http2.frame(http2.DATA, http2.END_STREAM, http2.stream_of(number), body))
+    for number in range(1, 11):
+        await client.ended(number)
+    assert len(unpacked) == len(set(unpacked)) == 10
+    client.writer.close()
 
 
 def _asked(number: int, method: str, body: bytes, *, whole: bool = True) -> bytes:
@@ -274,35 +233,35 @@ def _asked(number: int, method: str, body: bytes, *, whole: bool = True) -> byte
     ],
     ids=["unsent", "unanswered", "silent stream", "stream", "watch", "reflection"],
 )  # fmt: skip
-def test_calls_that_are_cut_off_leave_no_cycles(call: Callable[[int], bytes]) -> None:
+@on_port()
+async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable[[int], bytes]) -> None:
     """Cycles of cancelled calls were found 300,000 objects at a time, which took 0.3 s of the event loop."""
-
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        _, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
-        connections = port.listener._connections
-        assert connections is not None
-        gc.collect()
-        gc.disable()
-        try:
-            writer.write(http2.hello() + b"".join(map(call, range(10))))
-            while sum(len(one.streams) for one in connections.open) < 10:  # noqa: ASYNC110 - likewise
-                await asyncio.sleep(0)
-            await port.gateway.until(lambda: True)
-            writer.transport.abort()
-            await connections.emptied()
-            for _ in range(50):
-                await asyncio.sleep(0)
-            left = [one for one in gc.get_objects() if isinstance(one, Call | CallConnection)]
-        finally:
-            gc.enable()
-        port.gateway.waiting.clear()
-        assert left == []
-
-    served(main)
+    port.gateway.hold = True
+    _, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
+    connections = port.listener._connections
+    assert connections is not None
+    gc.collect()
+    gc.disable()
+    try:
+        writer.write(http2.hello() + b"".join(map(call, range(10))))
+        while sum(len(one.streams) for one in connections.open) < 10:  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0)
+        await port.gateway.until(lambda: True)
+        writer.transport.abort()
+        await connections.emptied()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        left = [one for one in gc.get_objects() if isinstance(one, Call | CallConnection)]
+    finally:
+        gc.enable()
+    port.gateway.waiting.clear()
+    assert left == []
 
 
-def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_port()
+async def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """9,000 calls of connections that were cut at once took 0.3 s of the event loop."""
     ended: list[int] = []
     cancel, turns = CallStream.cancel, LoopTurns()
@@ -311,18 +270,15 @@ def test_the_calls_of_a_client_that_has_left_are_ended_in_turns(monkeypatch: pyt
         ended.append(turns.number)
         cancel(stream)
 
-    async def main(port: Port) -> None:
-        client, connections = await raw(port)
-        (it,) = connections.open
-        client.writer.write(b"".join(http2.headers(number, CHECK) for number in range(1, 201)))
-        while len(it.streams) < 200:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
-            await asyncio.sleep(0)
-        monkeypatch.setattr(CallStream, "cancel", noted)
-        turns.count()
-        client.writer.transport.abort()
-        await connections.emptied()
-        while len(ended) < 200:  # noqa: ASYNC110 - likewise
-            await asyncio.sleep(0)
-        assert max(map(ended.count, ended)) <= 60
-
-    served(main)
+    client, connections = await greeted(port)
+    (it,) = connections.open
+    client.send(b"".join(http2.headers(number, CHECK) for number in range(1, 201)))
+    while len(it.streams) < 200:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    monkeypatch.setattr(CallStream, "cancel", noted)
+    turns.count()
+    client.writer.transport.abort()
+    await connections.emptied()
+    while len(ended) < 200:  # noqa: ASYNC110 - likewise
+        await asyncio.sleep(0)
+    assert max(map(ended.count, ended)) <= 60

@@ -289,6 +289,8 @@ CASES = [
     Case("6.9.1 more room on the connection", [window(0, LARGEST - DEFAULT_WINDOW + 1)], end=FLOW),
     Case("6.9.1 more room on a stream", [ask(1), ask(3), window(1, LARGEST - DEFAULT_WINDOW + 1), data(3)],
          [asked(1), asked(3), ("was_reset", 1), came(3)], [resets(1, FLOW)]),
+    Case("6.9.1 more room on a stream that settings have filled", [ask(1), settings((4, LARGEST)), window(1, 1)], [asked(1), ("was_reset", 1)],
+         [ACKED, resets(1, FLOW)]),
     Case("6.9.1 data beyond the window of the connection", [ask(1), *[data(1, bytes(LARGEST_FRAME))] * 3, data(1, bytes(LARGEST_FRAME - 1)), data(1, b"a")],
          [asked(1), *[came(1, bytes(LARGEST_FRAME))] * 3, came(1, bytes(LARGEST_FRAME - 1))], end=FLOW),
     Case("6.9.1 data that nobody wants take of that window", [ask(1), give_up(1), *[data(1, bytes(LARGEST_FRAME))] * 4],

@@ -15,7 +15,7 @@ from headway.grpc import messages
 from headway.grpc.inference_call import MOST_ANSWER
 from headway.model import Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
-from tests.grpc.stand import INFER, PREDICT, Port, predict, served
+from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
 
 Status = grpc.StatusCode
 CHECK = f"/{messages.HEALTH}/Check"
@@ -50,67 +50,59 @@ def outputs(answer: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_an_input_is_answered_with_its_output_in_raw_contents(raw: bool) -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        answer = answered(await client.ask(INFER, request("a", "bü", "", raw=raw, id="mine").SerializeToString()))
-        assert outputs(answer) == [b"A", "BÜ".encode(), b""]
-        assert (answer.model_name, answer.model_version, answer.id) == ("default", "1", "mine")
-        one = request("x", raw=raw)
-        one.inputs[0].shape[:] = [1, 1]
-        answer = answered(await client.ask(INFER, one.SerializeToString()))
-        assert (outputs(answer), list(answer.outputs[0].shape), answer.id) == ([b"X"], [1, 1], "")
-        assert [asked.input for asked in port.gateway.asked] == ["a", "bü", "", "x"]
-
-    served(main)
+@on_port()
+async def test_an_input_is_answered_with_its_output_in_raw_contents(port: Port, raw: bool) -> None:
+    client = port.client()
+    answer = answered(await client.ask(INFER, request("a", "bü", "", raw=raw, id="mine").SerializeToString()))
+    assert outputs(answer) == [b"A", "BÜ".encode(), b""]
+    assert (answer.model_name, answer.model_version, answer.id) == ("default", "1", "mine")
+    one = request("x", raw=raw)
+    one.inputs[0].shape[:] = [1, 1]
+    answer = answered(await client.ask(INFER, one.SerializeToString()))
+    assert (outputs(answer), list(answer.outputs[0].shape), answer.id) == ([b"X"], [1, 1], "")
+    assert [asked.input for asked in port.gateway.asked] == ["a", "bü", "", "x"]
 
 
-def test_the_answer_to_several_inputs_tells_each_version_that_ran_one() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.versions = {"a": "3", "b": "3", "c": "4"}
-        client = port.client()
-        for texts, version in (("ab", "3"), ("abc", "3,4")):
-            answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
-            assert answer.model_version == version
-
-    served(main)
+@on_port()
+async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(port: Port) -> None:
+    port.gateway.versions = {"a": "3", "b": "3", "c": "4"}
+    client = port.client()
+    for texts, version in (("ab", "3"), ("abc", "3,4")):
+        answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
+        assert answer.model_version == version
 
 
-def test_the_tokens_of_all_elements_are_told_as_a_parameter_of_the_answer() -> None:
-    async def main(port: Port) -> None:
-        async def told(*texts: str) -> dict[str, int]:
-            answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
-            return {name: one.int64_param for name, one in answer.parameters.items()}
+@on_port()
+async def test_the_tokens_of_all_elements_are_told_as_a_parameter_of_the_answer(port: Port) -> None:
+    async def told(*texts: str) -> dict[str, int]:
+        answer = answered(await client.ask(INFER, request(*texts).SerializeToString()))
+        return {name: one.int64_param for name, one in answer.parameters.items()}
 
-        client = port.client()
-        assert await told("a") == await told("a", "b") == {}
-        port.gateway.tokens = TokenCount(7)
-        assert (await told("a"), await told("a", "b")) == ({"tokens_used": 7}, {"tokens_used": 14})
-        call = client.stream(STREAM)
-        asked = request("a")
-        asked.parameters["triton_enable_empty_final_response"].bool_param = True
-        await call.write(asked.SerializeToString())
-        assert set(streamed(await call.read()).infer_response.parameters) == {"tokens_used", "triton_final_response"}
-        call.cancel()
-
-    served(main)
+    client = port.client()
+    assert await told("a") == await told("a", "b") == {}
+    port.gateway.tokens = TokenCount(7)
+    assert (await told("a"), await told("a", "b")) == ({"tokens_used": 7}, {"tokens_used": 14})
+    call = client.stream(STREAM)
+    asked = request("a")
+    asked.parameters["triton_enable_empty_final_response"].bool_param = True
+    await call.write(asked.SerializeToString())
+    assert set(streamed(await call.read()).infer_response.parameters) == {"tokens_used", "triton_final_response"}
+    call.cancel()
 
 
-def test_parameters_reach_the_target_but_for_those_of_the_protocol() -> None:
-    async def main(port: Port) -> None:
-        asked = request("a")
-        asked.parameters["n"].int64_param = 3
-        asked.parameters["deep"].bool_param = True
-        asked.parameters["word"].string_param = "yes"
-        asked.parameters["share"].double_param = 0.5
-        asked.parameters["priority"].uint64_param = 3
-        asked.parameters["timeout"].int64_param = 2_000_000
-        await port.client().ask(INFER, asked.SerializeToString())
-        (found,) = port.gateway.asked
-        assert (found.tier, found.options.timeout) == (2, 2.0)
-        assert json.loads(found.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
-
-    served(main)
+@on_port()
+async def test_parameters_reach_the_target_but_for_those_of_the_protocol(port: Port) -> None:
+    asked = request("a")
+    asked.parameters["n"].int64_param = 3
+    asked.parameters["deep"].bool_param = True
+    asked.parameters["word"].string_param = "yes"
+    asked.parameters["share"].double_param = 0.5
+    asked.parameters["priority"].uint64_param = 3
+    asked.parameters["timeout"].int64_param = 2_000_000
+    await port.client().ask(INFER, asked.SerializeToString())
+    (found,) = port.gateway.asked
+    assert (found.tier, found.options.timeout) == (2, 2.0)
+    assert json.loads(found.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
 
 
 def wrong(change: Any) -> Any:
@@ -155,90 +147,74 @@ WRONG: dict[str, Any] = {
 }
 
 
-def test_what_is_not_as_the_protocol_has_it_is_an_invalid_argument() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for name, change in WRONG.items():
-            found = await client.fail(INFER, wrong(change).SerializeToString())
-            assert (name, found.status, found.trailers["x-headway-error"]) == (
-                name,
-                Status.INVALID_ARGUMENT,
-                "BAD_REQUEST",
-            )
-            assert found.details
-        assert port.gateway.asked == []
-
-    served(main)
-
-
-def test_models_and_versions_that_are_not_served_are_not_found() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        asked = request("a", model_version="7")
-        assert (await client.fail(INFER, asked.SerializeToString())).status is Status.NOT_FOUND
-        asked = request("a", model_version="1")
-        assert outputs(answered(await client.ask(INFER, asked.SerializeToString()))) == [b"A"]
-
-    served(main)
-
-
-def test_too_many_elements_exhaust_the_resource() -> None:
-    async def main(port: Port) -> None:
-        asked = request(*["a"] * 1025)
-        assert (await port.client().fail(INFER, asked.SerializeToString())).status is Status.RESOURCE_EXHAUSTED
-
-    served(main)
-
-
-def test_large_outputs_are_answered_in_turns_bounded_together_and_held_until_then() -> None:
-    async def main(port: Port) -> None:
-        held = port.gateway.quotas.bytes
-        free = held.free
-        client = port.client(**{"grpc.max_receive_message_length": -1})
-        port.gateway.output = "é" * 1_000_000
-        answer = answered(await client.ask(INFER, request(*["a"] * 5, id="mine").SerializeToString()))
-        assert outputs(answer) == ["é".encode() * 1_000_000] * 5
-        assert answer.id == "mine"
-        found = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
-        assert found.status is Status.RESOURCE_EXHAUSTED
-        assert found.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
-        assert f"more than {MOST_ANSWER} bytes together" in found.details
-        assert found.details.endswith("(as over gRPC an answer is one message)"), "no setting would help"
-        assert held.take("another", held.free - (2 << 20))
-        found = await client.fail(INFER, request(*["a"] * 5).SerializeToString())
-        assert found.trailers["x-headway-error"] == "SERVICE_OVERLOADED"
-        held.give("another", held.used("another"))
-        assert held.free == free
-
-    served(main)
-
-
-def test_one_element_that_fails_fails_the_request_and_is_named() -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(INFER, request("a", "bad", "c").SerializeToString())
-        assert found.status is Status.INVALID_ARGUMENT
-        assert found.trailers["x-headway-error"] == "REJECTED_BY_MODEL"
-        assert found.details.startswith("input 1 of 3")
-
-    served(main, whole=True)
-
-
-def test_elements_of_models_that_take_json_or_octets() -> None:
-    async def main(port: Port) -> None:
-        kinds, client = port.gateway.kinds, port.client()
-        kinds.learn(
-            [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")]
+@on_port()
+async def test_what_is_not_as_the_protocol_has_it_is_an_invalid_argument(port: Port) -> None:
+    client = port.client()
+    for name, change in WRONG.items():
+        found = await client.fail(INFER, wrong(change).SerializeToString())
+        assert (name, found.status, found.trailers["x-headway-error"]) == (
+            name,
+            Status.INVALID_ARGUMENT,
+            "BAD_REQUEST",
         )
-        answer = answered(await client.ask(INFER, request('{"a": 1}', '"t"').SerializeToString()))
-        assert outputs(answer) == [b'{"a": 1}', b'"T"']
-        kinds.learn(
-            [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
-        )
-        port.gateway.output = Octets(b"\xff\x00")
-        assert outputs(answered(await client.ask(INFER, request(b"\xff").SerializeToString()))) == [b"\xff\x00"]
-        assert port.gateway.asked[-1].input == Octets(b"\xff")
+        assert found.details
+    assert port.gateway.asked == []
 
-    served(main)
+
+@on_port()
+async def test_models_and_versions_that_are_not_served_are_not_found(port: Port) -> None:
+    client = port.client()
+    asked = request("a", model_version="7")
+    assert (await client.fail(INFER, asked.SerializeToString())).status is Status.NOT_FOUND
+    asked = request("a", model_version="1")
+    assert outputs(answered(await client.ask(INFER, asked.SerializeToString()))) == [b"A"]
+
+
+@on_port()
+async def test_too_many_elements_exhaust_the_resource(port: Port) -> None:
+    asked = request(*["a"] * 1025)
+    assert (await port.client().fail(INFER, asked.SerializeToString())).status is Status.RESOURCE_EXHAUSTED
+
+
+@on_port()
+async def test_large_outputs_are_answered_in_turns_bounded_together_and_held_until_then(port: Port) -> None:
+    held = port.gateway.quotas.bytes
+    free = held.free
+    client = port.client(**{"grpc.max_receive_message_length": -1})
+    port.gateway.output = "é" * 1_000_000
+    answer = answered(await client.ask(INFER, request(*["a"] * 5, id="mine").SerializeToString()))
+    assert outputs(answer) == ["é".encode() * 1_000_000] * 5
+    assert answer.id == "mine"
+    found = await client.fail(INFER, request(*["a"] * 9).SerializeToString())
+    assert found.status is Status.RESOURCE_EXHAUSTED
+    assert found.trailers["x-headway-error"] == "PAYLOAD_TOO_LARGE"
+    assert f"more than {MOST_ANSWER} bytes together" in found.details
+    assert found.details.endswith("(as over gRPC an answer is one message)"), "no setting would help"
+    assert held.take("another", held.free - (2 << 20))
+    found = await client.fail(INFER, request(*["a"] * 5).SerializeToString())
+    assert found.trailers["x-headway-error"] == "SERVICE_OVERLOADED"
+    held.give("another", held.used("another"))
+    assert held.free == free
+
+
+@on_port(whole=True)
+async def test_one_element_that_fails_fails_the_request_and_is_named(port: Port) -> None:
+    found = await port.client().fail(INFER, request("a", "bad", "c").SerializeToString())
+    assert found.status is Status.INVALID_ARGUMENT
+    assert found.trailers["x-headway-error"] == "REJECTED_BY_MODEL"
+    assert found.details.startswith("input 1 of 3")
+
+
+@on_port()
+async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
+    kinds, client = port.gateway.kinds, port.client()
+    kinds.learn([WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")])
+    answer = answered(await client.ask(INFER, request('{"a": 1}', '"t"').SerializeToString()))
+    assert outputs(answer) == [b'{"a": 1}', b'"T"']
+    kinds.learn([WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")])
+    port.gateway.output = Octets(b"\xff\x00")
+    assert outputs(answered(await client.ask(INFER, request(b"\xff").SerializeToString()))) == [b"\xff\x00"]
+    assert port.gateway.asked[-1].input == Octets(b"\xff")
 
 
 async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> Any:
@@ -248,166 +224,146 @@ async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> A
     return answer.FromString(body)
 
 
-def test_the_server_and_its_models_are_described() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        assert (await say(client, "ServerLive")).live
-        assert (await say(client, "ServerReady")).ready
-        server = await say(client, "ServerMetadata")
-        assert (server.name, server.version) == ("headway", __version__)
-        assert (await say(client, "ModelReady", name="default")).ready
-        assert (await say(client, "ModelReady")).ready
-        assert (await say(client, "ModelMetadata")).name == "default"
-        model = await say(client, "ModelMetadata", name="default", version="1")
-        assert (model.name, list(model.versions), model.platform) == ("default", ["1"], "headway")
-        assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [("INPUT", "BYTES", [-1, 1])]
-        config = (await say(client, "ModelConfig", name="default")).config
-        assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("default", 1024, True)
-        assert [(one.name, one.data_type, list(one.dims)) for one in config.output] == [("OUTPUT", 13, [1])]
-        await client.ask(INFER, request("a", "b").SerializeToString())
-        for members in ({"name": "default"}, {}):
-            (counted,) = (await say(client, "ModelStatistics", **members)).model_stats
-            assert (counted.name, counted.version) == ("default", "1")
-        (listed,) = (await say(client, "RepositoryIndex", ready=True)).models
-        assert (listed.name, listed.version, listed.state) == ("default", "1", "READY")
-
-    served(main)
+@on_port()
+async def test_the_server_and_its_models_are_described(port: Port) -> None:
+    client = port.client()
+    assert (await say(client, "ServerLive")).live
+    assert (await say(client, "ServerReady")).ready
+    server = await say(client, "ServerMetadata")
+    assert (server.name, server.version) == ("headway", __version__)
+    assert (await say(client, "ModelReady", name="default")).ready
+    assert (await say(client, "ModelReady")).ready
+    assert (await say(client, "ModelMetadata")).name == "default"
+    model = await say(client, "ModelMetadata", name="default", version="1")
+    assert (model.name, list(model.versions), model.platform) == ("default", ["1"], "headway")
+    assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [("INPUT", "BYTES", [-1, 1])]
+    config = (await say(client, "ModelConfig", name="default")).config
+    assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("default", 1024, True)
+    assert [(one.name, one.data_type, list(one.dims)) for one in config.output] == [("OUTPUT", 13, [1])]
+    await client.ask(INFER, request("a", "b").SerializeToString())
+    for members in ({"name": "default"}, {}):
+        (counted,) = (await say(client, "ModelStatistics", **members)).model_stats
+        assert (counted.name, counted.version) == ("default", "1")
+    (listed,) = (await say(client, "RepositoryIndex", ready=True)).models
+    assert (listed.name, listed.version, listed.state) == ("default", "1", "READY")
 
 
-def test_statistics_count_what_was_answered() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        await client.ask(INFER, request("a", "b").SerializeToString())
-        (counted,) = (await say(client, "ModelStatistics", name="default")).model_stats
-        assert (counted.inference_count, counted.inference_stats.success.count) == (2, 2)
-
-    served(main, whole=True)
+@on_port(whole=True)
+async def test_statistics_count_what_was_answered(port: Port) -> None:
+    client = port.client()
+    await client.ask(INFER, request("a", "b").SerializeToString())
+    (counted,) = (await say(client, "ModelStatistics", name="default")).model_stats
+    assert (counted.inference_count, counted.inference_stats.success.count) == (2, 2)
 
 
-def test_statistics_tell_a_tenant_of_its_own_requests_alone() -> None:
-    async def main(port: Port) -> None:
-        client, told = port.client(), {}
-        keys = {key: (("authorization", f"Bearer {key}"),) for key in ("good", "neighbour")}
-        for turn in range(2):
-            for key, metadata in keys.items():
-                (counted,) = (await say(client, "ModelStatistics", metadata, name="default")).model_stats
-                told[turn, key] = counted.inference_count
-            await client.ask(INFER, request("a", "b").SerializeToString(), keys["good"])
-        assert told == {(0, "good"): 0, (0, "neighbour"): 0, (1, "good"): 2, (1, "neighbour"): 0}
-
-    served(main, whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
+@on_port(whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
+async def test_statistics_tell_a_tenant_of_its_own_requests_alone(port: Port) -> None:
+    client, told = port.client(), {}
+    keys = {key: (("authorization", f"Bearer {key}"),) for key in ("good", "neighbour")}
+    for turn in range(2):
+        for key, metadata in keys.items():
+            (counted,) = (await say(client, "ModelStatistics", metadata, name="default")).model_stats
+            told[turn, key] = counted.inference_count
+        await client.ask(INFER, request("a", "b").SerializeToString(), keys["good"])
+    assert told == {(0, "good"): 0, (0, "neighbour"): 0, (1, "good"): 2, (1, "neighbour"): 0}
 
 
-def test_what_is_told_of_models_counts_as_polls() -> None:
-    async def main(port: Port) -> None:
-        client, key = port.client(), (("authorization", "Bearer slow"),)
-        body = messages.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
-        for _ in range(POLLS + POLLS_AT_ONCE):
-            await client.ask(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
-        failed = await client.fail(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
-        assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await client.ask(f"/{messages.OPEN_INFERENCE}/ServerLive", b"", key)
-
-    served(main, whole=True, keys={"slow": {"rate": 1.0, "burst": 1.0}})
+@on_port(whole=True, keys={"slow": {"rate": 1.0, "burst": 1.0}})
+async def test_what_is_told_of_models_counts_as_polls(port: Port) -> None:
+    client, key = port.client(), (("authorization", "Bearer slow"),)
+    body = messages.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
+    for _ in range(POLLS + POLLS_AT_ONCE):
+        await client.ask(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
+    failed = await client.fail(f"/{messages.OPEN_INFERENCE}/ModelStatistics", body, key)
+    assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await client.ask(f"/{messages.OPEN_INFERENCE}/ServerLive", b"", key)
 
 
-def test_a_process_that_is_not_ready_says_so() -> None:
-    async def main(port: Port) -> None:
-        port.stand.leaving = True
-        client = port.client()
-        assert not (await say(client, "ServerReady")).ready
-        assert (await say(client, "ServerLive")).live
-        assert not (await say(client, "ModelReady", name="default")).ready
-        assert list((await say(client, "RepositoryIndex", ready=True)).models) == []
-        (listed,) = (await say(client, "RepositoryIndex")).models
-        assert (listed.state, listed.reason) == ("UNAVAILABLE", "no worker is ready")
-
-    served(main)
+@on_port()
+async def test_a_process_that_is_not_ready_says_so(port: Port) -> None:
+    port.stand.leaving = True
+    client = port.client()
+    assert not (await say(client, "ServerReady")).ready
+    assert (await say(client, "ServerLive")).live
+    assert not (await say(client, "ModelReady", name="default")).ready
+    assert list((await say(client, "RepositoryIndex", ready=True)).models) == []
+    (listed,) = (await say(client, "RepositoryIndex")).models
+    assert (listed.state, listed.reason) == ("UNAVAILABLE", "no worker is ready")
 
 
-def test_what_is_said_of_a_model_is_for_those_who_may_ask_it() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        service = f"/{messages.OPEN_INFERENCE}"
-        for method in ("ServerLive", "ServerReady", "ServerMetadata"):
-            await say(client, method)
-        for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
-            asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
-            body = asked(name="default").SerializeToString()
-            assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
-            narrow = (("authorization", "Bearer narrow"),)
-            assert (await client.fail(f"{service}/{method}", body, narrow)).status is Status.PERMISSION_DENIED
-            hidden = asked(name="nowhere").SerializeToString()
-            assert (await client.fail(f"{service}/{method}", hidden, narrow)).status is Status.PERMISSION_DENIED
-            if method != "ModelReady":
-                unknown = asked(name="other").SerializeToString()
-                found = await client.fail(f"{service}/{method}", unknown, BEARER)
-                assert (found.status, "no model named 'other'" in found.details) == (Status.NOT_FOUND, True)
-                assert found.details.endswith("there is: default")
-            await say(client, method, BEARER, name="default")
-        assert list((await say(client, "RepositoryIndex", narrow)).models) == []
-
-    served(main, KEYS)
+@on_port(KEYS)
+async def test_what_is_said_of_a_model_is_for_those_who_may_ask_it(port: Port) -> None:
+    client = port.client()
+    service = f"/{messages.OPEN_INFERENCE}"
+    for method in ("ServerLive", "ServerReady", "ServerMetadata"):
+        await say(client, method)
+    for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+        asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+        body = asked(name="default").SerializeToString()
+        assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
+        narrow = (("authorization", "Bearer narrow"),)
+        assert (await client.fail(f"{service}/{method}", body, narrow)).status is Status.PERMISSION_DENIED
+        hidden = asked(name="nowhere").SerializeToString()
+        assert (await client.fail(f"{service}/{method}", hidden, narrow)).status is Status.PERMISSION_DENIED
+        if method != "ModelReady":
+            unknown = asked(name="other").SerializeToString()
+            found = await client.fail(f"{service}/{method}", unknown, BEARER)
+            assert (found.status, "no model named 'other'" in found.details) == (Status.NOT_FOUND, True)
+            assert found.details.endswith("there is: default")
+        await say(client, method, BEARER, name="default")
+    assert list((await say(client, "RepositoryIndex", narrow)).models) == []
 
 
-def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for method, members in (
-            ("ModelReady", {"name": "default"}),
-            ("ModelMetadata", {}),
-            ("RepositoryIndex", {}),
-            ("ModelConfig", {"name": "other"}),
-            ("RepositoryModelLoad", {}),
-        ):
-            asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
-            call = client.call(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), BEARER)
-            found = dict(await call.trailing_metadata())
-            assert found["x-request-id"].startswith("req_")
-            assert (found["ratelimit-policy"], found["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
-
-    served(main, {"secret": {"rate": 60.0, "burst": 5.0}})
+@on_port({"secret": {"rate": 60.0, "burst": 5.0}})
+async def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits(port: Port) -> None:
+    client = port.client()
+    for method, members in (
+        ("ModelReady", {"name": "default"}),
+        ("ModelMetadata", {}),
+        ("RepositoryIndex", {}),
+        ("ModelConfig", {"name": "other"}),
+        ("RepositoryModelLoad", {}),
+    ):
+        asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+        call = client.call(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), BEARER)
+        found = dict(await call.trailing_metadata())
+        assert found["x-request-id"].startswith("req_")
+        assert (found["ratelimit-policy"], found["ratelimit"]) == ('"key";q=60;w=60', '"key";r=5;t=0')
 
 
-def test_a_model_or_version_that_is_not_served_is_not_ready() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for members in ({"name": "other"}, {"name": "default", "version": "9"}):
-            assert not (await say(client, "ModelReady", BEARER, **members)).ready
-        assert not (await say(client, "ModelReady", (("authorization", "Bearer narrow"),), name="other")).ready
-
-    served(main, KEYS)
+@on_port(KEYS)
+async def test_a_model_or_version_that_is_not_served_is_not_ready(port: Port) -> None:
+    client = port.client()
+    for members in ({"name": "other"}, {"name": "default", "version": "9"}):
+        assert not (await say(client, "ModelReady", BEARER, **members)).ready
+    assert not (await say(client, "ModelReady", (("authorization", "Bearer narrow"),), name="other")).ready
 
 
-def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later() -> None:
-    async def main(port: Port) -> None:
-        port.stand.real.kinds.in_doubt = lambda: True
-        client, asked = port.client(), request("a")
-        asked.model_name = "late"
-        about, _ = messages.kinds_of(messages.OPEN_INFERENCE, "ModelMetadata")
-        for method, body in (
-            (PREDICT, predict("a", "late")),
-            (INFER, asked.SerializeToString()),
-            (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="late").SerializeToString()),
-            (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="default", version="9").SerializeToString()),
-        ):
-            found = await client.fail(method, body)
-            assert (found.status, found.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")
-        assert not (await say(client, "ModelReady", name="late")).ready
-
-    served(main, whole=True)
+@on_port(whole=True)
+async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later(port: Port) -> None:
+    port.stand.real.kinds.in_doubt = lambda: True
+    client, asked = port.client(), request("a")
+    asked.model_name = "late"
+    about, _ = messages.kinds_of(messages.OPEN_INFERENCE, "ModelMetadata")
+    for method, body in (
+        (PREDICT, predict("a", "late")),
+        (INFER, asked.SerializeToString()),
+        (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="late").SerializeToString()),
+        (f"/{messages.OPEN_INFERENCE}/ModelMetadata", about(name="default", version="9").SerializeToString()),
+    ):
+        found = await client.fail(method, body)
+        assert (found.status, found.trailers["grpc-retry-pushback-ms"]) == (Status.UNAVAILABLE, "1000")
+    assert not (await say(client, "ModelReady", name="late")).ready
 
 
 @pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
-def test_models_are_not_loaded_or_unloaded_by_clients(method: str) -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(f"/{messages.OPEN_INFERENCE}/{method}", b"")
-        assert (found.status, found.details.split(";")[0]) == (
-            Status.UNIMPLEMENTED,
-            "models are not loaded and unloaded by clients",
-        )
-
-    served(main)
+@on_port()
+async def test_models_are_not_loaded_or_unloaded_by_clients(port: Port, method: str) -> None:
+    found = await port.client().fail(f"/{messages.OPEN_INFERENCE}/{method}", b"")
+    assert (found.status, found.details.split(";")[0]) == (
+        Status.UNIMPLEMENTED,
+        "models are not loaded and unloaded by clients",
+    )
 
 
 def streamed(body: bytes) -> Any:
@@ -415,174 +371,156 @@ def streamed(body: bytes) -> Any:
     return messages.message("inference.ModelStreamInferResponse").FromString(body)
 
 
-def test_a_stream_answers_each_request_in_order_and_outlives_an_error() -> None:
-    async def main(port: Port) -> None:
-        call = port.client().stream(STREAM)
-        for number in range(20):
-            text = b"\xff" if number == 7 else f"text {number}".encode()
-            await call.write(request(text, id=f"n{number}").SerializeToString())
-        await call.write(b"\xff\xff")
-        await call.done_writing()
-        for number in range(20):
-            answer = streamed(await call.read())
-            assert answer.infer_response.id == f"n{number}"
-            if number == 7:
-                assert "is not UTF-8" in answer.error_message
-            else:
-                assert outputs(answer.infer_response) == [f"TEXT {number}".encode()]
-                assert answer.error_message == ""
-        assert "malformed" in streamed(await call.read()).error_message
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is Status.OK
-
-    served(main)
-
-
-def test_an_answer_on_a_stream_says_that_it_is_the_last_where_that_is_asked_for() -> None:
-    async def main(port: Port) -> None:
-        def asked(*texts: str, wish: bool | None = True, **members: Any) -> bytes:
-            made = request(*texts, **members)
-            made.parameters["n"].int64_param = 3
-            if wish is not None:
-                made.parameters["triton_enable_empty_final_response"].bool_param = wish
-            return bytes(made.SerializeToString())
-
-        async def said(body: bytes) -> Any:
-            await call.write(body)
-            answer = streamed(await call.read())
-            parameters = answer.infer_response.parameters
-            last = parameters["triton_final_response"].bool_param if "triton_final_response" in parameters else None
-            return last, outputs(answer.infer_response) if not answer.error_message else answer.infer_response.id
-
-        call = port.client().stream(STREAM)
-        assert await said(asked("a", "b")) == (True, [b"A", b"B"])
-        assert await said(asked("a", wish=False)) == await said(asked("a", wish=None)) == (None, [b"A"])
-        assert await said(asked("a", id="x", model_version="9")) == (True, "x")
-        assert await said(asked("a", id="y", model_version="9", wish=False)) == (None, "y")
-        port.gateway.failure = Failure(errors.BACKEND_ERROR, "broken")
-        assert await said(asked("a", id="z")) == (True, "z")
-        assert await said(asked("a", id="z", wish=None)) == (None, "z")
-        assert {one.parameters for one in port.gateway.asked} == {b'{"n":3}'}
-        call.cancel()
-        port.gateway.failure = None
-        alone = answered(await port.client().ask(INFER, asked("a")))
-        assert (outputs(alone), dict(alone.parameters)) == ([b"A"], {})
-
-    served(main)
-
-
-def test_requests_of_a_stream_are_in_hand_at_the_same_time() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        call = port.client().stream(STREAM)
-        for number in range(5):
-            await call.write(request(str(number)).SerializeToString())
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 5)
-        port.gateway.release()
-        found = [outputs(streamed(await call.read()).infer_response) for _ in range(5)]
-        assert found == [[str(number).encode()] for number in range(5)]
-        await call.done_writing()
-        assert await call.code() is Status.OK
-
-    served(main)
-
-
-def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests() -> None:
-    async def main(port: Port) -> None:
-        chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
-        call = port.client().stream(STREAM, (("x-request-id", chosen), ("x-request-tier", "free")))
-        for text in ("a", "b"):
-            await call.write(request(text).SerializeToString())
-            assert outputs(streamed(await call.read()).infer_response) == [text.upper().encode()]
-        first, second = port.gateway.asked
-        assert (first.tier, second.tier) == (2, 2)
-        assert len({first.id, second.id, chosen}) == 3
-        assert not first.options.chosen
-        call.cancel()
-
-    served(main)
-
-
-def test_a_stream_whose_client_leaves_abandons_its_requests() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        call = port.client().stream(STREAM)
-        for number in range(3):
-            await call.write(request(str(number)).SerializeToString())
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
-        call.cancel()
-        await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
-
-    served(main)
-
-
-def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        call = port.client().stream(STREAM)
-        for number in range(3):
-            await call.write(request(str(number)).SerializeToString())
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
-        draining = asyncio.ensure_future(port.listener.drain())
-        connections = port.listener._connections
-        assert connections is not None
-        (connection,) = connections.open
-        while connection.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
-            await asyncio.sleep(0)
-        port.gateway.release()
-        found = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
-        assert found == [[b"0"], [b"1"], [b"2"]]
-        assert await call.code() is Status.UNAVAILABLE
-        await draining
-
-    served(main)
-
-
-def test_errors_of_the_gateway_are_told_in_a_stream() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.failure = Failure(errors.SERVICE_OVERLOADED, "full — ü", 1.5, "overloaded")
-        call = port.client().stream(STREAM, BEARER)
-        await call.write(request("a", id="x").SerializeToString())
+@on_port()
+async def test_a_stream_answers_each_request_in_order_and_outlives_an_error(port: Port) -> None:
+    call = port.client().stream(STREAM)
+    for number in range(20):
+        text = b"\xff" if number == 7 else f"text {number}".encode()
+        await call.write(request(text, id=f"n{number}").SerializeToString())
+    await call.write(b"\xff\xff")
+    await call.done_writing()
+    for number in range(20):
         answer = streamed(await call.read())
-        assert (answer.error_message, answer.infer_response.id) == ("full — ü", "x")
-        said = {name: one.string_param for name, one in answer.infer_response.parameters.items()}
-        assert said.pop("x-request-id").startswith("req_")
-        assert said == {
-            "x-headway-error": "SERVICE_OVERLOADED",
-            "x-headway-dropped-reason": "overloaded",
-            "grpc-retry-pushback-ms": "1500",
-        }
-        call.cancel()
-        refused = port.client().stream(STREAM)
-        assert await refused.code() is Status.UNAUTHENTICATED
-        keyed = port.client().stream(STREAM, (*BEARER, ("idempotency-key", "k")))
-        assert await keyed.code() is Status.INVALID_ARGUMENT
-
-    served(main, KEYS)
+        assert answer.infer_response.id == f"n{number}"
+        if number == 7:
+            assert "is not UTF-8" in answer.error_message
+        else:
+            assert outputs(answer.infer_response) == [f"TEXT {number}".encode()]
+            assert answer.error_message == ""
+    assert "malformed" in streamed(await call.read()).error_message
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is Status.OK
 
 
-def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_bytes() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        call = port.client().stream(STREAM)
+@on_port()
+async def test_an_answer_on_a_stream_says_that_it_is_the_last_where_that_is_asked_for(port: Port) -> None:
+    def asked(*texts: str, wish: bool | None = True, **members: Any) -> bytes:
+        made = request(*texts, **members)
+        made.parameters["n"].int64_param = 3
+        if wish is not None:
+            made.parameters["triton_enable_empty_final_response"].bool_param = wish
+        return bytes(made.SerializeToString())
 
-        async def write() -> None:
-            for _ in range(30):
-                await call.write(request("x" * 100_000).SerializeToString())
-            await call.done_writing()
+    async def said(body: bytes) -> Any:
+        await call.write(body)
+        answer = streamed(await call.read())
+        parameters = answer.infer_response.parameters
+        last = parameters["triton_final_response"].bool_param if "triton_final_response" in parameters else None
+        return last, outputs(answer.infer_response) if not answer.error_message else answer.infer_response.id
 
-        writing = asyncio.ensure_future(write())
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 18)
-        await port.client().ask(CHECK, b"")  # The stream has had time to read on, had it wished to.
-        assert len(port.gateway.asked) == 18, (
-            "17 within the share, and one in the room that the stream holds for reading"
-        )
-        port.gateway.hold = False
-        port.gateway.release()
-        answers = [streamed(await call.read()) for _ in range(30)]
-        assert not any(answer.error_message for answer in answers)
-        await writing
-        assert await call.code() is Status.OK
-        assert dict(port.counters.refusals) == {}
+    call = port.client().stream(STREAM)
+    assert await said(asked("a", "b")) == (True, [b"A", b"B"])
+    assert await said(asked("a", wish=False)) == await said(asked("a", wish=None)) == (None, [b"A"])
+    assert await said(asked("a", id="x", model_version="9")) == (True, "x")
+    assert await said(asked("a", id="y", model_version="9", wish=False)) == (None, "y")
+    port.gateway.failure = Failure(errors.BACKEND_ERROR, "broken")
+    assert await said(asked("a", id="z")) == (True, "z")
+    assert await said(asked("a", id="z", wish=None)) == (None, "z")
+    assert {one.parameters for one in port.gateway.asked} == {b'{"n":3}'}
+    call.cancel()
+    port.gateway.failure = None
+    alone = answered(await port.client().ask(INFER, asked("a")))
+    assert (outputs(alone), dict(alone.parameters)) == ([b"A"], {})
 
-    served(main, max_body_bytes=1 << 17, max_bodies_mb=2)
+
+@on_port()
+async def test_requests_of_a_stream_are_in_hand_at_the_same_time(port: Port) -> None:
+    port.gateway.hold = True
+    call = port.client().stream(STREAM)
+    for number in range(5):
+        await call.write(request(str(number)).SerializeToString())
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 5)
+    port.gateway.release()
+    found = [outputs(streamed(await call.read()).infer_response) for _ in range(5)]
+    assert found == [[str(number).encode()] for number in range(5)]
+    await call.done_writing()
+    assert await call.code() is Status.OK
+
+
+@on_port()
+async def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests(port: Port) -> None:
+    chosen = "01890a5d-ac96-774b-bcce-b302099a8057"
+    call = port.client().stream(STREAM, (("x-request-id", chosen), ("x-request-tier", "free")))
+    for text in ("a", "b"):
+        await call.write(request(text).SerializeToString())
+        assert outputs(streamed(await call.read()).infer_response) == [text.upper().encode()]
+    first, second = port.gateway.asked
+    assert (first.tier, second.tier) == (2, 2)
+    assert len({first.id, second.id, chosen}) == 3
+    assert not first.options.chosen
+    call.cancel()
+
+
+@on_port()
+async def test_a_stream_whose_client_leaves_abandons_its_requests(port: Port) -> None:
+    port.gateway.hold = True
+    call = port.client().stream(STREAM)
+    for number in range(3):
+        await call.write(request(str(number)).SerializeToString())
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    call.cancel()
+    await port.gateway.until(lambda: len(port.gateway.abandoned) == 3)
+
+
+@on_port()
+async def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it(port: Port) -> None:
+    port.gateway.hold = True
+    call = port.client().stream(STREAM)
+    for number in range(3):
+        await call.write(request(str(number)).SerializeToString())
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 3)
+    draining = asyncio.ensure_future(port.listener.drain())
+    connections = port.listener._connections
+    assert connections is not None
+    (connection,) = connections.open
+    while connection.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    port.gateway.release()
+    found = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
+    assert found == [[b"0"], [b"1"], [b"2"]]
+    assert await call.code() is Status.UNAVAILABLE
+    await draining
+
+
+@on_port(KEYS)
+async def test_errors_of_the_gateway_are_told_in_a_stream(port: Port) -> None:
+    port.gateway.failure = Failure(errors.SERVICE_OVERLOADED, "full — ü", 1.5, "overloaded")
+    call = port.client().stream(STREAM, BEARER)
+    await call.write(request("a", id="x").SerializeToString())
+    answer = streamed(await call.read())
+    assert (answer.error_message, answer.infer_response.id) == ("full — ü", "x")
+    said = {name: one.string_param for name, one in answer.infer_response.parameters.items()}
+    assert said.pop("x-request-id").startswith("req_")
+    assert said == {
+        "x-headway-error": "SERVICE_OVERLOADED",
+        "x-headway-dropped-reason": "overloaded",
+        "grpc-retry-pushback-ms": "1500",
+    }
+    call.cancel()
+    refused = port.client().stream(STREAM)
+    assert await refused.code() is Status.UNAUTHENTICATED
+    keyed = port.client().stream(STREAM, (*BEARER, ("idempotency-key", "k")))
+    assert await keyed.code() is Status.INVALID_ARGUMENT
+
+
+@on_port(max_body_bytes=1 << 17, max_bodies_mb=2)
+async def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_bytes(port: Port) -> None:
+    port.gateway.hold = True
+    call = port.client().stream(STREAM)
+
+    async def write() -> None:
+        for _ in range(30):
+            await call.write(request("x" * 100_000).SerializeToString())
+        await call.done_writing()
+
+    writing = asyncio.ensure_future(write())
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 18)
+    await port.client().ask(CHECK, b"")  # The stream has had time to read on, had it wished to.
+    assert len(port.gateway.asked) == 18, "17 within the share, and one in the room that the stream holds for reading"
+    port.gateway.hold = False
+    port.gateway.release()
+    answers = [streamed(await call.read()) for _ in range(30)]
+    assert not any(answer.error_message for answer in answers)
+    await writing
+    assert await call.code() is Status.OK
+    assert dict(port.counters.refusals) == {}

@@ -18,7 +18,7 @@ from headway import protos
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.grpc import messages
-from tests.grpc.stand import PREDICT, Client, Port, predict, predicted, served
+from tests.grpc.stand import PREDICT, Client, Port, on_port, predict, predicted, served
 
 Status = grpc.StatusCode
 CHECK, WATCH, LIST = (f"/{messages.HEALTH}/{name}" for name in ("Check", "Watch", "List"))
@@ -36,83 +36,73 @@ def status_in(body: bytes) -> int:
     return int(messages.message("grpc.health.v1.HealthCheckResponse").FromString(body).status)
 
 
-def test_health_tells_of_the_process_and_of_each_service() -> None:
-    async def main(port: Port) -> None:
-        client = port.client()
-        for name in ("", *messages.SERVICES):
-            assert status_in(await client.ask(CHECK, about(name))) == 1
-        assert (await client.fail(CHECK, about("nobody"))).status is Status.NOT_FOUND
-        listed = messages.message("grpc.health.v1.HealthListResponse").FromString(await client.ask(LIST, b""))
-        assert {name: entry.status for name, entry in listed.statuses.items()} == dict.fromkeys(
-            ("", *messages.SERVICES), 1
-        )
-
-    served(main, KEYS)
+@on_port(KEYS)
+async def test_health_tells_of_the_process_and_of_each_service(port: Port) -> None:
+    client = port.client()
+    for name in ("", *messages.SERVICES):
+        assert status_in(await client.ask(CHECK, about(name))) == 1
+    assert (await client.fail(CHECK, about("nobody"))).status is Status.NOT_FOUND
+    listed = messages.message("grpc.health.v1.HealthListResponse").FromString(await client.ask(LIST, b""))
+    assert {name: entry.status for name, entry in listed.statuses.items()} == dict.fromkeys(("", *messages.SERVICES), 1)
 
 
-def test_a_process_that_is_not_ready_does_not_serve() -> None:
-    async def main(port: Port) -> None:
-        port.stand.leaving = True
-        assert status_in(await port.client().ask(CHECK, about(""))) == 2
-
-    served(main)
+@on_port()
+async def test_a_process_that_is_not_ready_does_not_serve(port: Port) -> None:
+    port.stand.leaving = True
+    assert status_in(await port.client().ask(CHECK, about(""))) == 2
 
 
-def test_who_watches_is_told_of_the_end_first() -> None:
-    async def main(port: Port) -> None:
-        watch = port.client().channel.unary_stream(WATCH)
-        good, unknown = watch(about("")), watch(about("nobody"))
-        assert status_in(await good.read()) == 1
-        assert status_in(await unknown.read()) == 3
-        reading = asyncio.ensure_future(good.read())  # A read that begins after the end of the call gets only the end.
-        await asyncio.sleep(0)
-        port.listener.retire()
-        assert status_in(await reading) == 2
-        assert await good.code() is Status.UNAVAILABLE
-        assert await unknown.code() is Status.UNAVAILABLE
-
-    served(main)
+@on_port()
+async def test_who_watches_is_told_of_the_end_first(port: Port) -> None:
+    watch = port.client().channel.unary_stream(WATCH)
+    good, unknown = watch(about("")), watch(about("nobody"))
+    assert status_in(await good.read()) == 1
+    assert status_in(await unknown.read()) == 3
+    reading = asyncio.ensure_future(good.read())  # A read that begins after the end of the call gets only the end.
+    await asyncio.sleep(0)
+    port.listener.retire()
+    assert status_in(await reading) == 2
+    assert await good.code() is Status.UNAVAILABLE
+    assert await unknown.code() is Status.UNAVAILABLE
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_gives_all_services_and_their_files(version: str) -> None:
-    async def main(port: Port) -> None:
-        ask = messages.message(f"grpc.reflection.{version}.ServerReflectionRequest")
-        answer = messages.message(f"grpc.reflection.{version}.ServerReflectionResponse")
-        call = port.client().stream(f"/grpc.reflection.{version}.ServerReflection/{REFLECT}")
+@on_port(KEYS)
+async def test_reflection_gives_all_services_and_their_files(port: Port, version: str) -> None:
+    ask = messages.message(f"grpc.reflection.{version}.ServerReflectionRequest")
+    answer = messages.message(f"grpc.reflection.{version}.ServerReflectionResponse")
+    call = port.client().stream(f"/grpc.reflection.{version}.ServerReflection/{REFLECT}")
 
-        async def learn(**question: Any) -> Any:
-            await call.write(ask(**question).SerializeToString())
-            return answer.FromString(await call.read())
+    async def learn(**question: Any) -> Any:
+        await call.write(ask(**question).SerializeToString())
+        return answer.FromString(await call.read())
 
-        listed = await learn(list_services="")
-        names = [service.name for service in listed.list_services_response.service]
-        assert names == list(messages.SERVICES)
-        pool = descriptor_pool.DescriptorPool()
-        for name in names:
-            (file,) = (await learn(file_containing_symbol=name)).file_descriptor_response.file_descriptor_proto
-            pool.AddSerializedFile(file)
-            assert pool.FindServiceByName(name).methods
-        for name in ("headway.v1.Inference.Predict", f"{messages.OPEN_INFERENCE}.ModelInfer"):
-            assert (await learn(file_containing_symbol=name)).HasField("file_descriptor_response")
-        assert (await learn(file_containing_symbol="headway.v1.Inference.Other")).error_response.error_code == 5
-        assert (await learn(file_by_filename="headway/v1/inference.proto")).HasField("file_descriptor_response")
-        assert (await learn(file_by_filename="nothing.proto")).error_response.error_code == 5
-        message = "headway.v1.PredictRequest"
-        extensions = (await learn(all_extension_numbers_of_type=message)).all_extension_numbers_response
-        assert (extensions.base_type_name, list(extensions.extension_number)) == (message, [])
-        for name in ("x", "headway.v1.Inference"):
-            refused = (await learn(all_extension_numbers_of_type=name)).error_response
-            assert (refused.error_code, refused.error_message) == (5, f"there is no such type: {name}")
-        of = {"containing_type": message, "extension_number": 7}
-        refused = (await learn(file_containing_extension=of)).error_response
-        assert (refused.error_code, refused.error_message) == (5, f"there is no extension 7 of {message}")
-        assert (await learn()).error_response.error_code == 12
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is Status.OK
-
-    served(main, KEYS)
+    listed = await learn(list_services="")
+    names = [service.name for service in listed.list_services_response.service]
+    assert names == list(messages.SERVICES)
+    pool = descriptor_pool.DescriptorPool()
+    for name in names:
+        (file,) = (await learn(file_containing_symbol=name)).file_descriptor_response.file_descriptor_proto
+        pool.AddSerializedFile(file)
+        assert pool.FindServiceByName(name).methods
+    for name in ("headway.v1.Inference.Predict", f"{messages.OPEN_INFERENCE}.ModelInfer"):
+        assert (await learn(file_containing_symbol=name)).HasField("file_descriptor_response")
+    assert (await learn(file_containing_symbol="headway.v1.Inference.Other")).error_response.error_code == 5
+    assert (await learn(file_by_filename="headway/v1/inference.proto")).HasField("file_descriptor_response")
+    assert (await learn(file_by_filename="nothing.proto")).error_response.error_code == 5
+    message = "headway.v1.PredictRequest"
+    extensions = (await learn(all_extension_numbers_of_type=message)).all_extension_numbers_response
+    assert (extensions.base_type_name, list(extensions.extension_number)) == (message, [])
+    for name in ("x", "headway.v1.Inference"):
+        refused = (await learn(all_extension_numbers_of_type=name)).error_response
+        assert (refused.error_code, refused.error_message) == (5, f"there is no such type: {name}")
+    of = {"containing_type": message, "extension_number": 7}
+    refused = (await learn(file_containing_extension=of)).error_response
+    assert (refused.error_code, refused.error_message) == (5, f"there is no extension 7 of {message}")
+    assert (await learn()).error_response.error_code == 12
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is Status.OK
 
 
 @pytest.mark.processes
@@ -142,23 +132,21 @@ def test_other_code_may_register_the_same_names() -> None:
     assert ours(model_name="m").SerializeToString() == b"\n\x01m"
 
 
-def test_a_port_that_is_taken_is_told_by_its_setting() -> None:
-    async def main(port: Port) -> None:
-        second = type(port.listener)(
-            port.settings,
-            port.gateway,
-            port.listener._identity,
-            port.listener._readiness,
-            str,
-            port.counters,
-            port=port.listener.port,
-        )
-        with pytest.raises(SettingError, match=r"grpc_port = .* is taken by another program"):
-            await second.bind()
-        await second.drain()
-        await second.close()
-
-    served(main)
+@on_port()
+async def test_a_port_that_is_taken_is_told_by_its_setting(port: Port) -> None:
+    second = type(port.listener)(
+        port.settings,
+        port.gateway,
+        port.listener._identity,
+        port.listener._readiness,
+        str,
+        port.counters,
+        port=port.listener.port,
+    )
+    with pytest.raises(SettingError, match=r"grpc_port = .* is taken by another program"):
+        await second.bind()
+    await second.drain()
+    await second.close()
 
 
 async def talking(client: Client, counts: dict[str, int], until: asyncio.Event) -> None:
@@ -175,40 +163,36 @@ async def talking(client: Client, counts: dict[str, int], until: asyncio.Event) 
             counts["ok"] = counts.get("ok", 0) + 1
 
 
-def test_a_drain_under_load_cuts_no_call() -> None:
-    async def main(port: Port) -> None:
-        counts: dict[str, int] = {}
-        over = asyncio.Event()
-        # A call that its client has not begun to send when it learns of the GOAWAY is for the client to send elsewhere.
-        clients = [port.client(**{"grpc.enable_retries": 1}) for _ in range(4)]
-        asking = [asyncio.ensure_future(talking(client, counts, over)) for client in clients for _ in range(8)]
-        await port.gateway.until(lambda: len(port.gateway.asked) > 200)
-        await port.listener.drain()
-        assert port.gateway.waiting == []
-        await asyncio.gather(*asking)
-        assert set(counts) == {"ok"}
-        assert counts["ok"] == len(port.gateway.asked)
-
-    served(main)
+@on_port()
+async def test_a_drain_under_load_cuts_no_call(port: Port) -> None:
+    counts: dict[str, int] = {}
+    over = asyncio.Event()
+    # A call that its client has not begun to send when it learns of the GOAWAY is for the client to send elsewhere.
+    clients = [port.client(**{"grpc.enable_retries": 1}) for _ in range(4)]
+    asking = [asyncio.ensure_future(talking(client, counts, over)) for client in clients for _ in range(8)]
+    await port.gateway.until(lambda: len(port.gateway.asked) > 200)
+    await port.listener.drain()
+    assert port.gateway.waiting == []
+    await asyncio.gather(*asking)
+    assert set(counts) == {"ok"}
+    assert counts["ok"] == len(port.gateway.asked)
 
 
-def test_a_drain_answers_what_is_held_and_ends_streams_that_only_wait() -> None:
-    async def main(port: Port) -> None:
-        port.gateway.hold = True
-        client = port.client()
-        held = client.call(PREDICT, predict("a"))
-        idle = client.stream(f"/{messages.REFLECTION}/{REFLECT}")
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        quiet = port.client()
-        assert status_in(await quiet.ask(CHECK, about(""))) == 1
-        draining = asyncio.ensure_future(port.listener.drain())
-        assert await idle.code() is Status.UNAVAILABLE
-        assert not draining.done()
-        port.gateway.release()
-        assert predicted(await held).output == b"A"
-        await draining
-
-    served(main)
+@on_port()
+async def test_a_drain_answers_what_is_held_and_ends_streams_that_only_wait(port: Port) -> None:
+    port.gateway.hold = True
+    client = port.client()
+    held = client.call(PREDICT, predict("a"))
+    idle = client.stream(f"/{messages.REFLECTION}/{REFLECT}")
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
+    quiet = port.client()
+    assert status_in(await quiet.ask(CHECK, about(""))) == 1
+    draining = asyncio.ensure_future(port.listener.drain())
+    assert await idle.code() is Status.UNAVAILABLE
+    assert not draining.done()
+    port.gateway.release()
+    assert predicted(await held).output == b"A"
+    await draining
 
 
 def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -> None:
@@ -249,27 +233,23 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
     served(main, now=lambda: now[0])
 
 
-def test_connections_beyond_the_bound_are_refused_and_harm_no_other() -> None:
-    async def main(port: Port) -> None:
-        first = port.client()
-        await first.ask(PREDICT, predict("a"))
-        found = await port.client().fail(PREDICT, predict("a"))
-        assert found.status is Status.UNAVAILABLE
-        assert port.counters.refusals["connections", "none", ""] >= 1
-        assert predicted(await first.ask(PREDICT, predict("b"))).output == b"B"
-
-    served(main, max_connections=1)
+@on_port(max_connections=1)
+async def test_connections_beyond_the_bound_are_refused_and_harm_no_other(port: Port) -> None:
+    first = port.client()
+    await first.ask(PREDICT, predict("a"))
+    found = await port.client().fail(PREDICT, predict("a"))
+    assert found.status is Status.UNAVAILABLE
+    assert port.counters.refusals["connections", "none", ""] >= 1
+    assert predicted(await first.ask(PREDICT, predict("b"))).output == b"B"
 
 
-def test_a_tenants_connections_are_bounded_for_the_tenant_alone() -> None:
-    async def main(port: Port) -> None:
-        own, other = (("authorization", "Bearer secret"),), (("authorization", "Bearer other"),)
-        await port.client().ask(PREDICT, predict("a"), own)
-        found = await port.client().fail(PREDICT, predict("a"), own)
-        assert (found.status, found.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "connections")
-        assert predicted(await port.client().ask(PREDICT, predict("b"), other)).output == b"B"
-
-    served(main, KEYS, max_caller_connections=1)
+@on_port(KEYS, max_caller_connections=1)
+async def test_a_tenants_connections_are_bounded_for_the_tenant_alone(port: Port) -> None:
+    own, other = (("authorization", "Bearer secret"),), (("authorization", "Bearer other"),)
+    await port.client().ask(PREDICT, predict("a"), own)
+    found = await port.client().fail(PREDICT, predict("a"), own)
+    assert (found.status, found.trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "connections")
+    assert predicted(await port.client().ask(PREDICT, predict("b"), other)).output == b"B"
 
 
 def test_bytes_that_are_no_http2_end_the_connection_and_nothing_else() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.grpc.inference_call import InferenceCall
-from tests.grpc.stand import PREDICT, Port, predict, predicted, served
+from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted
 
 
 class Turns:
@@ -41,30 +41,26 @@ async def ask_many(port: Port, turns: Turns, enough: int) -> None:
         assert {predicted(answer).output for answer in answers} == {b"A"}
 
 
-def test_many_calls_of_one_connection_are_taken_in_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_port()
+async def test_many_calls_of_one_connection_are_taken_in_within_a_turn(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns = Turns(monkeypatch)
-
-    async def main(port: Port) -> None:
-        await ask_many(port, turns, enough=4)
-
-    served(main)
+    await ask_many(port, turns, enough=4)
 
 
-def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find() -> None:
+@on_port()
+async def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find(port: Port) -> None:
     """Thousands of refused calls with large metadata held their memory, and then the event loop, until it found them."""
-
-    async def main(port: Port) -> None:
-        client, number = port.client(), 20
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(number):
-                await client.ask(PREDICT, predict("a"))
-                await client.fail(PREDICT, b"\xff\xff")
-            await port.client().ask(PREDICT, predict("a"))  # The tasks of the last ones have ended, too.
-            found = sum(isinstance(one, InferenceCall) for one in gc.get_objects())
-        finally:
-            gc.enable()
-        assert found < number, "of each kind none is left but those that are still under way"
-
-    served(main)
+    client, number = port.client(), 20
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(number):
+            await client.ask(PREDICT, predict("a"))
+            await client.fail(PREDICT, b"\xff\xff")
+        await port.client().ask(PREDICT, predict("a"))  # The tasks of the last ones have ended, too.
+        found = sum(isinstance(one, InferenceCall) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert found < number, "of each kind none is left but those that are still under way"

@@ -2,6 +2,7 @@
 
     served(main)  opens the door, runs the coroutine function `main(stand)`, closes the door, and fails when
                   something was left open or went wrong unseen.
+    @on_stand()   makes such a function a test.
 
 The event loop is uvloop, as in production. Nothing here waits for time to pass, and none passes for the door and the
 broker: deadlines are tested by sweeping with a later instant.
@@ -68,6 +69,7 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.supervisor import Supervisor
+from tests.scenes import Scene, scene
 from tests.services.tracing import Recorded
 
 PATIENCE = 30.0
@@ -410,6 +412,11 @@ def served(
             )
             patch.setattr(module, "monotonic", lambda: INSTANT)
         runner.run(_serve(main, keys, whole, certificates, settings))
+
+
+def on_stand(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a stand; arguments as those of `served`."""
+    return scene(lambda main: served(main, *given, **settings))
 
 
 def recording(settings: Settings, counters: Counters) -> tuple[Recorded, Sequence[RequestTraces]]:

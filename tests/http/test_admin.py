@@ -15,6 +15,7 @@ from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.http.ordinary import request
 from tests.identity.writing import key_of
+from tests.scenes import Scene, scene
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 
@@ -84,49 +85,48 @@ def played(
     virtual_time.run(main)
 
 
-def test_health_and_readiness_of_an_idle_service() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        health = (await port.get("/internal/health")).json
-        assert health["status"] == "ok"
-        assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
-        assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0, "cold": 0, "failed": 0}
-        assert (health["policy"], health["broker"], health["version"]) == ("paced", "", __version__)
-        assert health["id"]
-        assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
-        for path in ("/livez", "/readyz", "/healthz"):
-            answer = await port.get(path)
-            assert (answer.status, answer.json) == (200, {"status": "ok"})
-        verbose = await port.get("/readyz?verbose")
-        assert verbose.json == {"status": "ok", "checks": {"workers": "1 of 1 healthy", "draining": False}}
-
-    played(scene)
+def on_admin(**how: Any) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a stand and its admin port; arguments as those of `played`."""
+    return scene(lambda main: played(main, **how), tools=2)
 
 
-def test_health_shows_the_load() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        asked = [stand.asking(f"text {n}") for n in range(20)]
-        await asyncio.sleep(0.05)
-        health = (await port.get("/internal/health")).json
-        assert health["queue_depth"] == sum(queue["depth"] for queue in health["queues"]) == 12
-        assert health["pending"] == 20
-        assert health["requests_per_second"] > 0
-        assert health["queue_oldest_seconds"] == pytest.approx(0.05, abs=0.01)
-        assert max(queue["oldest_seconds"] for queue in health["queues"]) == health["queue_oldest_seconds"]
-        await asyncio.gather(*asked)
-        await asyncio.sleep(2)
-        health = (await port.get("/internal/health")).json
-        assert (health["queue_depth"], health["pending"]) == (0, 0)
-        assert 0 < health["gpu_utilization"] < 1
-
-    played(scene)
+@on_admin()
+async def test_health_and_readiness_of_an_idle_service(stand: Stand, port: Port) -> None:
+    health = (await port.get("/internal/health")).json
+    assert health["status"] == "ok"
+    assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
+    assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0, "cold": 0, "failed": 0}
+    assert (health["policy"], health["broker"], health["version"]) == ("paced", "", __version__)
+    assert health["id"]
+    assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]
+    for path in ("/livez", "/readyz", "/healthz"):
+        answer = await port.get(path)
+        assert (answer.status, answer.json) == (200, {"status": "ok"})
+    verbose = await port.get("/readyz?verbose")
+    assert verbose.json == {"status": "ok", "checks": {"workers": "1 of 1 healthy", "draining": False}}
 
 
-def test_a_draining_service_is_alive_but_not_ready() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        stand.membership.leaving = True
-        await expect_not_ready(port, "draining")
+@on_admin()
+async def test_health_shows_the_load(stand: Stand, port: Port) -> None:
+    asked = [stand.asking(f"text {n}") for n in range(20)]
+    await asyncio.sleep(0.05)
+    health = (await port.get("/internal/health")).json
+    assert health["queue_depth"] == sum(queue["depth"] for queue in health["queues"]) == 12
+    assert health["pending"] == 20
+    assert health["requests_per_second"] > 0
+    assert health["queue_oldest_seconds"] == pytest.approx(0.05, abs=0.01)
+    assert max(queue["oldest_seconds"] for queue in health["queues"]) == health["queue_oldest_seconds"]
+    await asyncio.gather(*asked)
+    await asyncio.sleep(2)
+    health = (await port.get("/internal/health")).json
+    assert (health["queue_depth"], health["pending"]) == (0, 0)
+    assert 0 < health["gpu_utilization"] < 1
 
-    played(scene)
+
+@on_admin()
+async def test_a_draining_service_is_alive_but_not_ready(stand: Stand, port: Port) -> None:
+    stand.membership.leaving = True
+    await expect_not_ready(port, "draining")
 
 
 def test_a_service_without_workers_is_alive_but_not_ready() -> None:
@@ -148,122 +148,114 @@ async def expect_not_ready(port: Port, word: str) -> None:
     assert (await port.get("/livez")).status == 200
 
 
-def test_workers_are_listed() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        await asyncio.sleep(1.5)
-        [worker] = (await port.get("/internal/workers")).json["workers"]
-        heartbeat = worker.pop("last_heartbeat")
-        assert heartbeat.endswith("+00:00")
-        assert worker == {
-            "worker_id": "gpu-0",
-            "model": "m",
-            "status": "healthy",
-            "utilisation": 0.0,
-            "items_per_second": 0.0,
-            "estimated": True,
-            "version": "",
-            "target": "",
-            "gpu": "",
-            "share": 1.0,
-            "loading_seconds": 0.0,
-            "retry_seconds": 0.0,
-            "in_flight": 0,
-            "restarts": 0,
-            "takes": "text",
-            "gives": "text",
-            "weight": None,
-            "pid": 4242,
-            "memory": 0.0,
-            "reason": "",
-            "zone": "",
-            "failed": 0.0,
-            "gpu_figures": None,
-        }
-
-    played(scene)
+@on_admin()
+async def test_workers_are_listed(stand: Stand, port: Port) -> None:
+    await asyncio.sleep(1.5)
+    [worker] = (await port.get("/internal/workers")).json["workers"]
+    heartbeat = worker.pop("last_heartbeat")
+    assert heartbeat.endswith("+00:00")
+    assert worker == {
+        "worker_id": "gpu-0",
+        "model": "m",
+        "status": "healthy",
+        "utilisation": 0.0,
+        "items_per_second": 0.0,
+        "estimated": True,
+        "version": "",
+        "target": "",
+        "gpu": "",
+        "share": 1.0,
+        "loading_seconds": 0.0,
+        "retry_seconds": 0.0,
+        "in_flight": 0,
+        "restarts": 0,
+        "takes": "text",
+        "gives": "text",
+        "weight": None,
+        "pid": 4242,
+        "memory": 0.0,
+        "reason": "",
+        "zone": "",
+        "failed": 0.0,
+        "gpu_figures": None,
+    }
 
 
-def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        ids = [new_id() for _ in range(9)]
-        asked = [
-            asyncio.ensure_future(
-                stand.gateway.ask(TENANT, id, RequestOptions(4.0, 1), "m", "poison" if n == 0 else "text", b"")
-            )
-            for n, id in enumerate(ids)
-        ]
-        await asyncio.sleep(0.05)
-        states = [(await port.get(f"/internal/requests/req_{id}")).json["status"] for id in ids]
-        assert sorted(states) == ["processing"] * 8 + ["queued"]
-        await asyncio.gather(*asked)
-        failed = (await port.get(f"/internal/requests/{ids[0]}")).json
-        assert failed["status"] == "failed"
-        assert failed["error"]["error"] == "REJECTED_BY_MODEL"
-        completed = (await port.get(f"/internal/requests/req_{ids[1]}")).json
-        assert (completed["status"], completed["error"], completed["request_id"]) == (
-            "completed",
-            None,
-            f"req_{ids[1]}",
+@on_admin()
+async def test_a_request_is_followed_from_the_queue_to_its_end(stand: Stand, port: Port) -> None:
+    ids = [new_id() for _ in range(9)]
+    asked = [
+        asyncio.ensure_future(
+            stand.gateway.ask(TENANT, id, RequestOptions(4.0, 1), "m", "poison" if n == 0 else "text", b"")
         )
-        assert completed["latency_ms"] == pytest.approx(100, abs=20)
-        unknown = await port.get(f"/internal/requests/req_{new_id()}")
-        assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
-        assert unknown.json["detail"].endswith(" is held, and none among the last ones answered")
-
-    played(scene)
-
-
-def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        id = new_id()
-        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}')
-        listing = await port.get("/internal/dlq")
-        assert listing.json["count"] == 1
-        assert b"poison" not in listing.body
-        [letter] = listing.json["letters"]
-        expected = {
-            "id": f"req_{id}",
-            "model": "m",
-            "tenant": "acme",
-            "tier": "free",
-            "error": "cannot digest \x1b[31mthis",
-            "cause": "item",
-            "attempts": 1,
-            "worker": "gpu-0",
-            "model_version": None,
-        }
-        assert letter.pop("died_at").endswith("+00:00")
-        assert letter.pop("batch_id").startswith("gpu-0@")
-        assert letter == expected
-        for shown in (f"req_{id}", id):
-            whole = (await port.get(f"/internal/dlq/{shown}")).json
-            assert (whole["input"], whole["parameters"]) == ("poison", {"a": 1})
-
-    played(scene)
+        for n, id in enumerate(ids)
+    ]
+    await asyncio.sleep(0.05)
+    states = [(await port.get(f"/internal/requests/req_{id}")).json["status"] for id in ids]
+    assert sorted(states) == ["processing"] * 8 + ["queued"]
+    await asyncio.gather(*asked)
+    failed = (await port.get(f"/internal/requests/{ids[0]}")).json
+    assert failed["status"] == "failed"
+    assert failed["error"]["error"] == "REJECTED_BY_MODEL"
+    completed = (await port.get(f"/internal/requests/req_{ids[1]}")).json
+    assert (completed["status"], completed["error"], completed["request_id"]) == (
+        "completed",
+        None,
+        f"req_{ids[1]}",
+    )
+    assert completed["latency_ms"] == pytest.approx(100, abs=20)
+    unknown = await port.get(f"/internal/requests/req_{new_id()}")
+    assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
+    assert unknown.json["detail"].endswith(" is held, and none among the last ones answered")
 
 
-def test_a_listing_is_bounded() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for n in range(3):
-            await stand.ask(f"poison {n}")
-        assert len((await port.get("/internal/dlq?limit=2")).json["letters"]) == 2
-        for limit in (
-            "0",
-            "-1",
-            "x",
-            "",
-            "1e3",
-            "99999999999999999999",
-            "9" * 5000,
-            "0" * 5000 + "1",
-            "0000000010001",
-            "٣",
-        ):
-            answer = await port.get(f"/internal/dlq?limit={limit}")
-            assert (answer.status, answer.json["error"]) == (400, "BAD_REQUEST"), limit
-            assert "10000" in answer.json["detail"]
+@on_admin()
+async def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it(stand: Stand, port: Port) -> None:
+    id = new_id()
+    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}')
+    listing = await port.get("/internal/dlq")
+    assert listing.json["count"] == 1
+    assert b"poison" not in listing.body
+    [letter] = listing.json["letters"]
+    expected = {
+        "id": f"req_{id}",
+        "model": "m",
+        "tenant": "acme",
+        "tier": "free",
+        "error": "cannot digest \x1b[31mthis",
+        "cause": "item",
+        "attempts": 1,
+        "worker": "gpu-0",
+        "model_version": None,
+    }
+    assert letter.pop("died_at").endswith("+00:00")
+    assert letter.pop("batch_id").startswith("gpu-0@")
+    assert letter == expected
+    for shown in (f"req_{id}", id):
+        whole = (await port.get(f"/internal/dlq/{shown}")).json
+        assert (whole["input"], whole["parameters"]) == ("poison", {"a": 1})
 
-    played(scene)
+
+@on_admin()
+async def test_a_listing_is_bounded(stand: Stand, port: Port) -> None:
+    for n in range(3):
+        await stand.ask(f"poison {n}")
+    assert len((await port.get("/internal/dlq?limit=2")).json["letters"]) == 2
+    for limit in (
+        "0",
+        "-1",
+        "x",
+        "",
+        "1e3",
+        "99999999999999999999",
+        "9" * 5000,
+        "0" * 5000 + "1",
+        "0000000010001",
+        "٣",
+    ):
+        answer = await port.get(f"/internal/dlq?limit={limit}")
+        assert (answer.status, answer.json["error"]) == (400, "BAD_REQUEST"), limit
+        assert "10000" in answer.json["detail"]
 
 
 def test_a_replay_that_succeeds_removes_the_letter() -> None:
@@ -285,79 +277,69 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
     played(scene, backend=backend)
 
 
-def test_a_replay_that_fails_keeps_the_one_letter() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        id = new_id()
-        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
-        answer = await port.ask("POST", f"/internal/dlq/{id}/replay")
-        assert (answer.status, answer.json["error"]) == (422, "REJECTED_BY_MODEL")
-        assert answer.headers["content-type"] == "application/problem+json"
-        letters = (await port.get("/internal/dlq")).json["letters"]
-        assert [letter["id"] for letter in letters] == [f"req_{id}"]
-
-    played(scene)
+@on_admin()
+async def test_a_replay_that_fails_keeps_the_one_letter(stand: Stand, port: Port) -> None:
+    id = new_id()
+    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
+    answer = await port.ask("POST", f"/internal/dlq/{id}/replay")
+    assert (answer.status, answer.json["error"]) == (422, "REJECTED_BY_MODEL")
+    assert answer.headers["content-type"] == "application/problem+json"
+    letters = (await port.get("/internal/dlq")).json["letters"]
+    assert [letter["id"] for letter in letters] == [f"req_{id}"]
 
 
-def test_a_letter_is_purged_once() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        id = new_id()
-        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
-        assert (await port.ask("DELETE", f"/internal/dlq/req_{id}")).status == 204
-        gone = await port.ask("DELETE", f"/internal/dlq/req_{id}")
-        assert (gone.status, gone.json["error"]) == (404, "NOT_FOUND")
-        assert (await port.get(f"/internal/dlq/{id}")).status == 404
-
-    played(scene)
+@on_admin()
+async def test_a_letter_is_purged_once(stand: Stand, port: Port) -> None:
+    id = new_id()
+    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
+    assert (await port.ask("DELETE", f"/internal/dlq/req_{id}")).status == 204
+    gone = await port.ask("DELETE", f"/internal/dlq/req_{id}")
+    assert (gone.status, gone.json["error"]) == (404, "NOT_FOUND")
+    assert (await port.get(f"/internal/dlq/{id}")).status == 404
 
 
-def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for tenant in ("acme", "böse&co"):
-            await stand.gateway.ask(
-                Principal("somebody", tenant, 2), "x", RequestOptions(4.0, 0), "m", f"poison of {tenant}", b""
-            )
-        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
-            unclear = await port.ask(method, f"/internal/dlq/x{path}")
-            assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")
-            assert "2 tenants have a dead letter req_x: 'acme', 'böse&co'; say ?tenant= which" in unclear.json["detail"]
-        assert (await port.get("/internal/dlq")).json["count"] == 2
-        of_one, of_nobody = "/internal/dlq/x?tenant=b%C3%B6se%26co", "/internal/dlq/x?tenant=nobody"
-        assert (await port.get(of_one)).json["input"] == "poison of böse&co"
-        for method in ("GET", "DELETE"):
-            unknown = await port.ask(method, of_nobody)
-            assert unknown.status == 404
-            assert "req_x of this tenant" in unknown.json["detail"]
-        assert (await port.ask("DELETE", of_one)).status == 204
-        assert (await port.get("/internal/dlq/x")).json["tenant"] == "acme"
-        assert (await port.ask("DELETE", "/internal/dlq/x")).status == 204
-
-    played(scene)
+@on_admin()
+async def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant(stand: Stand, port: Port) -> None:
+    for tenant in ("acme", "böse&co"):
+        await stand.gateway.ask(
+            Principal("somebody", tenant, 2), "x", RequestOptions(4.0, 0), "m", f"poison of {tenant}", b""
+        )
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
+        unclear = await port.ask(method, f"/internal/dlq/x{path}")
+        assert (unclear.status, unclear.json["error"]) == (400, "BAD_REQUEST")
+        assert "2 tenants have a dead letter req_x: 'acme', 'böse&co'; say ?tenant= which" in unclear.json["detail"]
+    assert (await port.get("/internal/dlq")).json["count"] == 2
+    of_one, of_nobody = "/internal/dlq/x?tenant=b%C3%B6se%26co", "/internal/dlq/x?tenant=nobody"
+    assert (await port.get(of_one)).json["input"] == "poison of böse&co"
+    for method in ("GET", "DELETE"):
+        unknown = await port.ask(method, of_nobody)
+        assert unknown.status == 404
+        assert "req_x of this tenant" in unknown.json["detail"]
+    assert (await port.ask("DELETE", of_one)).status == 204
+    assert (await port.get("/internal/dlq/x")).json["tenant"] == "acme"
+    assert (await port.ask("DELETE", "/internal/dlq/x")).status == 204
 
 
 @pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq", "/metrics", "/nowhere"])
-def test_the_service_token_is_asked_for(path: str) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for wrong in (None, "", "Bearer", "Bearer wrong", "Bearer s3cret2", "Basic s3cret", "Bearer s\xe9cret"):
-            refused = await port.ask("GET", path, token=wrong)
-            assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED"), wrong
-            assert refused.headers["www-authenticate"] == "Bearer"
-            assert b"s3cret" not in refused.body
-        for right in ("Bearer s3cret", "bearer  s3cret "):
-            assert (await port.ask("GET", path, host="headway.example", token=right)).status in (200, 404)
-        for free in ("/livez", "/readyz", "/healthz"):
-            assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
-
-    played(scene, admin_token="s3cret", admin_names="headway.example")
+@on_admin(admin_token="s3cret", admin_names="headway.example")
+async def test_the_service_token_is_asked_for(stand: Stand, port: Port, path: str) -> None:
+    for wrong in (None, "", "Bearer", "Bearer wrong", "Bearer s3cret2", "Basic s3cret", "Bearer s\xe9cret"):
+        refused = await port.ask("GET", path, token=wrong)
+        assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED"), wrong
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert b"s3cret" not in refused.body
+    for right in ("Bearer s3cret", "bearer  s3cret "):
+        assert (await port.ask("GET", path, host="headway.example", token=right)).status in (200, 404)
+    for free in ("/livez", "/readyz", "/healthz"):
+        assert (await port.ask("GET", free, host="10.0.0.7")).status == 200
 
 
-def test_while_the_token_changes_there_are_two() -> None:
-    async def scene(stage: Stand, port: Port) -> None:
-        for right in ("Bearer new", "Bearer old"):
-            assert (await port.ask("GET", "/internal/health", token=right)).status == 200
-        for wrong in ("Bearer new,old", "Bearer ", "Bearer ,", "Bearer newold"):
-            assert (await port.ask("GET", "/internal/health", token=wrong)).status == 401
-
-    played(scene, admin_token="new,old")
+@on_admin(admin_token="new,old")
+async def test_while_the_token_changes_there_are_two(stage: Stand, port: Port) -> None:
+    for right in ("Bearer new", "Bearer old"):
+        assert (await port.ask("GET", "/internal/health", token=right)).status == 200
+    for wrong in ("Bearer new,old", "Bearer ", "Bearer ,", "Bearer newold"):
+        assert (await port.ask("GET", "/internal/health", token=wrong)).status == 401
 
 
 @pytest.mark.parametrize("token", ["", "s3cret"])
@@ -374,24 +356,22 @@ def test_a_clients_key_is_good_nowhere_here(path: str, token: str) -> None:
     played(scene, admin_token=token)
 
 
-def test_without_a_token_only_loopback_names_are_answered() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for host in ("127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"):
-            assert (await port.ask("GET", "/internal/health", host=host)).status == 200, host
-        strangers = (
-            "evil.example:9000",
-            "127.0.0.1.evil.example",
-            "",
-            "[::2]",
-            "localhost:1@evil",
-            "localhost:x",
-            "[::1]evil",
-        )
-        for host in strangers:
-            refused = await port.ask("GET", "/internal/health", host=host)
-            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
-
-    played(scene)
+@on_admin()
+async def test_without_a_token_only_loopback_names_are_answered(stand: Stand, port: Port) -> None:
+    for host in ("127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"):
+        assert (await port.ask("GET", "/internal/health", host=host)).status == 200, host
+    strangers = (
+        "evil.example:9000",
+        "127.0.0.1.evil.example",
+        "",
+        "[::2]",
+        "localhost:1@evil",
+        "localhost:x",
+        "[::1]evil",
+    )
+    for host in strangers:
+        refused = await port.ask("GET", "/internal/health", host=host)
+        assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
 
 
 @pytest.mark.parametrize(
@@ -409,49 +389,45 @@ def test_without_a_token_only_loopback_names_are_answered() -> None:
         ({}, 404),
     ],
 )
-def test_a_page_of_another_site_changes_nothing(fields: dict[str, str], status: int) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay")):
-            assert (await port.ask(method, path, fields=fields)).status == status
-        assert (await port.ask("GET", "/internal/health", fields=fields)).status == 200, "nothing is changed by it"
-
-    played(scene)
-
-
-def test_unknown_routes_and_methods_are_problem_documents() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        missing = await port.get("/internal/nothing")
-        assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
-        assert missing.json["message"] == "nothing is served at /internal/nothing"
-        for method, path in (("GET", "/internal/none/" + "x" * 4000), ("PUT", "/internal/dlq/" + "x" * 4000)):
-            assert len((await port.ask(method, path)).json["message"]) < 400
-        inference = await port.ask("POST", "/v1/inference")
-        assert inference.status == 404 and "this is the admin port: ask the public one" in inference.json["message"]
-        wrong = await port.ask("PUT", "/internal/dlq/x")
-        assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
-        assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE", "OPTIONS"}
-        assert missing.json["request_id"] == wrong.json["request_id"] == "req_door"
-
-    played(scene)
+@on_admin()
+async def test_a_page_of_another_site_changes_nothing(
+    stand: Stand, port: Port, fields: dict[str, str], status: int
+) -> None:
+    for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay")):
+        assert (await port.ask(method, path, fields=fields)).status == status
+    assert (await port.ask("GET", "/internal/health", fields=fields)).status == 200, "nothing is changed by it"
 
 
-def test_metrics_tell_what_happened() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        await asyncio.gather(*(stand.asking(f"text {n}", tier=n % 3) for n in range(8)), stand.asking("poison"))
-        answer = await port.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
-        outcomes: dict[tuple[str, str], float] = {}
-        for sample in families["headway_requests"].samples:
-            assert sample.labels["model"] == "m"
-            outcomes[sample.labels["tier"], sample.labels["outcome"]] = sample.value
-        assert {key: count for key, count in outcomes.items() if count} == {
-            ("enterprise", "ok"): 3,
-            ("paid", "ok"): 3,
-            ("free", "ok"): 2,
-            ("paid", "rejected_by_model"): 1,
-        }
-        assert [sample.value for sample in families["headway_dlq_depth"].samples] == [1]
-        assert sum(sample.value for sample in families["headway_batches"].samples) == len(stand.backends[0].batches)
+@on_admin()
+async def test_unknown_routes_and_methods_are_problem_documents(stand: Stand, port: Port) -> None:
+    missing = await port.get("/internal/nothing")
+    assert (missing.status, missing.json["error"]) == (404, "NOT_FOUND")
+    assert missing.json["message"] == "nothing is served at /internal/nothing"
+    for method, path in (("GET", "/internal/none/" + "x" * 4000), ("PUT", "/internal/dlq/" + "x" * 4000)):
+        assert len((await port.ask(method, path)).json["message"]) < 400
+    inference = await port.ask("POST", "/v1/inference")
+    assert inference.status == 404 and "this is the admin port: ask the public one" in inference.json["message"]
+    wrong = await port.ask("PUT", "/internal/dlq/x")
+    assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
+    assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE", "OPTIONS"}
+    assert missing.json["request_id"] == wrong.json["request_id"] == "req_door"
 
-    played(scene)
+
+@on_admin()
+async def test_metrics_tell_what_happened(stand: Stand, port: Port) -> None:
+    await asyncio.gather(*(stand.asking(f"text {n}", tier=n % 3) for n in range(8)), stand.asking("poison"))
+    answer = await port.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+    outcomes: dict[tuple[str, str], float] = {}
+    for sample in families["headway_requests"].samples:
+        assert sample.labels["model"] == "m"
+        outcomes[sample.labels["tier"], sample.labels["outcome"]] = sample.value
+    assert {key: count for key, count in outcomes.items() if count} == {
+        ("enterprise", "ok"): 3,
+        ("paid", "ok"): 3,
+        ("free", "ok"): 2,
+        ("paid", "rejected_by_model"): 1,
+    }
+    assert [sample.value for sample in families["headway_dlq_depth"].samples] == [1]
+    assert sum(sample.value for sample in families["headway_batches"].samples) == len(stand.backends[0].batches)

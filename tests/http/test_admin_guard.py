@@ -13,7 +13,7 @@ from headway.admin.sessions import LIFETIME, MOST, PAUSE, TRIES, Sessions, Tries
 from headway.config import Settings
 from headway.errors import SettingError
 from tests.http.ordinary import request
-from tests.http.test_admin import Answer, Port, played
+from tests.http.test_admin import Answer, Port, on_admin, played
 from tests.services.stand import Stand
 
 TOKEN = "s3cret"
@@ -32,23 +32,21 @@ def cookie_in(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("path", ["/internal/health", "/internal/dlq", "/metrics", "/dashboard/session", "/nowhere"])
-def test_a_rebound_name_is_refused_even_with_the_token(path: str) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for host in (
-            "evil.example",
-            "evil.example:9000",
-            "127.0.0.1.evil.example",
-            "ops.example.evil.example",
-            "",
-            "x@y",
-        ):
-            refused = await port.ask("GET", path, host=host, token=BEARER)
-            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
-            assert "HEADWAY_ADMIN_NAMES" in refused.json["message"]
-        for host in ("10.0.0.7:9000", "[fd00::7]", "localhost", "ops.example:9000", "OPS.example.", "gpu-1"):
-            assert (await port.ask("GET", path, host=host, token=BEARER)).status in (200, 404), host
-
-    played(scene, admin_token=TOKEN, admin_names="ops.example,gpu-1")
+@on_admin(admin_token=TOKEN, admin_names="ops.example,gpu-1")
+async def test_a_rebound_name_is_refused_even_with_the_token(stand: Stand, port: Port, path: str) -> None:
+    for host in (
+        "evil.example",
+        "evil.example:9000",
+        "127.0.0.1.evil.example",
+        "ops.example.evil.example",
+        "",
+        "x@y",
+    ):
+        refused = await port.ask("GET", path, host=host, token=BEARER)
+        assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN"), host
+        assert "HEADWAY_ADMIN_NAMES" in refused.json["message"]
+    for host in ("10.0.0.7:9000", "[fd00::7]", "localhost", "ops.example:9000", "OPS.example.", "gpu-1"):
+        assert (await port.ask("GET", path, host=host, token=BEARER)).status in (200, 404), host
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
@@ -61,13 +59,11 @@ def test_the_ports_own_address_leads_to_the_dashboard(token: str) -> None:
     played(scene, admin_token=token)
 
 
-def test_names_have_no_effect_without_a_token() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for host in ("ops.example", "10.0.0.7"):
-            refused = await port.ask("GET", "/internal/health", host=host)
-            assert (refused.status, "HEADWAY_ADMIN_TOKEN" in refused.json["message"]) == (403, True)
-
-    played(scene, admin_names="ops.example")
+@on_admin(admin_names="ops.example")
+async def test_names_have_no_effect_without_a_token(stand: Stand, port: Port) -> None:
+    for host in ("ops.example", "10.0.0.7"):
+        refused = await port.ask("GET", "/internal/health", host=host)
+        assert (refused.status, "HEADWAY_ADMIN_TOKEN" in refused.json["message"]) == (403, True)
 
 
 @pytest.mark.parametrize("names", ["http://ops.example", "ops.example:9000", "a b", ",", "a,"])
@@ -85,55 +81,51 @@ def test_what_is_no_name_is_refused_as_a_setting(names: str) -> None:
         {"origin": "null"},
     ],
 )
-def test_a_page_of_another_site_changes_nothing_with_token_or_cookie(fields: dict[str, str]) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        cookie = cookie_in(await sign_in(port))
-        for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay"), ("DELETE", SESSION)):
-            for credential in ({"token": BEARER}, {"fields": {**fields, "cookie": cookie}}):
-                refused = await port.ask(method, path, **{"fields": fields, **credential})  # type: ignore[arg-type]
-                assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN")
-                assert "another site" in refused.json["message"]
-        assert (await sign_in(port, fields=fields)).status == 403, "nor is a browser signed in by it"
-        stolen = await port.ask("GET", "/internal/dlq", fields={**fields, "cookie": cookie})
-        assert stolen.status == 401, "a cookie is good for the port's own pages only"
-        assert (await port.ask("GET", "/internal/dlq", fields={**HERE, "cookie": cookie})).status == 200
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_a_page_of_another_site_changes_nothing_with_token_or_cookie(
+    stand: Stand, port: Port, fields: dict[str, str]
+) -> None:
+    cookie = cookie_in(await sign_in(port))
+    for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay"), ("DELETE", SESSION)):
+        for credential in ({"token": BEARER}, {"fields": {**fields, "cookie": cookie}}):
+            refused = await port.ask(method, path, **{"fields": fields, **credential})  # type: ignore[arg-type]
+            assert (refused.status, refused.json["error"]) == (403, "FORBIDDEN")
+            assert "another site" in refused.json["message"]
+    assert (await sign_in(port, fields=fields)).status == 403, "nor is a browser signed in by it"
+    stolen = await port.ask("GET", "/internal/dlq", fields={**fields, "cookie": cookie})
+    assert stolen.status == 401, "a cookie is good for the port's own pages only"
+    assert (await port.ask("GET", "/internal/dlq", fields={**HERE, "cookie": cookie})).status == 200
 
 
 @pytest.mark.parametrize("name", ["token", "access_token", "Admin_Token", "authorization"])
 @pytest.mark.parametrize("path", ["/internal/health", "/dashboard/session", "/metrics"])
-def test_a_token_in_an_address_is_refused(path: str, name: str) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for how in ({}, {"token": BEARER}):
-            refused = await port.ask("GET", f"{path}?{name}={TOKEN}", **how)  # type: ignore[arg-type]
-            assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
-            assert "change a token that was sent like this" in refused.json["message"]
-            assert TOKEN.encode() not in refused.body
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_a_token_in_an_address_is_refused(stand: Stand, port: Port, path: str, name: str) -> None:
+    for how in ({}, {"token": BEARER}):
+        refused = await port.ask("GET", f"{path}?{name}={TOKEN}", **how)  # type: ignore[arg-type]
+        assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
+        assert "change a token that was sent like this" in refused.json["message"]
+        assert TOKEN.encode() not in refused.body
 
 
-def test_a_session_opens_the_admin_routes_until_it_is_signed_out() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        assert (await port.get("/internal/dlq")).status == 401
-        assert (await port.get(SESSION)).json == {"needed": True, "signed_in": False}
-        begun = await sign_in(port)
-        assert (begun.status, begun.headers["cache-control"]) == (204, "no-store")
-        attributes = begun.headers["set-cookie"].split("; ")[1:]
-        assert attributes == ["Path=/", f"Max-Age={LIFETIME:.0f}", "HttpOnly", "SameSite=Strict"]
-        stolen = {"cookie": f"other=1; {cookie_in(begun)}"}
-        assert TOKEN not in begun.headers["set-cookie"]
-        assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": True}
-        assert (await port.ask("GET", "/internal/dlq", fields=stolen)).status == 200
-        assert (await port.ask("DELETE", "/internal/dlq/x", fields={**HERE, **stolen})).status == 404
-        ended = await port.ask("DELETE", SESSION, fields={**HERE, **stolen})
-        assert ended.status == 204 and "Max-Age=0" in ended.headers["set-cookie"]
-        for path in ("/internal/dlq", "/metrics", "/internal/health"):
-            assert (await port.ask("GET", path, fields=stolen)).status == 401, "whoever has a copy of the cookie"
-        assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": False}
-
-    played(scene, admin_token=f"new,{TOKEN}")
+@on_admin(admin_token=f"new,{TOKEN}")
+async def test_a_session_opens_the_admin_routes_until_it_is_signed_out(stand: Stand, port: Port) -> None:
+    assert (await port.get("/internal/dlq")).status == 401
+    assert (await port.get(SESSION)).json == {"needed": True, "signed_in": False}
+    begun = await sign_in(port)
+    assert (begun.status, begun.headers["cache-control"]) == (204, "no-store")
+    attributes = begun.headers["set-cookie"].split("; ")[1:]
+    assert attributes == ["Path=/", f"Max-Age={LIFETIME:.0f}", "HttpOnly", "SameSite=Strict"]
+    stolen = {"cookie": f"other=1; {cookie_in(begun)}"}
+    assert TOKEN not in begun.headers["set-cookie"]
+    assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": True}
+    assert (await port.ask("GET", "/internal/dlq", fields=stolen)).status == 200
+    assert (await port.ask("DELETE", "/internal/dlq/x", fields={**HERE, **stolen})).status == 404
+    ended = await port.ask("DELETE", SESSION, fields={**HERE, **stolen})
+    assert ended.status == 204 and "Max-Age=0" in ended.headers["set-cookie"]
+    for path in ("/internal/dlq", "/metrics", "/internal/health"):
+        assert (await port.ask("GET", path, fields=stolen)).status == 401, "whoever has a copy of the cookie"
+    assert (await port.ask("GET", SESSION, fields=stolen)).json == {"needed": True, "signed_in": False}
 
 
 def test_a_session_ends_by_itself() -> None:
@@ -151,75 +143,71 @@ def test_the_oldest_session_makes_room() -> None:
     assert [sessions.valid(text) for text in texts] == [False] + [True] * MOST
 
 
-def test_wrong_tokens_are_limited_and_the_right_one_waits_too() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for wrong in ("", "S3cret", "s3cret2", "hw_live_x", "új")[:TRIES]:
-            refused = await sign_in(port, wrong)
-            assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED")
-            assert "set-cookie" not in refused.headers
-        for token in ("wrong", TOKEN):
-            refused = await sign_in(port, token)
-            assert (refused.status, refused.json["error"]) == (429, "RATE_LIMITED")
-            assert 0 < int(refused.headers["retry-after"]) <= PAUSE
-        assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200, "programs are not kept out by it"
-        await asyncio.sleep(PAUSE + 0.1)
-        assert (await sign_in(port)).status == 204
-        assert (await sign_in(port, "wrong")).status == 401, "the tries are there again"
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_wrong_tokens_are_limited_and_the_right_one_waits_too(stand: Stand, port: Port) -> None:
+    for wrong in ("", "S3cret", "s3cret2", "hw_live_x", "új")[:TRIES]:
+        refused = await sign_in(port, wrong)
+        assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED")
+        assert "set-cookie" not in refused.headers
+    for token in ("wrong", TOKEN):
+        refused = await sign_in(port, token)
+        assert (refused.status, refused.json["error"]) == (429, "RATE_LIMITED")
+        assert 0 < int(refused.headers["retry-after"]) <= PAUSE
+    assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200, "programs are not kept out by it"
+    await asyncio.sleep(PAUSE + 0.1)
+    assert (await sign_in(port)).status == 204
+    assert (await sign_in(port, "wrong")).status == 401, "the tries are there again"
 
 
 @pytest.mark.parametrize("scheme", ["Bearer wrong", "bearer wrong{n}", "Basic d3Jvbmc6d3Jvbmc="])
-def test_wrong_authorization_headers_are_limited_and_others_are_not_kept_out(scheme: str) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        async def ask(token: str, client: str) -> Answer:
-            return await port.ask("GET", "/internal/dlq", token=token, client=client)
+@on_admin(admin_token=TOKEN)
+async def test_wrong_authorization_headers_are_limited_and_others_are_not_kept_out(
+    stand: Stand, port: Port, scheme: str
+) -> None:
+    async def ask(token: str, client: str) -> Answer:
+        return await port.ask("GET", "/internal/dlq", token=token, client=client)
 
-        assert (await ask(BEARER, "10.0.0.1")).status == 200
-        statuses = [(await ask(scheme.format(n=n), "10.0.0.1")).status for n in range(3 * TRIES)]
-        assert (statuses.count(401), statuses.count(429)) == (TRIES, 2 * TRIES)
-        assert (await ask(BEARER, "10.0.0.1")).status == 200, "it was let in before from there"
-        assert (await ask(BEARER, "10.0.0.2")).status == 200, "it is another client"
-        for n in range(3 * TRIES):
-            await ask(f"Bearer wrong{n}", "10.0.0.3")
-        refused = await ask(BEARER, "10.0.0.3")
-        assert (refused.status, 0 < int(refused.headers["retry-after"]) <= PAUSE) == (429, True), "it can be guessed"
-        assert (await sign_in(port)).status == 204, "browsers have tries of their own"
-        await asyncio.sleep(PAUSE + 0.1)
-        assert (await ask(BEARER, "10.0.0.3")).status == 200
-
-    played(scene, admin_token=TOKEN)
-
-
-def test_nobody_keeps_a_token_out_that_cannot_be_guessed() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        for n in range(100):
-            await port.ask("GET", "/internal/dlq", token=f"Bearer {n}", client=f"10.0.0.{n}")
-            await port.ask("GET", "/internal/dlq", token=f"Bearer {n}")
-            await sign_in(port, f"{n}")
-        refused = await port.ask("GET", "/internal/dlq", token="Bearer wrong", client="10.0.1.1")
-        assert refused.status == 429, "all addresses together are limited, too"
-        assert (await port.ask("GET", "/internal/dlq", token=f"Bearer {LONG}")).status == 200
-        assert (await sign_in(port, LONG)).status == 204
-
-    played(scene, admin_token=f"{LONG},old-{LONG}")
+    assert (await ask(BEARER, "10.0.0.1")).status == 200
+    statuses = [(await ask(scheme.format(n=n), "10.0.0.1")).status for n in range(3 * TRIES)]
+    assert (statuses.count(401), statuses.count(429)) == (TRIES, 2 * TRIES)
+    assert (await ask(BEARER, "10.0.0.1")).status == 200, "it was let in before from there"
+    assert (await ask(BEARER, "10.0.0.2")).status == 200, "it is another client"
+    for n in range(3 * TRIES):
+        await ask(f"Bearer wrong{n}", "10.0.0.3")
+    refused = await ask(BEARER, "10.0.0.3")
+    assert (refused.status, 0 < int(refused.headers["retry-after"]) <= PAUSE) == (429, True), "it can be guessed"
+    assert (await sign_in(port)).status == 204, "browsers have tries of their own"
+    await asyncio.sleep(PAUSE + 0.1)
+    assert (await ask(BEARER, "10.0.0.3")).status == 200
 
 
-def test_a_browser_with_a_session_behind_a_proxy_that_adds_a_header_is_not_counted() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        cookie = cookie_in(await sign_in(port))
+@on_admin(admin_token=f"{LONG},old-{LONG}")
+async def test_nobody_keeps_a_token_out_that_cannot_be_guessed(stand: Stand, port: Port) -> None:
+    for n in range(100):
+        await port.ask("GET", "/internal/dlq", token=f"Bearer {n}", client=f"10.0.0.{n}")
+        await port.ask("GET", "/internal/dlq", token=f"Bearer {n}")
+        await sign_in(port, f"{n}")
+    refused = await port.ask("GET", "/internal/dlq", token="Bearer wrong", client="10.0.1.1")
+    assert refused.status == 429, "all addresses together are limited, too"
+    assert (await port.ask("GET", "/internal/dlq", token=f"Bearer {LONG}")).status == 200
+    assert (await sign_in(port, LONG)).status == 204
+
+
+@on_admin(admin_token=TOKEN)
+async def test_a_browser_with_a_session_behind_a_proxy_that_adds_a_header_is_not_counted(
+    stand: Stand, port: Port
+) -> None:
+    cookie = cookie_in(await sign_in(port))
+    for _ in range(3 * TRIES):
+        answer = await port.ask(
+            "GET", "/internal/dlq", token="Basic cHJveHk6cHJveHk=", fields={**HERE, "cookie": cookie}
+        )
+        assert answer.status == 200
+    assert (await port.ask("GET", "/internal/dlq", token="Bearer wrong")).status == 401
+    for nothing in (None, "", "Bearer", "wrong"):
         for _ in range(3 * TRIES):
-            answer = await port.ask(
-                "GET", "/internal/dlq", token="Basic cHJveHk6cHJveHk=", fields={**HERE, "cookie": cookie}
-            )
-            assert answer.status == 200
-        assert (await port.ask("GET", "/internal/dlq", token="Bearer wrong")).status == 401
-        for nothing in (None, "", "Bearer", "wrong"):
-            for _ in range(3 * TRIES):
-                assert (await port.ask("GET", "/internal/dlq", token=nothing)).status == 401
-        assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200
-
-    played(scene, admin_token=TOKEN)
+            assert (await port.ask("GET", "/internal/dlq", token=nothing)).status == 401
+    assert (await port.ask("GET", "/internal/dlq", token=BEARER)).status == 200
 
 
 def test_addresses_from_which_the_token_came_are_remembered_up_to_a_bound() -> None:
@@ -254,21 +242,17 @@ def test_many_addresses_share_a_limit_of_tries() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"token":1}', b"\xff", b'{"token":"' + b"x" * 9000 + b'"}'])
-def test_a_sign_in_that_is_none_is_a_bad_request(body: bytes) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        refused = await port.ask("POST", SESSION, body=body, fields=HERE)
-        assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_a_sign_in_that_is_none_is_a_bad_request(stand: Stand, port: Port, body: bytes) -> None:
+    refused = await port.ask("POST", SESSION, body=body, fields=HERE)
+    assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
 
 
-def test_without_a_token_nobody_has_to_sign_in() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        assert (await port.get(SESSION)).json == {"needed": False, "signed_in": True}
-        begun = await sign_in(port)
-        assert (begun.status, "set-cookie" in begun.headers) == (204, False)
-
-    played(scene)
+@on_admin()
+async def test_without_a_token_nobody_has_to_sign_in(stand: Stand, port: Port) -> None:
+    assert (await port.get(SESSION)).json == {"needed": False, "signed_in": True}
+    begun = await sign_in(port)
+    assert (begun.status, "set-cookie" in begun.headers) == (204, False)
 
 
 def test_processes_on_one_host_have_cookies_of_their_own() -> None:

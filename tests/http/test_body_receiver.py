@@ -9,7 +9,7 @@ import pytest
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection_context import LARGE
-from tests.http.stand import Client, Stand, get, post, served, settled
+from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
 
 BODY = bytes(random.Random(1).randbytes(6 * LARGE)).hex()
 """Text in which no piece is like another."""
@@ -91,19 +91,17 @@ def test_what_follows_a_body_is_the_next_request(receivers: Receivers) -> None:
     assert receivers.begun >= 1
 
 
-def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(receivers: Receivers) -> None:
-    async def main(stand: Stand) -> None:
-        client = await begun(stand)
-        stand.later(stand.settings.read_timeout_ms / 1000 + 1)
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
-        before = len(receivers.reads)
-        await client.send(b"x" * 1000, asked("not to be read"))  # More than its room, if it had any yet.
-        await settled(lambda: len(receivers.reads) > before)
-        assert await client.ended()
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(stand: Stand, receivers: Receivers) -> None:
+    client = await begun(stand)
+    stand.later(stand.settings.read_timeout_ms / 1000 + 1)
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
+    before = len(receivers.reads)
+    await client.send(b"x" * 1000, asked("not to be read"))  # More than its room, if it had any yet.
+    await settled(lambda: len(receivers.reads) > before)
+    assert await client.ended()
+    assert stand.gateway.asked == []
 
 
 @pytest.mark.parametrize("way", ["leaves", "stops sending", "resets"])

@@ -10,7 +10,7 @@ import structlog
 
 from headway.config import Settings
 from headway.http.server.connection import IDLE, MOST_BUFFERED
-from tests.http.stand import Client, Stand, get, post, served, settled
+from tests.http.stand import Client, Stand, get, on_stand, post, settled
 
 CHUNKED = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 BODY = b'{"input": "abc"}'
@@ -44,102 +44,85 @@ BODY = b'{"input": "abc"}'
         (b"GET http:///%% HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_served_is_answered_and_the_connection_ended(request_: bytes, status: int, code: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(request_)
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (status, code)
-        assert answer.header["connection"] == "close"
-        assert answer.header["x-should-retry"] == "false"
-        assert await client.ended()
-        assert stand.gateway.asked == []
-
-    served(main)
-
-
-def test_tls_on_a_plain_port_is_logged_once_a_minute() -> None:
-    async def main(stand: Stand) -> None:
-        with structlog.testing.capture_logs() as lines:
-            for _ in range(3):
-                answer = await stand.ask(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-                assert (answer.status, "plain HTTP" in answer.json["message"]) == (400, True)
-        [line] = lines
-        assert (line["event"], line["port"], line["times"]) == ("a client speaks TLS to a plain port", "public", 1)
-
-    served(main)
+@on_stand()
+async def test_what_cannot_be_served_is_answered_and_the_connection_ended(
+    stand: Stand, request_: bytes, status: int, code: str
+) -> None:
+    client = await stand.connect()
+    await client.send(request_)
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (status, code)
+    assert answer.header["connection"] == "close"
+    assert answer.header["x-should-retry"] == "false"
+    assert await client.ended()
+    assert stand.gateway.asked == []
 
 
-def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is() -> None:
-    async def main(stand: Stand) -> None:
-        with structlog.testing.capture_logs() as lines:
-            for _ in range(2):
-                answer = await stand.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-                assert (answer.status, "gRPC has a port of its own" in answer.json["message"]) == (400, True)
-        [line] = lines
-        assert (line["event"], line["port"]) == ("a client speaks HTTP/2 to the HTTP port", "public")
-        assert "--grpc-port" in line["hint"]
-
-    served(main)
+@on_stand()
+async def test_tls_on_a_plain_port_is_logged_once_a_minute(stand: Stand) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(3):
+            answer = await stand.ask(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+            assert (answer.status, "plain HTTP" in answer.json["message"]) == (400, True)
+    [line] = lines
+    assert (line["event"], line["port"], line["times"]) == ("a client speaks TLS to a plain port", "public", 1)
 
 
-def test_blanks_after_a_value_are_no_part_of_it() -> None:
-    """Though the head is remembered with them."""
-
-    async def main(stand: Stand) -> None:
-        id = "0190a0c0-0000-7000-8000-000000000000"
-        client = await stand.connect()
+@on_stand()
+async def test_http2_on_the_http_port_is_logged_and_told_where_grpc_is(stand: Stand) -> None:
+    with structlog.testing.capture_logs() as lines:
         for _ in range(2):
-            await client.send(post(BODY, "/v1/inference", f"X-Request-Id:\t {id} \t", "X-Request-Timeout-Ms: 900\t "))
-            answer = await client.answer()
-            assert (answer.status, answer.header["x-request-id"]) == (200, f"req_{id}")
-
-    served(main)
-
-
-def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit() -> None:
-    async def main(stand: Stand) -> None:
-        def head(size: int) -> bytes:
-            start = b"GET /livez HTTP/1.1\r\nHost: a\r\nX: "
-            return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
-
-        assert (await stand.ask(head(Settings.max_header_bytes))).status == 200
-        assert (await stand.ask(head(Settings.max_header_bytes + 1))).status == 431
-        assert (await stand.ask(post(b" " * 84 + BODY))).status == 200
-        assert (await stand.ask(post(b" " * 85 + BODY))).status == 413
-        assert (
-            await stand.ask(CHUNKED + b"54\r\n" + b" " * 84 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")
-        ).status == 200
-        assert (
-            await stand.ask(CHUNKED + b"55\r\n" + b" " * 85 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")
-        ).status == 413
-
-    served(main, max_body_bytes=100)
+            answer = await stand.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            assert (answer.status, "gRPC has a port of its own" in answer.json["message"]) == (400, True)
+    [line] = lines
+    assert (line["event"], line["port"]) == ("a client speaks HTTP/2 to the HTTP port", "public")
+    assert "--grpc-port" in line["hint"]
 
 
-def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post("", length=50_000_000))
-        for _ in range(40):
+@on_stand()
+async def test_blanks_after_a_value_are_no_part_of_it(stand: Stand) -> None:
+    """Though the head is remembered with them."""
+    id = "0190a0c0-0000-7000-8000-000000000000"
+    client = await stand.connect()
+    for _ in range(2):
+        await client.send(post(BODY, "/v1/inference", f"X-Request-Id:\t {id} \t", "X-Request-Timeout-Ms: 900\t "))
+        answer = await client.answer()
+        assert (answer.status, answer.header["x-request-id"]) == (200, f"req_{id}")
+
+
+@on_stand(max_body_bytes=100)
+async def test_heads_and_bodies_are_refused_from_the_first_byte_over_the_limit(stand: Stand) -> None:
+    def head(size: int) -> bytes:
+        start = b"GET /livez HTTP/1.1\r\nHost: a\r\nX: "
+        return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    assert (await stand.ask(head(Settings.max_header_bytes))).status == 200
+    assert (await stand.ask(head(Settings.max_header_bytes + 1))).status == 431
+    assert (await stand.ask(post(b" " * 84 + BODY))).status == 200
+    assert (await stand.ask(post(b" " * 85 + BODY))).status == 413
+    assert (await stand.ask(CHUNKED + b"54\r\n" + b" " * 84 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")).status == 200
+    assert (await stand.ask(CHUNKED + b"55\r\n" + b" " * 85 + b"\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n")).status == 413
+
+
+@on_stand()
+async def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(post("", length=50_000_000))
+    for _ in range(40):
+        await client.send(b"x" * 65_536)
+    assert (await client.answer()).status == 413
+    assert await client.ended()
+    stand.later(2.0)
+    with pytest.raises(ConnectionError):
+        while True:
             await client.send(b"x" * 65_536)
-        assert (await client.answer()).status == 413
-        assert await client.ended()
-        stand.later(2.0)
-        with pytest.raises(ConnectionError):
-            while True:
-                await client.send(b"x" * 65_536)
-
-    served(main)
 
 
-def test_a_gzip_bomb_is_not_inflated() -> None:
-    async def main(stand: Stand) -> None:
-        bomb = gzip.compress(b" " * 10_000_000)
-        answer = await stand.ask(post(bomb, "/v1/inference", "Content-Encoding: gzip"))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-
-    served(main)
+@on_stand()
+async def test_a_gzip_bomb_is_not_inflated(stand: Stand) -> None:
+    bomb = gzip.compress(b" " * 10_000_000)
+    answer = await stand.ask(post(bomb, "/v1/inference", "Content-Encoding: gzip"))
+    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
 
 
 @pytest.mark.parametrize(
@@ -159,102 +142,90 @@ def test_a_gzip_bomb_is_not_inflated() -> None:
         (b"\r\n\r\n" + post(BODY), False),
     ],
 )
-def test_connections_are_kept_or_closed_as_asked(request_: bytes, closes: bool) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(request_)
-        answer = await client.answer()
-        assert answer.header.get("connection") == ("close" if closes else None)
-        if closes:
-            assert await client.ended()
-        else:
-            await client.send(post('{"input": "next"}'))
-            assert (await client.answer()).json["output"] == "NEXT"
-
-    served(main)
-
-
-def test_blank_lines_between_requests_in_any_pieces() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for blank in ([b"\r\n"], [b"\r", b"\n"], [b"\r\n\r", b"\n"], [b"\r", b"\n\r", b"\n"]):
-            await client.send(*blank[:-1], blank[-1] + post(BODY))
-            assert (await client.answer()).status == 200
-        await client.send(b"\r", post(BODY))
-        assert (await client.answer()).status == 400
-        assert len(stand.gateway.asked) == 4
-
-    served(main)
-
-
-def test_a_client_that_expects_100_continue_gets_it_before_its_body() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for path in ("/v1/inference", "/v1/inference"):
-            whole = post(BODY, path, "Expect: 100-continue")
-            await client.send(whole[: -len(BODY)])
-            assert (await client.answer()).status == 100
-            await client.send(BODY)
-            assert (await client.answer()).json["output"] == "ABC"
-        await client.send(post(BODY, "/v1/inference", "Expect: 100-continue"))
-        assert (await client.answer()).status == 200, "the body came along: no 100 is needed"
-        await client.send(post("", "/nowhere", "Expect: 100-continue", length=5))
-        assert (await client.answer()).status == 404
-        assert await client.ended(), "whether the body still comes is not known"
-
-    served(main)
-
-
-def test_a_refusal_takes_the_place_of_100_continue() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))
-        assert (await client.answer()).status == 413
+@on_stand()
+async def test_connections_are_kept_or_closed_as_asked(stand: Stand, request_: bytes, closes: bool) -> None:
+    client = await stand.connect()
+    await client.send(request_)
+    answer = await client.answer()
+    assert answer.header.get("connection") == ("close" if closes else None)
+    if closes:
         assert await client.ended()
-
-    served(main)
-
-
-def test_a_body_nobody_waits_for_is_read_past_when_it_is_short() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for path, status in (("/nowhere", 404), ("/livez", 405)):
-            await client.send(post("", path, length=100))
-            assert (await client.answer()).status == status
-            await client.send(b"x" * 100 + post(BODY))
-            assert (await client.answer()).json["output"] == "ABC"
-        await client.send(post("", "/nowhere", length=MOST_BUFFERED + 1))
-        assert (await client.answer()).status == 404
-        assert await client.ended()
-
-    served(main)
+    else:
+        await client.send(post('{"input": "next"}'))
+        assert (await client.answer()).json["output"] == "NEXT"
 
 
-def test_a_client_may_not_send_far_ahead_of_its_answers() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        large = post(b" " * 60_000 + BODY)
-        await client.send(large)
-        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        (connection,) = stand.door._connections()
-        sent = 1
-        while not connection.paused:
-            client.writer.write(large)
-            sent += 1
-            await asyncio.sleep(0)
-        buffer = len(connection.buffer)
-        assert buffer < MOST_BUFFERED + 300_000
-        for _ in range(100):
-            client.writer.write(large)
-            await asyncio.sleep(0)
-        assert len(connection.buffer) == buffer
-        stand.gateway.hold = False
-        stand.gateway.release()
-        for _ in range(sent + 100):
-            assert (await client.answer()).status == 200
+@on_stand()
+async def test_blank_lines_between_requests_in_any_pieces(stand: Stand) -> None:
+    client = await stand.connect()
+    for blank in ([b"\r\n"], [b"\r", b"\n"], [b"\r\n\r", b"\n"], [b"\r", b"\n\r", b"\n"]):
+        await client.send(*blank[:-1], blank[-1] + post(BODY))
+        assert (await client.answer()).status == 200
+    await client.send(b"\r", post(BODY))
+    assert (await client.answer()).status == 400
+    assert len(stand.gateway.asked) == 4
 
-    served(main)
+
+@on_stand()
+async def test_a_client_that_expects_100_continue_gets_it_before_its_body(stand: Stand) -> None:
+    client = await stand.connect()
+    for path in ("/v1/inference", "/v1/inference"):
+        whole = post(BODY, path, "Expect: 100-continue")
+        await client.send(whole[: -len(BODY)])
+        assert (await client.answer()).status == 100
+        await client.send(BODY)
+        assert (await client.answer()).json["output"] == "ABC"
+    await client.send(post(BODY, "/v1/inference", "Expect: 100-continue"))
+    assert (await client.answer()).status == 200, "the body came along: no 100 is needed"
+    await client.send(post("", "/nowhere", "Expect: 100-continue", length=5))
+    assert (await client.answer()).status == 404
+    assert await client.ended(), "whether the body still comes is not known"
+
+
+@on_stand()
+async def test_a_refusal_takes_the_place_of_100_continue(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(post("", "/v1/inference", "Expect: 100-continue", length=5_000_000))
+    assert (await client.answer()).status == 413
+    assert await client.ended()
+
+
+@on_stand()
+async def test_a_body_nobody_waits_for_is_read_past_when_it_is_short(stand: Stand) -> None:
+    client = await stand.connect()
+    for path, status in (("/nowhere", 404), ("/livez", 405)):
+        await client.send(post("", path, length=100))
+        assert (await client.answer()).status == status
+        await client.send(b"x" * 100 + post(BODY))
+        assert (await client.answer()).json["output"] == "ABC"
+    await client.send(post("", "/nowhere", length=MOST_BUFFERED + 1))
+    assert (await client.answer()).status == 404
+    assert await client.ended()
+
+
+@on_stand()
+async def test_a_client_may_not_send_far_ahead_of_its_answers(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    large = post(b" " * 60_000 + BODY)
+    await client.send(large)
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    (connection,) = stand.door._connections()
+    sent = 1
+    while not connection.paused:
+        client.writer.write(large)
+        sent += 1
+        await asyncio.sleep(0)
+    buffer = len(connection.buffer)
+    assert buffer < MOST_BUFFERED + 300_000
+    for _ in range(100):
+        client.writer.write(large)
+        await asyncio.sleep(0)
+    assert len(connection.buffer) == buffer
+    stand.gateway.hold = False
+    stand.gateway.release()
+    for _ in range(sent + 100):
+        assert (await client.answer()).status == 200
 
 
 async def _stuck(stand: Stand) -> Client:
@@ -268,43 +239,37 @@ async def _stuck(stand: Stand) -> Client:
     return client
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile() -> None:
-    async def main(stand: Stand) -> None:
-        await _stuck(stand)
-        (connection,) = stand.door._connections()
-        stand.later(stand.settings.read_timeout_ms / 1000 - 1)
-        assert not connection.transport.is_closing()
-        stand.later(stand.settings.read_timeout_ms / 1000 + 1)
-        assert connection.transport.is_closing()
-        assert len(stand.gateway.asked) == 1
-
-    served(main)
+@on_stand()
+async def test_a_client_that_does_not_read_is_cut_off_and_asks_nothing_meanwhile(stand: Stand) -> None:
+    await _stuck(stand)
+    (connection,) = stand.door._connections()
+    stand.later(stand.settings.read_timeout_ms / 1000 - 1)
+    assert not connection.transport.is_closing()
+    stand.later(stand.settings.read_timeout_ms / 1000 + 1)
+    assert connection.transport.is_closing()
+    assert len(stand.gateway.asked) == 1
 
 
-def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer() -> None:
-    async def main(stand: Stand) -> None:
-        await _stuck(stand)
-        (connection,) = stand.door._connections()
-        limit = stand.settings.read_timeout_ms / 1000
-        connection.unread._left += 1  # As if a byte had been taken since the last look.
-        stand.later(limit + 1)
-        assert not connection.transport.is_closing(), "a large answer may take its time"
-        connection.unread._left += 1
-        stand.later(limit + 8_000_000 / 16_384 + 1)
-        assert connection.transport.is_closing()
-
-    served(main)
+@on_stand()
+async def test_a_client_that_reads_slowly_has_time_by_the_size_of_its_answer(stand: Stand) -> None:
+    await _stuck(stand)
+    (connection,) = stand.door._connections()
+    limit = stand.settings.read_timeout_ms / 1000
+    connection.unread._left += 1  # As if a byte had been taken since the last look.
+    stand.later(limit + 1)
+    assert not connection.transport.is_closing(), "a large answer may take its time"
+    connection.unread._left += 1
+    stand.later(limit + 8_000_000 / 16_384 + 1)
+    assert connection.transport.is_closing()
 
 
-def test_a_client_that_reads_late_gets_everything() -> None:
-    async def main(stand: Stand) -> None:
-        client = await _stuck(stand)
-        assert len(stand.gateway.asked) == 1
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(3):
-            assert len((await client.answer()).json["output"]) == 8_000_000
-
-    served(main)
+@on_stand()
+async def test_a_client_that_reads_late_gets_everything(stand: Stand) -> None:
+    client = await _stuck(stand)
+    assert len(stand.gateway.asked) == 1
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(3):
+        assert len((await client.answer()).json["output"]) == 8_000_000
 
 
 @pytest.mark.parametrize(
@@ -318,26 +283,26 @@ def test_a_client_that_reads_late_gets_everything() -> None:
         (CHUNKED + b"10\r\n" + BODY[:3], "read_timeout_ms", "REQUEST_TIMEOUT"),
     ],
 )
-def test_what_does_not_arrive_in_time_is_given_up(start: bytes, setting: str, code: str | None) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(start)
-        limit = getattr(stand.settings, setting) / 1000
-        if b"/livez" in start and code is None:
-            assert (await client.answer()).status == 405
-        else:
-            await _arrived(stand, start)
-        stand.later(limit - 1)
-        (connection,) = stand.door._connections()
-        assert not connection.transport.is_closing()
-        stand.later(limit + 1)
-        if code is not None:
-            answer = await client.answer()
-            assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
-            assert setting in answer.json["message"]
-        assert await client.ended()
-
-    served(main)
+@on_stand()
+async def test_what_does_not_arrive_in_time_is_given_up(
+    stand: Stand, start: bytes, setting: str, code: str | None
+) -> None:
+    client = await stand.connect()
+    await client.send(start)
+    limit = getattr(stand.settings, setting) / 1000
+    if b"/livez" in start and code is None:
+        assert (await client.answer()).status == 405
+    else:
+        await _arrived(stand, start)
+    stand.later(limit - 1)
+    (connection,) = stand.door._connections()
+    assert not connection.transport.is_closing()
+    stand.later(limit + 1)
+    if code is not None:
+        answer = await client.answer()
+        assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
+        assert setting in answer.json["message"]
+    assert await client.ended()
 
 
 async def _arrived(stand: Stand, start: bytes) -> None:
@@ -350,75 +315,65 @@ async def _arrived(stand: Stand, start: bytes) -> None:
     await settled(taken)
 
 
-def test_trickling_a_header_does_not_extend_its_deadline() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(b"GET / HTTP/1.1\r\n")
-        await _arrived(stand, b"G")
-        (connection,) = stand.door._connections()
-        begun = connection.since
-        for _ in range(3):
-            before = len(connection.buffer)
-            await client.send(b"X: y\r\n")
-            await settled(lambda: len(connection.buffer) != before)  # noqa: B023 - awaited at once
-        assert connection.since == begun
-
-    served(main)
+@on_stand()
+async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(b"GET / HTTP/1.1\r\n")
+    await _arrived(stand, b"G")
+    (connection,) = stand.door._connections()
+    begun = connection.since
+    for _ in range(3):
+        before = len(connection.buffer)
+        await client.send(b"X: y\r\n")
+        await settled(lambda: len(connection.buffer) != before)  # noqa: B023 - awaited at once
+    assert connection.since == begun
 
 
-def test_an_idle_connection_is_kept_for_its_time_and_then_closed() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for request in (post(BODY), get("/livez")):
-            await client.send(request)
-            await client.answer()
-            stand.later(29.0)
-            await client.send(request)
-            await client.answer()
-        stand.later(31.0)
-        assert await client.ended()
-
-    served(main)
+@on_stand()
+async def test_an_idle_connection_is_kept_for_its_time_and_then_closed(stand: Stand) -> None:
+    client = await stand.connect()
+    for request in (post(BODY), get("/livez")):
+        await client.send(request)
+        await client.answer()
+        stand.later(29.0)
+        await client.send(request)
+        await client.answer()
+    stand.later(31.0)
+    assert await client.ended()
 
 
-def test_waiting_for_an_answer_is_not_idleness() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(post(BODY))
-        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        stand.later(1000.0)
-        stand.gateway.release()
-        assert (await client.answer()).status == 200
-
-    served(main)
+@on_stand()
+async def test_waiting_for_an_answer_is_not_idleness(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(post(BODY))
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    stand.later(1000.0)
+    stand.gateway.release()
+    assert (await client.answer()).status == 200
 
 
-def test_too_many_connections_are_told_so() -> None:
-    async def main(stand: Stand) -> None:
-        first, second = await stand.connect(), await stand.connect()
-        await first.send(get("/livez"))
-        await second.send(get("/livez"))
-        assert (await first.answer()).status == (await second.answer()).status == 200
-        third = await stand.connect()
-        answer = await third.answer()
-        assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
-        assert answer.header["connection"] == "close"
-        assert await third.ended()
-        third.leave()
-        first.leave()
-        await settled(lambda: len(stand.door._connections()) == 1)
-        fourth = await stand.connect()
-        await fourth.send(get("/livez"))
-        assert (await fourth.answer()).status == 200
-
-    served(main, max_connections=2)
+@on_stand(max_connections=2)
+async def test_too_many_connections_are_told_so(stand: Stand) -> None:
+    first, second = await stand.connect(), await stand.connect()
+    await first.send(get("/livez"))
+    await second.send(get("/livez"))
+    assert (await first.answer()).status == (await second.answer()).status == 200
+    third = await stand.connect()
+    answer = await third.answer()
+    assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
+    assert answer.header["connection"] == "close"
+    assert await third.ended()
+    third.leave()
+    first.leave()
+    await settled(lambda: len(stand.door._connections()) == 1)
+    fourth = await stand.connect()
+    await fourth.send(get("/livez"))
+    assert (await fourth.answer()).status == 200
 
 
-def test_a_body_that_is_not_encoded_may_say_so() -> None:
-    async def main(stand: Stand) -> None:
-        for coding in ("identity", "Identity", ""):
-            answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"Content-Encoding: {coding}"))
-            assert answer.status == 200
-
-    served(main)
+@on_stand()
+async def test_a_body_that_is_not_encoded_may_say_so(stand: Stand) -> None:
+    for coding in ("identity", "Identity", ""):
+        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"Content-Encoding: {coding}"))
+        assert answer.status == 200

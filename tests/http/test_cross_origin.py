@@ -9,7 +9,7 @@ import pytest
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.http.inference.cross_origin import Origins
-from tests.http.stand import Stand, get, post, served
+from tests.http.stand import Stand, get, on_stand, post
 
 APP = "https://app.example"
 ALLOWED = "access-control-allow-origin"
@@ -34,90 +34,76 @@ def preflight(path: str, origin: str = APP, method: str = "POST") -> bytes:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_browser_is_told_that_it_may_ask_without_a_credential(path: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(preflight(path))
-        assert (answer.status, answer.body) == (204, b"")
-        assert answer.header[ALLOWED] == APP
-        assert answer.header["access-control-allow-headers"] == "authorization,x"
-        assert "POST" in answer.header["access-control-allow-methods"]
-        assert answer.header["vary"] == "origin"
-        refused = await stand.ask(preflight(path, "https://evil.example"))
-        assert (refused.status, ALLOWED in refused.header) == (403, False)
-        assert "--cors-origins" in refused.json["message"]
-
-    served(main, keys={"ada": {}}, whole=True, cors_origins=f"http://localhost:5173, {APP}")
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=f"http://localhost:5173, {APP}")
+async def test_a_browser_is_told_that_it_may_ask_without_a_credential(stand: Stand, path: str) -> None:
+    answer = await stand.ask(preflight(path))
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.header[ALLOWED] == APP
+    assert answer.header["access-control-allow-headers"] == "authorization,x"
+    assert "POST" in answer.header["access-control-allow-methods"]
+    assert answer.header["vary"] == "origin"
+    refused = await stand.ask(preflight(path, "https://evil.example"))
+    assert (refused.status, ALLOWED in refused.header) == (403, False)
+    assert "--cors-origins" in refused.json["message"]
 
 
-def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_remembered() -> None:
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
+async def test_every_answer_to_a_page_that_may_ask_says_so_also_under_a_head_that_is_remembered(stand: Stand) -> None:
     ada = "Authorization: Bearer ada"
     asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
     plain = post('{"input": "a"}', "/v1/inference", ada)
-
-    async def main(stand: Stand) -> None:
-        for request in (asked, asked, plain, plain, asked, asked):
-            answer = await stand.ask(request)
-            assert answer.status == 200
-            assert answer.header.get(ALLOWED) == (APP if request is asked else None)
-        for request, status in (
-            (post("{}", "/v1/inference", ada, f"Origin: {APP}"), 400),
-            (post("{}", "/v1/inference", f"Origin: {APP}"), 401),
-            (get("/nowhere", f"Origin: {APP}"), 404),
-            (get("/v1/models", ada, f"Origin: {APP}"), 200),
-            (post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}", "Prefer: respond-async"), 202),
-        ):
-            answer = await stand.ask(request)
-            assert (answer.status, answer.header[ALLOWED]) == (status, APP)
-            assert "x-request-id" in answer.header["access-control-expose-headers"]
-        large = json.dumps({"input": "HTTP/1.1 200 OK " * 20_000})
-        answer = await stand.ask(post(large, "/v1/inference", ada, f"Origin: {APP}"))
-        assert (answer.status, answer.header[ALLOWED]) == (200, APP)
-        assert len(answer.json["output"]) == 320_000
-        assert (
-            ALLOWED
-            not in (
-                await stand.ask(post('{"input": "a"}', "/v1/inference", ada, "Origin: https://evil.example"))
-            ).header
-        )
-
-    served(main, keys={"ada": {}}, whole=True, cors_origins=APP)
+    for request in (asked, asked, plain, plain, asked, asked):
+        answer = await stand.ask(request)
+        assert answer.status == 200
+        assert answer.header.get(ALLOWED) == (APP if request is asked else None)
+    for request, status in (
+        (post("{}", "/v1/inference", ada, f"Origin: {APP}"), 400),
+        (post("{}", "/v1/inference", f"Origin: {APP}"), 401),
+        (get("/nowhere", f"Origin: {APP}"), 404),
+        (get("/v1/models", ada, f"Origin: {APP}"), 200),
+        (post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}", "Prefer: respond-async"), 202),
+    ):
+        answer = await stand.ask(request)
+        assert (answer.status, answer.header[ALLOWED]) == (status, APP)
+        assert "x-request-id" in answer.header["access-control-expose-headers"]
+    large = json.dumps({"input": "HTTP/1.1 200 OK " * 20_000})
+    answer = await stand.ask(post(large, "/v1/inference", ada, f"Origin: {APP}"))
+    assert (answer.status, answer.header[ALLOWED]) == (200, APP)
+    assert len(answer.json["output"]) == 320_000
+    assert (
+        ALLOWED
+        not in (await stand.ask(post('{"input": "a"}', "/v1/inference", ada, "Origin: https://evil.example"))).header
+    )
 
 
-def test_what_comes_after_a_page_on_its_connection_gets_none_of_its_lines() -> None:
+@on_stand(keys={"ada": {}}, whole=True, cors_origins=APP)
+async def test_what_comes_after_a_page_on_its_connection_gets_none_of_its_lines(stand: Stand) -> None:
     ada = "Authorization: Bearer ada"
     asked = post('{"input": "a"}', "/v1/inference", ada, f"Origin: {APP}")
     head = post('{"input": "a"}', "/v1/inference", ada)
-
-    async def main(stand: Stand) -> None:
-        for other in (get("/livez"), head, get("/nowhere"), b"GET / HTTP/9\r\n\r\n"):
-            client = await stand.connect()
-            for request in (asked, asked, other):
-                await client.send(request)
-                assert (await client.answer()).header.get(ALLOWED) == (APP if request is asked else None)
+    for other in (get("/livez"), head, get("/nowhere"), b"GET / HTTP/9\r\n\r\n"):
         client = await stand.connect()
-        await client.send(asked + asked + head + asked)
-        assert [(await client.answer()).header.get(ALLOWED) for _ in range(4)] == [APP, APP, None, APP]
-        await client.send(asked[:20])
-        await client.send(asked[20:])
-        assert (await client.answer()).header.get(ALLOWED) == APP
-
-    served(main, keys={"ada": {}}, whole=True, cors_origins=APP)
-
-
-def test_a_star_stands_for_all_pages() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Origin: null"))
-        assert (answer.header[ALLOWED], "vary" in answer.header) == ("*", False)
-
-    served(main, cors_origins="*")
+        for request in (asked, asked, other):
+            await client.send(request)
+            assert (await client.answer()).header.get(ALLOWED) == (APP if request is asked else None)
+    client = await stand.connect()
+    await client.send(asked + asked + head + asked)
+    assert [(await client.answer()).header.get(ALLOWED) for _ in range(4)] == [APP, APP, None, APP]
+    await client.send(asked[:20])
+    await client.send(asked[20:])
+    assert (await client.answer()).header.get(ALLOWED) == APP
 
 
-def test_where_no_page_may_ask_nothing_is_said() -> None:
-    async def main(stand: Stand) -> None:
-        assert ALLOWED not in (await stand.ask(preflight("/v1/inference"))).header
-        assert ALLOWED not in (await stand.ask(post('{"input": "a"}', "/v1/inference", f"Origin: {APP}"))).header
+@on_stand(cors_origins="*")
+async def test_a_star_stands_for_all_pages(stand: Stand) -> None:
+    answer = await stand.ask(post('{"input": "a"}', "/v1/inference", "Origin: null"))
+    assert (answer.header[ALLOWED], "vary" in answer.header) == ("*", False)
 
-    served(main)
+
+@on_stand()
+async def test_where_no_page_may_ask_nothing_is_said(stand: Stand) -> None:
+    assert ALLOWED not in (await stand.ask(preflight("/v1/inference"))).header
+    assert ALLOWED not in (await stand.ask(post('{"input": "a"}', "/v1/inference", f"Origin: {APP}"))).header
 
 
 @pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://a,*", "ftp://a", "https://a b"])

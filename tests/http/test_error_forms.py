@@ -16,7 +16,7 @@ from headway.http.inference.codecs import Codec, inference
 from headway.http.server.connection import REQUESTS_PER_TURN
 from headway.http.server.framing import Encoded
 from headway.model import Failure
-from tests.http.stand import Answer, Keys, Stand, get, post, served, settled
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, settled
 
 OWN = "/own/inference"
 NATIVE = "/v1/inference"
@@ -62,56 +62,50 @@ def check(answer: Answer, status: int, code: str) -> None:
     ],
     ids=["body", "key", "header", "length", "chunk"],
 )
-def test_a_refusal_has_the_form_of_its_route(request_: bytes, status: int, code: str) -> None:
-    async def main(stand: Stand) -> None:
-        check(await stand.ask(request_), status, code)
-        native = await stand.ask(request_.replace(OWN.encode(), NATIVE.encode()))
-        assert (native.status, native.error) == (status, code)
-
-    served(main, KEYS)
+@on_stand(KEYS)
+async def test_a_refusal_has_the_form_of_its_route(stand: Stand, request_: bytes, status: int, code: str) -> None:
+    check(await stand.ask(request_), status, code)
+    native = await stand.ask(request_.replace(OWN.encode(), NATIVE.encode()))
+    assert (native.status, native.error) == (status, code)
 
 
-def test_a_limit_and_a_failure_have_the_form_of_their_route() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        stand.gateway.failure = Failure(REJECTED_BY_MODEL, "bad", reason="why")
+@on_stand({"key": {"rate": 60, "burst": 3}})
+async def test_a_limit_and_a_failure_have_the_form_of_their_route(stand: Stand) -> None:
+    client = await stand.connect()
+    stand.gateway.failure = Failure(REJECTED_BY_MODEL, "bad", reason="why")
+    for _ in range(2):
+        await client.send(post(GOOD, OWN, KEY))
+        answer = await client.answer()
+        check(answer, 422, REJECTED_BY_MODEL)
+        assert "ratelimit" in answer.header
+        assert (answer.json["error"]["message"], answer.json["error"]["why"]) == ("bad", "why")
+
+
+@on_stand()
+async def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await stand.connect()
+    await client.send(post("", OWN, "Expect: 100-continue", length=5))
+    assert (await client.answer()).status == 100
+    stand.later(100.0)
+    check(await client.answer(), 408, "REQUEST_TIMEOUT")
+    monkeypatch.setattr(stand.gateway, "enter", None)
+    check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
+
+
+@on_stand()
+async def test_the_form_changes_with_the_route_on_one_connection(stand: Stand) -> None:
+    client = await stand.connect()
+    for _ in range(2):  # The second time under known heads.
         for _ in range(2):
-            await client.send(post(GOOD, OWN, KEY))
-            answer = await client.answer()
-            check(answer, 422, REJECTED_BY_MODEL)
-            assert "ratelimit" in answer.header
-            assert (answer.json["error"]["message"], answer.json["error"]["why"]) == ("bad", "why")
-
-    served(main, {"key": {"rate": 60, "burst": 3}})
-
-
-def test_a_body_that_is_late_and_a_fault_have_the_form_of_their_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post("", OWN, "Expect: 100-continue", length=5))
-        assert (await client.answer()).status == 100
-        stand.later(100.0)
-        check(await client.answer(), 408, "REQUEST_TIMEOUT")
-        monkeypatch.setattr(stand.gateway, "enter", None)
-        check(await stand.ask(post(GOOD, OWN)), 500, "INTERNAL")
-
-    served(main)
-
-
-def test_the_form_changes_with_the_route_on_one_connection() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for _ in range(2):  # The second time under known heads.
-            for _ in range(2):
-                await client.send(post(WRONG, OWN))
-                check(await client.answer(), 400, "BAD_REQUEST")
-            for request in (post(WRONG), post(WRONG), get("/nothing"), get(OWN)):
-                await client.send(post(GOOD, OWN))
-                assert (await client.answer()).status == 200
-                await client.send(request)
-                assert (await client.answer()).error in ("BAD_REQUEST", "NOT_FOUND", "METHOD_NOT_ALLOWED")
-
-    served(main)
+            await client.send(post(WRONG, OWN))
+            check(await client.answer(), 400, "BAD_REQUEST")
+        for request in (post(WRONG), post(WRONG), get("/nothing"), get(OWN)):
+            await client.send(post(GOOD, OWN))
+            assert (await client.answer()).status == 200
+            await client.send(request)
+            assert (await client.answer()).error in ("BAD_REQUEST", "NOT_FOUND", "METHOD_NOT_ALLOWED")
 
 
 @pytest.mark.parametrize(
@@ -126,33 +120,27 @@ def test_the_form_changes_with_the_route_on_one_connection() -> None:
     ],
     ids=["head", "line", "long", "late", "length", "chunk"],
 )
-def test_an_error_before_a_route_is_known_is_a_problem_document(rest: bytes, error: str) -> None:
+@on_stand()
+async def test_an_error_before_a_route_is_known_is_a_problem_document(stand: Stand, rest: bytes, error: str) -> None:
     """Also on a connection whose last request had another form."""
-
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post(GOOD, OWN))
-        assert (await client.answer()).status == 200
-        await client.send(rest)
-        if error == "REQUEST_TIMEOUT":
-            (connection,) = stand.door._connections()
-            await settled(lambda: bool(connection.buffer))
-            stand.later(100.0)
-        assert (await client.answer()).error == error
-
-    served(main)
+    client = await stand.connect()
+    await client.send(post(GOOD, OWN))
+    assert (await client.answer()).status == 200
+    await client.send(rest)
+    if error == "REQUEST_TIMEOUT":
+        (connection,) = stand.door._connections()
+        await settled(lambda: bool(connection.buffer))
+        stand.later(100.0)
+    assert (await client.answer()).error == error
 
 
-def test_the_end_of_a_connection_between_two_requests_is_a_problem_document() -> None:
+@on_stand(KEYS)
+async def test_the_end_of_a_connection_between_two_requests_is_a_problem_document(stand: Stand) -> None:
     """Its owner holds too much, so that the next request is not read."""
-
-    async def main(stand: Stand) -> None:
-        context: Any = stand.door._context
-        client = await stand.connect()
-        context.quotas.bytes.take("another", context.quotas.bytes.free - 1)
-        client.writer.write(post("", OWN) * 1000)
-        for _ in range(REQUESTS_PER_TURN):
-            check(await client.answer(), 401, "UNAUTHENTICATED")
-        assert (await client.answer()).error == "SERVICE_OVERLOADED"
-
-    served(main, KEYS)
+    context: Any = stand.door._context
+    client = await stand.connect()
+    context.quotas.bytes.take("another", context.quotas.bytes.free - 1)
+    client.writer.write(post("", OWN) * 1000)
+    for _ in range(REQUESTS_PER_TURN):
+        check(await client.answer(), 401, "UNAUTHENTICATED")
+    assert (await client.answer()).error == "SERVICE_OVERLOADED"

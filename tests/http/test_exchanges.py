@@ -18,7 +18,7 @@ from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
 from headway.model import DedupKind, Failure, Limit, RequestOptions, Value, ValueKind, WorkerInfo, WorkerStatus
-from tests.http.stand import Answer, Keys, Stand, get, post, served
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served
 
 KEY = "Authorization: Bearer key"
 KEYS: Keys = {"key": {"rate": 60, "burst": 3}}
@@ -82,38 +82,34 @@ def own_error(answer: Answer) -> tuple[int, str]:
     return answer.status, answer.json["code"]
 
 
-def test_an_exchange_is_answered_by_what_its_codec_remembers() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for shout in ("a", "a", "b", "b"):  # The second of each comes under a known head.
-            for text in (f"{shout}x", f"{shout}x|{shout}y|z"):
-                await client.send(post(text, "/own/m/run?q=1", f"X-Shout: {shout}"))
-                answer = await client.answer()
-                assert (answer.status, answer.header["content-type"]) == (200, "application/own")
-                told = ["m", "q=1", shout, shout, answer.header["x-request-id"], "1", "None"]
-                outputs = text.upper().split("|")
-                assert answer.json == {"told": told, "outputs": outputs}
-                assert answer.header["x-length"] == str(len(outputs))
-            await client.send(post('{"input": "native"}'))
-            assert (await client.answer()).json["output"] == "NATIVE"
-        timeouts = {asked.options.timeout for asked in stand.gateway.asked if asked.input != "native"}
-        assert 0.0 < min(timeouts) <= max(timeouts) == 0.5  # What is asked a moment later has as much less.
-        assert {asked.parameters for asked in stand.gateway.asked} == {b'{"a":1}', b""}
-
-    served(main)
+@on_stand()
+async def test_an_exchange_is_answered_by_what_its_codec_remembers(stand: Stand) -> None:
+    client = await stand.connect()
+    for shout in ("a", "a", "b", "b"):  # The second of each comes under a known head.
+        for text in (f"{shout}x", f"{shout}x|{shout}y|z"):
+            await client.send(post(text, "/own/m/run?q=1", f"X-Shout: {shout}"))
+            answer = await client.answer()
+            assert (answer.status, answer.header["content-type"]) == (200, "application/own")
+            told = ["m", "q=1", shout, shout, answer.header["x-request-id"], "1", "None"]
+            outputs = text.upper().split("|")
+            assert answer.json == {"told": told, "outputs": outputs}
+            assert answer.header["x-length"] == str(len(outputs))
+        await client.send(post('{"input": "native"}'))
+        assert (await client.answer()).json["output"] == "NATIVE"
+    timeouts = {asked.options.timeout for asked in stand.gateway.asked if asked.input != "native"}
+    assert 0.0 < min(timeouts) <= max(timeouts) == 0.5  # What is asked a moment later has as much less.
+    assert {asked.parameters for asked in stand.gateway.asked} == {b'{"a":1}', b""}
 
 
-def test_a_path_that_names_a_model_is_read_as_it_was_written() -> None:
-    async def main(stand: Stand) -> None:
-        for path, model in (("a%20b", "a b"), ("%C3%A9", "é"), ("%FF", "\ufffd")):
-            answer = await stand.ask(post("x", f"/own/{path}/run"))
-            assert answer.json["told"][0] == model
-        for path in ("/own//run", "/own/a/b/run", "/own/a/run/", "/own/a"):
-            assert own_error(await stand.ask(post("x", path))) == (404, "NOT_FOUND")
-        assert own_error(await stand.ask(get("/own/m/run"))) == (405, "METHOD_NOT_ALLOWED")
-        assert (await stand.ask(get("/ownership"))).error == "NOT_FOUND"
-
-    served(main)
+@on_stand()
+async def test_a_path_that_names_a_model_is_read_as_it_was_written(stand: Stand) -> None:
+    for path, model in (("a%20b", "a b"), ("%C3%A9", "é"), ("%FF", "\ufffd")):
+        answer = await stand.ask(post("x", f"/own/{path}/run"))
+        assert answer.json["told"][0] == model
+    for path in ("/own//run", "/own/a/b/run", "/own/a/run/", "/own/a"):
+        assert own_error(await stand.ask(post("x", path))) == (404, "NOT_FOUND")
+    assert own_error(await stand.ask(get("/own/m/run"))) == (405, "METHOD_NOT_ALLOWED")
+    assert (await stand.ask(get("/ownership"))).error == "NOT_FOUND"
 
 
 def test_only_a_name_may_hold_a_slash_written_as_2f(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,66 +137,56 @@ def test_only_a_name_may_hold_a_slash_written_as_2f(monkeypatch: pytest.MonkeyPa
         (get("/own/nothing"), 404, "NOT_FOUND"),
     ],
 )
-def test_every_error_of_an_api_has_its_form(request_: bytes, status: int, code: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(request_)
-        answer = await client.answer()
-        assert own_error(answer) == (status, code)
-        if KEY.encode() in request_ and b"/run" in request_:
-            assert answer.header["x-limits"] == "1"
-
-    served(main, KEYS)
-
-
-def test_one_failure_of_several_and_marks_of_others_outcomes_are_told() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        stand.gateway.shared, stand.gateway.kept = DedupKind.SAME, True
-        await client.send(post("a|b", "/own/m/run", KEY))
-        answer = await client.answer()
-        assert (answer.header["x-headway-cache"], answer.header["x-limits"]) == ("hit", "1")
-        stand.gateway.failure = Failure(REJECTED_BY_MODEL, "bad")
-        await client.send(post("a|b", "/own/m/run", KEY))
-        answer = await client.answer()
-        assert own_error(answer) == (422, "REJECTED_BY_MODEL")
-        assert answer.json["wrong"] == "input 0 of 2, counted from 0: bad"
-
-    served(main, KEYS)
-
-
-def test_an_exchange_with_one_input_may_become_a_task() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(post("x", "/own/m/run", KEY, "Prefer: respond-async"))
-        await stand.gateway.until(lambda: bool(stand.gateway.asked))
-        stand.gateway.admit()
-        answer = await client.answer()
-        assert (answer.status, answer.header["preference-applied"]) == (202, "respond-async")
+@on_stand(KEYS)
+async def test_every_error_of_an_api_has_its_form(stand: Stand, request_: bytes, status: int, code: str) -> None:
+    client = await stand.connect()
+    await client.send(request_)
+    answer = await client.answer()
+    assert own_error(answer) == (status, code)
+    if KEY.encode() in request_ and b"/run" in request_:
         assert answer.header["x-limits"] == "1"
 
-    served(main, KEYS)
+
+@on_stand(KEYS)
+async def test_one_failure_of_several_and_marks_of_others_outcomes_are_told(stand: Stand) -> None:
+    client = await stand.connect()
+    stand.gateway.shared, stand.gateway.kept = DedupKind.SAME, True
+    await client.send(post("a|b", "/own/m/run", KEY))
+    answer = await client.answer()
+    assert (answer.header["x-headway-cache"], answer.header["x-limits"]) == ("hit", "1")
+    stand.gateway.failure = Failure(REJECTED_BY_MODEL, "bad")
+    await client.send(post("a|b", "/own/m/run", KEY))
+    answer = await client.answer()
+    assert own_error(answer) == (422, "REJECTED_BY_MODEL")
+    assert answer.json["wrong"] == "input 0 of 2, counted from 0: bad"
 
 
-def test_a_client_that_leaves_abandons_all_inputs() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(post("a|b", "/own/m/run"))
-        await stand.gateway.until(lambda: len(stand.gateway.asked) == 2)
-        client.leave()
-        await stand.gateway.until(lambda: not stand.gateway.waiting)
-        assert {id for _, id in stand.gateway.abandoned} == {asked.id for asked in stand.gateway.asked}
+@on_stand(KEYS)
+async def test_an_exchange_with_one_input_may_become_a_task(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(post("x", "/own/m/run", KEY, "Prefer: respond-async"))
+    await stand.gateway.until(lambda: bool(stand.gateway.asked))
+    stand.gateway.admit()
+    answer = await client.answer()
+    assert (answer.status, answer.header["preference-applied"]) == (202, "respond-async")
+    assert answer.header["x-limits"] == "1"
 
-    served(main)
+
+@on_stand()
+async def test_a_client_that_leaves_abandons_all_inputs(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(post("a|b", "/own/m/run"))
+    await stand.gateway.until(lambda: len(stand.gateway.asked) == 2)
+    client.leave()
+    await stand.gateway.until(lambda: not stand.gateway.waiting)
+    assert {id for _, id in stand.gateway.abandoned} == {asked.id for asked in stand.gateway.asked}
 
 
-def test_kinds_of_the_models_are_known_to_a_codec() -> None:
-    async def main(stand: Stand) -> None:
-        worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")
-        stand.gateway.kinds.learn([worker])
-        answer = await stand.ask(post("x", "/own/default/run"))
-        assert answer.json["told"][-1] == str(ValueKind.JSON)
-
-    served(main)
+@on_stand()
+async def test_kinds_of_the_models_are_known_to_a_codec(stand: Stand) -> None:
+    worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")
+    stand.gateway.kinds.learn([worker])
+    answer = await stand.ask(post("x", "/own/default/run"))
+    assert answer.json["told"][-1] == str(ValueKind.JSON)

@@ -12,7 +12,7 @@ from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Request, RouteAnswer
 from headway.http.server.connection import Connection
-from tests.http.stand import Answer, Stand, get, post, served
+from tests.http.stand import Answer, Stand, get, on_stand, post
 from tests.http.test_listener import behind_app
 
 BODY = '{"input": "a"}'
@@ -69,62 +69,56 @@ def break_routing(patch: pytest.MonkeyPatch, stand: Stand) -> None:
         (break_routing, False),
     ],
 )
-def test_a_fault_in_the_hot_lane(
-    breaking: Callable[[pytest.MonkeyPatch, Stand], None], known: bool, monkeypatch: pytest.MonkeyPatch
+@on_stand()
+async def test_a_fault_in_the_hot_lane(
+    stand: Stand, breaking: Callable[[pytest.MonkeyPatch, Stand], None], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        if known:
-            await client.send(post(BODY))
-            assert (await client.answer()).status == 200
-        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            breaking(patch, stand)
-            await client.send(post(BODY))
-            check(await client.answer(), logs)
-        assert await client.ended()
-        assert (await stand.ask(post(BODY))).status == 200
-        tier = "none" if breaking in (break_identity, break_routing) else "paid"
-        assert stand.counters.refusals == {("internal", tier, ""): 1}
-
-    served(main)
+    client = await stand.connect()
+    if known:
+        await client.send(post(BODY))
+        assert (await client.answer()).status == 200
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        breaking(patch, stand)
+        await client.send(post(BODY))
+        check(await client.answer(), logs)
+    assert await client.ended()
+    assert (await stand.ask(post(BODY))).status == 200
+    tier = "none" if breaking in (break_identity, break_routing) else "paid"
+    assert stand.counters.refusals == {("internal", tier, ""): 1}
 
 
-def test_a_fault_while_an_id_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(post(BODY, "/v1/inference", "Prefer: respond-async"))
-        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            patch.setattr(stand.gateway, "detach", raises)
-            stand.gateway.admit()
-            check(await client.answer(), logs)
-        assert [id for _, id in stand.gateway.abandoned] == [asked.id for asked in stand.gateway.asked]
-
-    served(main)
+@on_stand()
+async def test_a_fault_while_an_id_is_handed_out(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(post(BODY, "/v1/inference", "Prefer: respond-async"))
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(stand.gateway, "detach", raises)
+        stand.gateway.admit()
+        check(await client.answer(), logs)
+    assert [id for _, id in stand.gateway.abandoned] == [asked.id for asked in stand.gateway.asked]
 
 
-def test_a_fault_in_the_sweep_hits_one_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(stand: Stand) -> None:
-        first, second = await stand.connect(), await stand.connect()
-        for client in (first, second):
-            await client.send(get("/livez"))
-            await client.answer()
-        hit, other = stand.door._connections()
-        inspect = Connection.inspect
+@on_stand()
+async def test_a_fault_in_the_sweep_hits_one_connection_alone(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await stand.connect(), await stand.connect()
+    for client in (first, second):
+        await client.send(get("/livez"))
+        await client.answer()
+    hit, other = stand.door._connections()
+    inspect = Connection.inspect
 
-        def some(connection: Connection, now: float) -> None:
-            if connection is hit:
-                raises()
-            inspect(connection, now)
+    def some(connection: Connection, now: float) -> None:
+        if connection is hit:
+            raises()
+        inspect(connection, now)
 
-        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            patch.setattr(FastPathConnection, "inspect", some)
-            stand.later(31.0)
-        assert len(logs) == 1
-        assert other.transport.is_closing()
-
-    served(main)
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(FastPathConnection, "inspect", some)
+        stand.later(31.0)
+    assert len(logs) == 1
+    assert other.transport.is_closing()
 
 
 def test_a_fault_outside_of_the_routes() -> None:

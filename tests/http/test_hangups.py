@@ -13,7 +13,7 @@ import uvloop
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import MOST_BUFFERED
 from headway.http.server.hangups import Hangups
-from tests.http.stand import Client, Stand, post, served, settled
+from tests.http.stand import Client, Stand, on_stand, post, settled
 
 BODY = '{"input": "a"}'
 AHEAD = post(" " * 100_000 + BODY)
@@ -45,83 +45,74 @@ async def far_ahead(stand: Stand) -> Client:
 
 @pytest.mark.parametrize("size", [70_000, 300_000, 1_000_000, 3_500_000])
 @pytest.mark.parametrize("small", [False, True])
-def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(size: int, small: bool) -> None:
-    async def main(stand: Stand) -> None:
-        client = await pending(stand)
-        piece = post(BODY) * 10 if small else AHEAD
-        for _ in range(size // len(piece) + 1):
-            client.writer.write(piece)
-        client.leave()
-        await stand.gateway.until(lambda: not stand.gateway.waiting)
-        assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
-        await settled(lambda: not stand.door._connections())
-        lane: Any = stand.door._context
-        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
-
-    served(main)
+@on_stand()
+async def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(
+    stand: Stand, size: int, small: bool
+) -> None:
+    client = await pending(stand)
+    piece = post(BODY) * 10 if small else AHEAD
+    for _ in range(size // len(piece) + 1):
+        client.writer.write(piece)
+    client.leave()
+    await stand.gateway.until(lambda: not stand.gateway.waiting)
+    assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
+    await settled(lambda: not stand.door._connections())
+    lane: Any = stand.door._context
+    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
 @pytest.mark.usefixtures("near")
-def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(how: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await far_ahead(stand)
-        if how == "reset":
-            sock = client.writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if how == "close behind more":
-            client.writer.write(b" " * 10_000)  # It is not read, and the end comes behind it.
-        if how == "half":
-            client.writer.write_eof()
-        else:
-            client.leave()
-        await stand.gateway.until(lambda: not stand.gateway.waiting)
-        assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
-        await settled(lambda: not stand.door._connections())
-
-    served(main)
+@on_stand()
+async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(stand: Stand, how: str) -> None:
+    client = await far_ahead(stand)
+    if how == "reset":
+        sock = client.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if how == "close behind more":
+        client.writer.write(b" " * 10_000)  # It is not read, and the end comes behind it.
+    if how == "half":
+        client.writer.write_eof()
+    else:
+        client.leave()
+    await stand.gateway.until(lambda: not stand.gateway.waiting)
+    assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
+    await settled(lambda: not stand.door._connections())
 
 
 @pytest.mark.parametrize("number", [1, 30, 90])
-def test_who_stays_gets_every_answer_in_order(number: int) -> None:
+@on_stand()
+async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -> None:
     """Clients whose input is held, is far ahead, or is not read yet."""
+    client = await pending(stand)
+    texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
+    sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
+    (connection,) = stand.door._connections()
+    await settled(lambda: connection.paused or len(connection.buffer) + len(connection.ahead or b"") > number * 60_000)
+    assert connection.paused == (number == 90)
+    stand.gateway.hold = False
+    stand.gateway.release()
+    assert (await client.answer()).json["output"] == "A"
+    for text in texts:
+        assert (await client.answer()).json["output"] == text
+    await sending
+    client.writer.write_eof()
+    assert await client.ended()
+    assert stand.gateway.abandoned == []
+    lane: Any = stand.door._context
+    await settled(lambda: not stand.door._connections())
+    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
 
-    async def main(stand: Stand) -> None:
-        client = await pending(stand)
-        texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
-        sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
-        (connection,) = stand.door._connections()
-        await settled(
-            lambda: connection.paused or len(connection.buffer) + len(connection.ahead or b"") > number * 60_000
-        )
-        assert connection.paused == (number == 90)
-        stand.gateway.hold = False
-        stand.gateway.release()
+
+@on_stand()
+async def test_many_small_requests_far_ahead_are_answered(stand: Stand) -> None:
+    client = await pending(stand)
+    for _ in range(8):
+        await client.send(post(BODY) * 150)
+    stand.gateway.hold = False
+    stand.gateway.release()
+    for _ in range(1201):
         assert (await client.answer()).json["output"] == "A"
-        for text in texts:
-            assert (await client.answer()).json["output"] == text
-        await sending
-        client.writer.write_eof()
-        assert await client.ended()
-        assert stand.gateway.abandoned == []
-        lane: Any = stand.door._context
-        await settled(lambda: not stand.door._connections())
-        assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
-
-    served(main)
-
-
-def test_many_small_requests_far_ahead_are_answered() -> None:
-    async def main(stand: Stand) -> None:
-        client = await pending(stand)
-        for _ in range(8):
-            await client.send(post(BODY) * 150)
-        stand.gateway.hold = False
-        stand.gateway.release()
-        for _ in range(1201):
-            assert (await client.answer()).json["output"] == "A"
-
-    served(main)
 
 
 def test_a_watch_tells_once_and_forgets() -> None:

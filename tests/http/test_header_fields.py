@@ -9,7 +9,7 @@ import pytest
 from headway.gateway.limiter import Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import DedupKind, Failure, Limit
-from tests.http.stand import KEPT_LIMITS, Stand, get, post, served, settled
+from tests.http.stand import KEPT_LIMITS, Stand, get, on_stand, post, settled
 
 BODY = '{"input": "a"}'
 
@@ -28,145 +28,125 @@ BODY = '{"input": "a"}'
         (f'"{"k" * 255}"', "k" * 255),
     ],
 )
-def test_a_key_is_taken_with_or_without_quotes(value: str, key: str) -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))).status == 200
-        assert stand.gateway.asked[0].options.key == key
-
-    served(main)
+@on_stand()
+async def test_a_key_is_taken_with_or_without_quotes(stand: Stand, value: str, key: str) -> None:
+    assert (await stand.ask(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))).status == 200
+    assert stand.gateway.asked[0].options.key == key
 
 
 @pytest.mark.parametrize(
     "value",
     ["", '""', '"', '"a', 'a"b"c"\x7f', '"a"; b=c', '"a\\b"', "k" * 256, f'"{"k" * 256}"', "é", "a\tb", '"a" "b"'],
 )
-def test_a_malformed_key_is_refused(value: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))
-        answer = await client.answer()
-        assert answer.error == "BAD_REQUEST"
-        assert stand.gateway.asked == []
-        if "\x7f" not in value:
-            assert "1 to 255 printable" in answer.json["message"]
-            await client.send(post(BODY))
-            assert (await client.answer()).status == 200
-
-    served(main)
+@on_stand()
+async def test_a_malformed_key_is_refused(stand: Stand, value: str) -> None:
+    client = await stand.connect()
+    await client.send(post(BODY, "/v1/inference", f"Idempotency-Key: {value}"))
+    answer = await client.answer()
+    assert answer.error == "BAD_REQUEST"
+    assert stand.gateway.asked == []
+    if "\x7f" not in value:
+        assert "1 to 255 printable" in answer.json["message"]
+        await client.send(post(BODY))
+        assert (await client.answer()).status == 200
 
 
-def test_a_key_that_is_sent_twice_is_refused() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: a", "Idempotency-Key: a"))
-        assert answer.error == "BAD_REQUEST"
-
-    served(main)
+@on_stand()
+async def test_a_key_that_is_sent_twice_is_refused(stand: Stand) -> None:
+    answer = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: a", "Idempotency-Key: a"))
+    assert answer.error == "BAD_REQUEST"
 
 
 @pytest.mark.parametrize("path", ["/v1/inference", "/api/inference"])
-def test_one_key_is_one_run(path: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        key = 'Idempotency-Key: "k"'
-        await client.send(post(BODY, path, key))
-        first = await client.answer()
-        assert "idempotency-replayed" not in first.header
-        await client.send(post('{"input":  "a"}', path, key))
-        second = await client.answer()
-        assert (second.status, second.header["idempotency-replayed"]) == (200, "true")
-        assert second.json["output"] == first.json["output"]
-        assert second.json["request_id"] == second.header["x-request-id"] != first.json["request_id"]
-        await client.send(post('{"input": "b"}', path, key))
-        other = await client.answer()
-        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
-        assert other.header["x-should-retry"] == "false"
-        assert stand.runs == ["a"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_one_key_is_one_run(stand: Stand, path: str) -> None:
+    client = await stand.connect()
+    key = 'Idempotency-Key: "k"'
+    await client.send(post(BODY, path, key))
+    first = await client.answer()
+    assert "idempotency-replayed" not in first.header
+    await client.send(post('{"input":  "a"}', path, key))
+    second = await client.answer()
+    assert (second.status, second.header["idempotency-replayed"]) == (200, "true")
+    assert second.json["output"] == first.json["output"]
+    assert second.json["request_id"] == second.header["x-request-id"] != first.json["request_id"]
+    await client.send(post('{"input": "b"}', path, key))
+    other = await client.answer()
+    assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+    assert other.header["x-should-retry"] == "false"
+    assert stand.runs == ["a"]
 
 
-def test_an_answer_that_is_too_large_to_be_kept_under_its_key_says_so_and_a_task_too() -> None:
+@on_stand(whole=True)
+async def test_an_answer_that_is_too_large_to_be_kept_under_its_key_says_so_and_a_task_too(stand: Stand) -> None:
     huge = f'{{"input": "{"a" * KEPT_LIMITS.largest}"}}'
-
-    async def main(stand: Stand) -> None:
-        for _ in range(2):
-            answer = await stand.ask(post(huge, "/v1/inference", "Idempotency-Key: k"))
-            assert (answer.status, answer.header["x-headway-kept"]) == (200, "no")
-            assert "idempotency-replayed" not in answer.header
-        assert len(stand.runs) == 2
-        for fields in (["Idempotency-Key: small"], []):
-            assert "x-headway-kept" not in (await stand.ask(post(BODY, "/v1/inference", *fields))).header
-        task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
-        await settled(lambda: stand.real.pending == 0)
-        outcome = await stand.ask(get(task.header["location"]))
-        assert (outcome.status, outcome.json["status"]) == (200, "FAILED")
-        assert outcome.json["error"]["error"] == "PAYLOAD_TOO_LARGE"
-        assert "too large to be kept" in outcome.json["error"]["message"]
-
-    served(main, whole=True)
+    for _ in range(2):
+        answer = await stand.ask(post(huge, "/v1/inference", "Idempotency-Key: k"))
+        assert (answer.status, answer.header["x-headway-kept"]) == (200, "no")
+        assert "idempotency-replayed" not in answer.header
+    assert len(stand.runs) == 2
+    for fields in (["Idempotency-Key: small"], []):
+        assert "x-headway-kept" not in (await stand.ask(post(BODY, "/v1/inference", *fields))).header
+    task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
+    await settled(lambda: stand.real.pending == 0)
+    outcome = await stand.ask(get(task.header["location"]))
+    assert (outcome.status, outcome.json["status"]) == (200, "FAILED")
+    assert outcome.json["error"]["error"] == "PAYLOAD_TOO_LARGE"
+    assert "too large to be kept" in outcome.json["error"]["message"]
 
 
-def test_who_waits_for_a_task_gets_an_output_that_is_too_large_to_be_kept_and_hears_so() -> None:
+@on_stand(whole=True)
+async def test_who_waits_for_a_task_gets_an_output_that_is_too_large_to_be_kept_and_hears_so(stand: Stand) -> None:
     huge = f'{{"input": "{"a" * KEPT_LIMITS.largest}"}}'
-
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
-        waiting = asyncio.ensure_future(stand.ask(get(task.header["location"] + "?wait=25")))
-        await settled(lambda: stand.real.pending == 2)
-        stand.go.set()
-        outcome = await waiting
-        assert (outcome.json["status"], outcome.header["x-headway-kept"]) == ("SUCCESS", "no")
-
-    served(main, whole=True)
+    stand.go.clear()
+    task = await stand.ask(post(huge, "/v1/inference", "Prefer: respond-async"))
+    waiting = asyncio.ensure_future(stand.ask(get(task.header["location"] + "?wait=25")))
+    await settled(lambda: stand.real.pending == 2)
+    stand.go.set()
+    outcome = await waiting
+    assert (outcome.json["status"], outcome.header["x-headway-kept"]) == ("SUCCESS", "no")
 
 
-def test_a_key_that_is_in_flight_is_waited_for_also_as_a_task() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        clients = [await stand.connect() for _ in range(3)]
-        for client in clients:
-            await client.send(post(BODY, "/v1/inference", "Idempotency-Key: k"))
-        task = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: k", "Prefer: respond-async"))
-        await settled(lambda: stand.real.pending == 4)
-        stand.go.set()
-        answers = [await client.answer() for client in clients]
-        assert [answer.json["output"] for answer in answers] == ["A"] * 3
-        assert ["idempotency-replayed" in answer.header for answer in answers].count(True) == 2
-        assert task.status == 202
-        outcome = await stand.ask(get(f"{task.header['location']}?wait=25"))
-        assert outcome.json["output"] == "A"
-        assert stand.runs == ["a"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_key_that_is_in_flight_is_waited_for_also_as_a_task(stand: Stand) -> None:
+    stand.go.clear()
+    clients = [await stand.connect() for _ in range(3)]
+    for client in clients:
+        await client.send(post(BODY, "/v1/inference", "Idempotency-Key: k"))
+    task = await stand.ask(post(BODY, "/v1/inference", "Idempotency-Key: k", "Prefer: respond-async"))
+    await settled(lambda: stand.real.pending == 4)
+    stand.go.set()
+    answers = [await client.answer() for client in clients]
+    assert [answer.json["output"] for answer in answers] == ["A"] * 3
+    assert ["idempotency-replayed" in answer.header for answer in answers].count(True) == 2
+    assert task.status == 202
+    outcome = await stand.ask(get(f"{task.header['location']}?wait=25"))
+    assert outcome.json["output"] == "A"
+    assert stand.runs == ["a"]
 
 
-def test_that_the_model_rejects_an_input_is_kept_under_its_key_too() -> None:
-    async def main(stand: Stand) -> None:
-        for replayed in (None, "true"):
-            answer = await stand.ask(post('{"input": "bad"}', "/v1/inference", "Idempotency-Key: k"))
-            assert answer.error == "REJECTED_BY_MODEL"
-            assert answer.header.get("idempotency-replayed") == replayed
-        assert stand.runs == ["bad"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_that_the_model_rejects_an_input_is_kept_under_its_key_too(stand: Stand) -> None:
+    for replayed in (None, "true"):
+        answer = await stand.ask(post('{"input": "bad"}', "/v1/inference", "Idempotency-Key: k"))
+        assert answer.error == "REJECTED_BY_MODEL"
+        assert answer.header.get("idempotency-replayed") == replayed
+    assert stand.runs == ["bad"]
 
 
-def test_what_is_the_same_runs_once_and_is_marked() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        clients = [await stand.connect() for _ in range(4)]
-        for client in clients:
-            await client.send(post(BODY))
-        await settled(lambda: stand.real.pending == 4 and stand.runs == ["a"])
-        stand.go.set()
-        answers = [await client.answer() for client in clients]
-        assert sorted(answer.header.get("x-headway-cache", "") for answer in answers) == ["", *["collapsed"] * 3]
-        assert (await stand.ask(post(BODY))).header["x-headway-cache"] == "hit"
-        assert "x-headway-cache" not in (await stand.ask(post('{"input": "b"}'))).header
-        assert stand.runs == ["a", "b"]
-
-    served(main, whole=True, cache=True, collapse=True)
+@on_stand(whole=True, cache=True, collapse=True)
+async def test_what_is_the_same_runs_once_and_is_marked(stand: Stand) -> None:
+    stand.go.clear()
+    clients = [await stand.connect() for _ in range(4)]
+    for client in clients:
+        await client.send(post(BODY))
+    await settled(lambda: stand.real.pending == 4 and stand.runs == ["a"])
+    stand.go.set()
+    answers = [await client.answer() for client in clients]
+    assert sorted(answer.header.get("x-headway-cache", "") for answer in answers) == ["", *["collapsed"] * 3]
+    assert (await stand.ask(post(BODY))).header["x-headway-cache"] == "hit"
+    assert "x-headway-cache" not in (await stand.ask(post('{"input": "b"}'))).header
+    assert stand.runs == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -179,69 +159,61 @@ def test_what_is_the_same_runs_once_and_is_marked() -> None:
         ("", False),
     ],
 )
-def test_who_wants_it_fresh_gets_it_fresh(value: str, fresh: bool) -> None:
-    async def main(stand: Stand) -> None:
-        await stand.ask(post(BODY))
-        answer = await stand.ask(post(BODY, "/v1/inference", "Cache-Control: max-age=9", f"Cache-Control: {value}"))
-        assert (answer.status, answer.header.get("x-headway-cache")) == (200, None if fresh else "hit")
-        assert stand.runs == ["a"] * (2 if fresh else 1)
-
-    served(main, whole=True, cache=True, collapse=True)
+@on_stand(whole=True, cache=True, collapse=True)
+async def test_who_wants_it_fresh_gets_it_fresh(stand: Stand, value: str, fresh: bool) -> None:
+    await stand.ask(post(BODY))
+    answer = await stand.ask(post(BODY, "/v1/inference", "Cache-Control: max-age=9", f"Cache-Control: {value}"))
+    assert (answer.status, answer.header.get("x-headway-cache")) == (200, None if fresh else "hit")
+    assert stand.runs == ["a"] * (2 if fresh else 1)
 
 
-def test_a_failure_in_common_is_marked_as_well() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.failure = Failure("BACKEND_ERROR", "broken")
-        stand.gateway.shared = DedupKind.SAME
-        answer = await stand.ask(post(BODY))
-        assert (answer.error, answer.header["x-headway-cache"]) == ("BACKEND_ERROR", "collapsed")
-
-    served(main)
+@on_stand()
+async def test_a_failure_in_common_is_marked_as_well(stand: Stand) -> None:
+    stand.gateway.failure = Failure("BACKEND_ERROR", "broken")
+    stand.gateway.shared = DedupKind.SAME
+    answer = await stand.ask(post(BODY))
+    assert (answer.error, answer.header["x-headway-cache"]) == ("BACKEND_ERROR", "collapsed")
 
 
-def test_limited_callers_hear_of_their_limits_on_every_answer() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        key = "Authorization: Bearer ada"
-        requests = [
-            (post(BODY, "/v1/inference", key), 200, 1),
-            (post(BODY, "/v1/inference", key), 200, 0),
-            (post(BODY, "/v1/inference", key), 429, 0),
-            (post("{", "/v1/inference", key), 429, 0),
-            (get("/v1/result/x", key), 404, 0),
-            (post(BODY, "/v1/inference", key, "Prefer: respond-async"), 429, 0),
-        ]
-        for request, status, left in requests:
-            await client.send(request)
-            answer = await client.answer()
-            assert answer.status == status
-            assert answer.header["ratelimit-policy"] == '"key";q=2;w=60'
-            assert answer.header["ratelimit"] in {f'"key";r={left};t={wait}' for wait in (29, 30, 59, 60)}
-        await client.send(post(BODY, "/v1/inference", "Authorization: Bearer bob"))
-        unlimited = await client.answer()
-        assert unlimited.status == 200
-        for request in (post(BODY), get("/livez"), get("/v1/result/x"), b"nonsense\r\n\r\n"):
-            await client.send(request)
-            assert "ratelimit" not in (await client.answer()).header, "of a caller that came before"
-        assert "ratelimit" not in unlimited.header
-
-    served(main, keys={"ada": {"rate": 2.0, "burst": 2.0}, "bob": {"rate": 0.0}}, whole=True)
+@on_stand(keys={"ada": {"rate": 2.0, "burst": 2.0}, "bob": {"rate": 0.0}}, whole=True)
+async def test_limited_callers_hear_of_their_limits_on_every_answer(stand: Stand) -> None:
+    client = await stand.connect()
+    key = "Authorization: Bearer ada"
+    requests = [
+        (post(BODY, "/v1/inference", key), 200, 1),
+        (post(BODY, "/v1/inference", key), 200, 0),
+        (post(BODY, "/v1/inference", key), 429, 0),
+        (post("{", "/v1/inference", key), 429, 0),
+        (get("/v1/result/x", key), 404, 0),
+        (post(BODY, "/v1/inference", key, "Prefer: respond-async"), 429, 0),
+    ]
+    for request, status, left in requests:
+        await client.send(request)
+        answer = await client.answer()
+        assert answer.status == status
+        assert answer.header["ratelimit-policy"] == '"key";q=2;w=60'
+        assert answer.header["ratelimit"] in {f'"key";r={left};t={wait}' for wait in (29, 30, 59, 60)}
+    await client.send(post(BODY, "/v1/inference", "Authorization: Bearer bob"))
+    unlimited = await client.answer()
+    assert unlimited.status == 200
+    for request in (post(BODY), get("/livez"), get("/v1/result/x"), b"nonsense\r\n\r\n"):
+        await client.send(request)
+        assert "ratelimit" not in (await client.answer()).header, "of a caller that came before"
+    assert "ratelimit" not in unlimited.header
 
 
-def test_a_task_and_a_late_body_tell_of_the_limits_too() -> None:
-    async def main(stand: Stand) -> None:
-        key = "Authorization: Bearer ada"
-        task = await stand.ask(post(BODY, "/v1/inference", key, "Prefer: respond-async"))
-        assert (task.status, task.header["ratelimit-policy"]) == (202, '"user";q=1000;w=60, "tier";q=50;w=60')
-        assert task.header["ratelimit"].startswith('"tier";r=7;t=')
-        client = await stand.connect()
-        await client.send(post("{", "/v1/inference", key, length=100))
-        stand.later(60)
-        late = await client.answer()
-        assert late.error == "REQUEST_TIMEOUT"
-        assert "ratelimit" in late.header
-
-    served(main, keys={"ada": {}}, whole=True, tier_rates="paid=50")
+@on_stand(keys={"ada": {}}, whole=True, tier_rates="paid=50")
+async def test_a_task_and_a_late_body_tell_of_the_limits_too(stand: Stand) -> None:
+    key = "Authorization: Bearer ada"
+    task = await stand.ask(post(BODY, "/v1/inference", key, "Prefer: respond-async"))
+    assert (task.status, task.header["ratelimit-policy"]) == (202, '"user";q=1000;w=60, "tier";q=50;w=60')
+    assert task.header["ratelimit"].startswith('"tier";r=7;t=')
+    client = await stand.connect()
+    await client.send(post("{", "/v1/inference", key, length=100))
+    stand.later(60)
+    late = await client.answer()
+    assert late.error == "REQUEST_TIMEOUT"
+    assert "ratelimit" in late.header
 
 
 class Charged:

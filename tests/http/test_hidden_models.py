@@ -26,9 +26,8 @@ from headway.http.openapi import document
 from headway.http.server.head import Head
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
-from tests.grpc.stand import PREDICT, Port, predict
-from tests.grpc.stand import served as served_grpc
-from tests.http.stand import Stand, post, served
+from tests.grpc.stand import PREDICT, Port, on_port, predict
+from tests.http.stand import Stand, on_stand, post
 
 SETTINGS = Settings()
 OPTIONS = RequestOptions(4.0)
@@ -127,24 +126,20 @@ def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
         post('{"input": "a"}', "/v1/embeddings", KEY),
     ],
 )
-def test_a_default_that_a_credential_may_not_ask_is_none(asked: bytes) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(asked)
-        assert answer.status == 400
-        assert b"the request names no model" in answer.body
-        assert b"hidden" not in answer.body
-
-    served(main, keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+@on_stand(keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+async def test_a_default_that_a_credential_may_not_ask_is_none(stand: Stand, asked: bytes) -> None:
+    answer = await stand.ask(asked)
+    assert answer.status == 400
+    assert b"the request names no model" in answer.body
+    assert b"hidden" not in answer.body
 
 
 @pytest.mark.parametrize("body", [predict("a"), predict("a") * 2, predict(b"\xff")])
-def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(body: bytes) -> None:
-    async def main(port: Port) -> None:
-        found = await port.client().fail(PREDICT, body, (("authorization", "Bearer ada"),))
-        assert found.status is grpc.StatusCode.INVALID_ARGUMENT
-        assert "hidden" not in found.details
-
-    served_grpc(main, keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+@on_port(keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
+async def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(port: Port, body: bytes) -> None:
+    found = await port.client().fail(PREDICT, body, (("authorization", "Bearer ada"),))
+    assert found.status is grpc.StatusCode.INVALID_ARGUMENT
+    assert "hidden" not in found.details
 
 
 def test_the_contract_names_no_model_where_some_may_be_hidden() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
 from headway.http.inference.codecs import Codec
 from headway.model import Principal
-from tests.http.stand import Answer, Keys, Stand, get, post, served, settled
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
 
 KEYS: Keys = {name: {"rate": 6e7, "burst": 1e6, "user": name, "tenant": name} for name in ("a", "b")}
 
@@ -75,21 +75,19 @@ def test_what_came_before_on_a_connection_changes_no_answer(names: list[str]) ->
     served(main, KEYS, whole=True, user_rate=0.0)
 
 
-def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.set()
-        client = await stand.connect()
-        for _ in range(3):
-            await client.send(REQUESTS["text"])
-            assert "connection" not in (await client.answer()).header
-        stand.go.clear()
+@on_stand(KEYS, whole=True, user_rate=0.0)
+async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(stand: Stand) -> None:
+    stand.go.set()
+    client = await stand.connect()
+    for _ in range(3):
         await client.send(REQUESTS["text"])
-        await settled(lambda: stand.real.pending == 1)
-        stand.door.retire()
-        stand.go.set()
-        assert (await client.answer()).header["connection"] == "close"
-
-    served(main, KEYS, whole=True, user_rate=0.0)
+        assert "connection" not in (await client.answer()).header
+    stand.go.clear()
+    await client.send(REQUESTS["text"])
+    await settled(lambda: stand.real.pending == 1)
+    stand.door.retire()
+    stand.go.set()
+    assert (await client.answer()).header["connection"] == "close"
 
 
 @pytest.mark.parametrize(
@@ -99,44 +97,42 @@ def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way() -> Non
         (RequestError("the keys are being looked up", code=SERVICE_OVERLOADED, retry_after=1.0), 503, "1"),
     ],
 )
-def test_a_credential_that_ends_on_a_short_way_is_told_so(error: RequestError, status: int, wait: str | None) -> None:
-    async def main(stand: Stand) -> None:
-        context: Any = stand.door._context
-        knows, has_ended = context.identify, False
+@on_stand(KEYS, whole=True, user_rate=0.0)
+async def test_a_credential_that_ends_on_a_short_way_is_told_so(
+    stand: Stand, error: RequestError, status: int, wait: str | None
+) -> None:
+    context: Any = stand.door._context
+    knows, has_ended = context.identify, False
 
-        def identify(authorization: bytes) -> Principal | None:
-            if has_ended:
-                raise error
-            found: Principal | None = knows(authorization)
-            return found
+    def identify(authorization: bytes) -> Principal | None:
+        if has_ended:
+            raise error
+        found: Principal | None = knows(authorization)
+        return found
 
-        context.identify = identify
-        client = await stand.connect()
-        for has_ended in (False, False, True, True, False):
-            await client.send(REQUESTS["text"])
-            answer = await client.answer()
-            expected = (status, wait) if has_ended else (200, None)
-            assert (answer.status, answer.header.get("retry-after")) == expected
-        assert stand.counters.refusals == {(error.code.lower(), "none", ""): 2}
-
-    served(main, KEYS, whole=True, user_rate=0.0)
+    context.identify = identify
+    client = await stand.connect()
+    for has_ended in (False, False, True, True, False):
+        await client.send(REQUESTS["text"])
+        answer = await client.answer()
+        expected = (status, wait) if has_ended else (200, None)
+        assert (answer.status, answer.header.get("retry-after")) == expected
+    assert stand.counters.refusals == {(error.code.lower(), "none", ""): 2}
 
 
-def test_a_fault_on_a_short_way_has_an_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand(KEYS, whole=True, user_rate=0.0)
+async def test_a_fault_on_a_short_way_has_an_id_of_its_own(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Codec, body: bytes) -> None:
         raise ZeroDivisionError
 
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        told = []
-        for _ in range(3):
-            await client.send(REQUESTS["text"])
-            told.append((await client.answer()).header["x-request-id"])
-        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            patch.setattr(Codec, "read", fails)
-            await client.send(REQUESTS["text"])
-            answer = await client.answer()
-        assert (answer.status, answer.header["x-request-id"] in told) == (500, False)
-        assert [line["request_id"] for line in logs] == [answer.header["x-request-id"]]
-
-    served(main, KEYS, whole=True, user_rate=0.0)
+    client = await stand.connect()
+    told = []
+    for _ in range(3):
+        await client.send(REQUESTS["text"])
+        told.append((await client.answer()).header["x-request-id"])
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(Codec, "read", fails)
+        await client.send(REQUESTS["text"])
+        answer = await client.answer()
+    assert (answer.status, answer.header["x-request-id"] in told) == (500, False)
+    assert [line["request_id"] for line in logs] == [answer.header["x-request-id"]]

@@ -14,7 +14,7 @@ from headway.errors import BACKEND_ERROR, PAYLOAD_TOO_LARGE
 from headway.gateway.client_quotas import HeldBytes, Quotas
 from headway.http.inference import answer_pieces
 from headway.http.server import large_answers
-from tests.http.stand import Answer, Stand, post, served, settled
+from tests.http.stand import Answer, Stand, on_stand, post, settled
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
 TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
@@ -35,100 +35,88 @@ async def none_is_held(stand: Stand) -> None:
     await settled(lambda: budget(stand).free == stand.settings.max_bodies_mb * MEBIBYTE)
 
 
-def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bound_is_passed() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 300_000
-        answer = await stand.ask(many(20, ADA))
-        assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
-        assert f"more than {MEBIBYTE} bytes together" in answer.json["message"]
-        assert "max_bodies_mb" in answer.json["message"]
-        assert stand.counters.refusals["answer", "paid", "default"] == 1
-        assert (await stand.ask(many(3, ADA))).status == 200
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=2, max_body_bytes=1 << 18)
+@on_stand(keys=TENANTS, max_bodies_mb=2, max_body_bytes=1 << 18)
+async def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bound_is_passed(stand: Stand) -> None:
+    stand.gateway.output = "x" * 300_000
+    answer = await stand.ask(many(20, ADA))
+    assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
+    assert f"more than {MEBIBYTE} bytes together" in answer.json["message"]
+    assert "max_bodies_mb" in answer.json["message"]
+    assert stand.counters.refusals["answer", "paid", "default"] == 1
+    assert (await stand.ask(many(3, ADA))).status == 200
+    await none_is_held(stand)
 
 
-def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * MEBIBYTE
-        refused = None
-        while refused is None:
-            client = await stand.connect()
-            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await client.send(many(7, ADA))
-            before = budget(stand).used("acme")
-            answer = await stand.ask(many(7, ADA))
-            refused = answer if answer.status != 200 else None
-            assert before <= 0.9 * stand.settings.max_bodies_mb * MEBIBYTE
-        assert (refused.status, refused.header["x-headway-dropped-reason"]) == (429, "bodies")
-        assert (await stand.ask(many(2, BOB))).status == 200
-        for client in stand.clients:
-            client.writer.transport.abort()
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=16, max_body_bytes=1 << 18)
-
-
-def test_a_large_answer_is_made_and_sent_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(stand: Stand) -> None:
-        monkeypatch.setattr(large_answers, "TURN", -1.0)
-        context: Any = stand.door._context
-        turns: list[str] = []
-        wait = context.large_bodies.wait
-
-        def noted(tenant: str, begin: Callable[[], None]) -> None:
-            turns.append(tenant)
-            wait(tenant, begin)
-
-        context.large_bodies.wait = noted
-        stand.gateway.output = "x" * 100_000
-        answer = await stand.ask(many(40, ADA))
-        assert answer.json["outputs"] == ["x" * 100_000] * 40
-        assert len(turns) > 2 * 40
-        assert set(turns) == {"acme"}
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS)
-
-
-def test_no_more_is_sent_than_the_client_takes_and_its_leaving_gives_the_room_back() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * MEBIBYTE
+@on_stand(keys=TENANTS, max_bodies_mb=16, max_body_bytes=1 << 18)
+async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(stand: Stand) -> None:
+    stand.gateway.output = "x" * MEBIBYTE
+    refused = None
+    while refused is None:
         client = await stand.connect()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(many(100, ADA))
-        (connection,) = stand.door._connections()
-        await settled(lambda: connection.unread.since > 0)
-        assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
-        assert 80 * MEBIBYTE < budget(stand).used("acme") <= 101 * MEBIBYTE
+        await client.send(many(7, ADA))
+        before = budget(stand).used("acme")
+        answer = await stand.ask(many(7, ADA))
+        refused = answer if answer.status != 200 else None
+        assert before <= 0.9 * stand.settings.max_bodies_mb * MEBIBYTE
+    assert (refused.status, refused.header["x-headway-dropped-reason"]) == (429, "bodies")
+    assert (await stand.ask(many(2, BOB))).status == 200
+    for client in stand.clients:
         client.writer.transport.abort()
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS)
+    await none_is_held(stand)
 
 
-def test_requests_behind_a_large_answer_are_answered_after_it() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 50_000
-        client = await stand.connect()
-        await client.send(many(100, ADA), post('{"input": "b"}', "/v1/inference", ADA))
-        first, second = await client.answer(), await client.answer()
-        assert len(first.json["outputs"]) == 100
-        assert second.json["output"] == "x" * 50_000
-        await none_is_held(stand)
+@on_stand(keys=TENANTS)
+async def test_a_large_answer_is_made_and_sent_bit_by_bit(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_answers, "TURN", -1.0)
+    context: Any = stand.door._context
+    turns: list[str] = []
+    wait = context.large_bodies.wait
 
-    served(main, keys=TENANTS)
+    def noted(tenant: str, begin: Callable[[], None]) -> None:
+        turns.append(tenant)
+        wait(tenant, begin)
+
+    context.large_bodies.wait = noted
+    stand.gateway.output = "x" * 100_000
+    answer = await stand.ask(many(40, ADA))
+    assert answer.json["outputs"] == ["x" * 100_000] * 40
+    assert len(turns) > 2 * 40
+    assert set(turns) == {"acme"}
+    await none_is_held(stand)
 
 
-def test_an_output_that_cannot_be_sent_is_found_before_anything_is() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 50_000 + "\udcff"
-        answer = await stand.ask(many(20, ADA))
-        assert (answer.status, answer.error) == (502, BACKEND_ERROR)
-        await none_is_held(stand)
+@on_stand(keys=TENANTS)
+async def test_no_more_is_sent_than_the_client_takes_and_its_leaving_gives_the_room_back(stand: Stand) -> None:
+    stand.gateway.output = "x" * MEBIBYTE
+    client = await stand.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(many(100, ADA))
+    (connection,) = stand.door._connections()
+    await settled(lambda: connection.unread.since > 0)
+    assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
+    assert 80 * MEBIBYTE < budget(stand).used("acme") <= 101 * MEBIBYTE
+    client.writer.transport.abort()
+    await none_is_held(stand)
 
-    served(main, keys=TENANTS)
+
+@on_stand(keys=TENANTS)
+async def test_requests_behind_a_large_answer_are_answered_after_it(stand: Stand) -> None:
+    stand.gateway.output = "x" * 50_000
+    client = await stand.connect()
+    await client.send(many(100, ADA), post('{"input": "b"}', "/v1/inference", ADA))
+    first, second = await client.answer(), await client.answer()
+    assert len(first.json["outputs"]) == 100
+    assert second.json["output"] == "x" * 50_000
+    await none_is_held(stand)
+
+
+@on_stand(keys=TENANTS)
+async def test_an_output_that_cannot_be_sent_is_found_before_anything_is(stand: Stand) -> None:
+    stand.gateway.output = "x" * 50_000 + "\udcff"
+    answer = await stand.ask(many(20, ADA))
+    assert (answer.status, answer.error) == (502, BACKEND_ERROR)
+    await none_is_held(stand)
 
 
 TEXT = 'é"\n' * 90_000
@@ -204,20 +192,17 @@ _MESSAGES = [{"role": "user", "content": "a"}]
         ("/v2/models/default/infer", {"inputs": [_INPUT], "parameters": {"binary_data_output": True}}, _binary),
     ],
 )
-def test_every_door_answers_alike_whether_the_outputs_are_large_or_small(
-    path: str, body: dict[str, Any], read: Callable[[Answer], list[str]], small: bool
+@on_stand(keys=TENANTS)
+async def test_every_door_answers_alike_whether_the_outputs_are_large_or_small(
+    stand: Stand, path: str, body: dict[str, Any], read: Callable[[Answer], list[str]], small: bool
 ) -> None:
     text = NUMBERS if "embeddings" in path else TEXT
     output = text[: text.index(",", 40)] if small and text is NUMBERS else text[:30] if small else text
-
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = f"[{output}]" if text is NUMBERS else output
-        answer = await stand.ask(post(json.dumps(body), path, ADA))
-        assert answer.status == 200, answer.body[:300]
-        assert read(answer) == [output] * 3
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS)
+    stand.gateway.output = f"[{output}]" if text is NUMBERS else output
+    answer = await stand.ask(post(json.dumps(body), path, ADA))
+    assert answer.status == 200, answer.body[:300]
+    assert read(answer) == [output] * 3
+    await none_is_held(stand)
 
 
 def _responses(answer: Answer) -> str:
@@ -255,7 +240,9 @@ _OCTETS = "Accept: application/octet-stream"
         ("/v2/models/default/infer", _ALONE, (), lambda answer: _tensor(answer)[0]),
     ],
 )
-def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
+@on_stand(keys=TENANTS)
+async def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
+    stand: Stand,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     body: dict[str, Any],
@@ -263,43 +250,37 @@ def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
     read: Callable[[Answer], str],
 ) -> None:
     """Whole, it would hold the loop for the time of its bytes: 6 ms for 8 MB."""
+    monkeypatch.setattr(large_answers, "TURN", -1.0)
+    pieces: list[int] = []
+    take = large_answers.LargeAnswer.take
 
-    async def main(stand: Stand) -> None:
-        monkeypatch.setattr(large_answers, "TURN", -1.0)
-        pieces: list[int] = []
-        take = large_answers.LargeAnswer.take
+    def taken(answer: large_answers.LargeAnswer) -> bytes:
+        piece = take(answer)
+        pieces.append(len(piece))
+        return piece
 
-        def taken(answer: large_answers.LargeAnswer) -> bytes:
-            piece = take(answer)
-            pieces.append(len(piece))
-            return piece
-
-        monkeypatch.setattr(large_answers.LargeAnswer, "take", taken)
-        stand.gateway.output = '"\u00fc\n' * MEBIBYTE
-        asked = post(json.dumps(body), path, ADA, *fields)
-        answer = await stand.ask(asked)
-        assert read(answer) == stand.gateway.output
-        assert len(answer.body) == sum(pieces)
-        assert max(pieces) <= 3 * answer_pieces.PIECE < sum(pieces) / 5
-        stand.gateway.output = "\ud800" * MEBIBYTE
-        assert (await stand.ask(asked)).status == 502
-
-    served(main, keys=TENANTS)
+    monkeypatch.setattr(large_answers.LargeAnswer, "take", taken)
+    stand.gateway.output = '"\u00fc\n' * MEBIBYTE
+    asked = post(json.dumps(body), path, ADA, *fields)
+    answer = await stand.ask(asked)
+    assert read(answer) == stand.gateway.output
+    assert len(answer.body) == sum(pieces)
+    assert max(pieces) <= 3 * answer_pieces.PIECE < sum(pieces) / 5
+    stand.gateway.output = "\ud800" * MEBIBYTE
+    assert (await stand.ask(asked)).status == 502
 
 
-def test_what_a_client_leaves_of_one_large_output_counts_for_it_and_is_let_go_of_with_it() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * (16 * MEBIBYTE)
-        client = await stand.connect()
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(post('{"input": "a"}', "/v1/inference", ADA), post('{"input": "b"}', "/v1/inference", ADA))
-        (connection,) = stand.door._connections()
-        await settled(lambda: connection.unread.since > 0)
-        assert budget(stand).used("acme") > 4 * MEBIBYTE
-        assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(2):
-            assert len((await client.answer()).json["output"]) == 16 * MEBIBYTE
-        await none_is_held(stand)
-
-    served(main, keys=TENANTS)
+@on_stand(keys=TENANTS)
+async def test_what_a_client_leaves_of_one_large_output_counts_for_it_and_is_let_go_of_with_it(stand: Stand) -> None:
+    stand.gateway.output = "x" * (16 * MEBIBYTE)
+    client = await stand.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(post('{"input": "a"}', "/v1/inference", ADA), post('{"input": "b"}', "/v1/inference", ADA))
+    (connection,) = stand.door._connections()
+    await settled(lambda: connection.unread.since > 0)
+    assert budget(stand).used("acme") > 4 * MEBIBYTE
+    assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert len((await client.answer()).json["output"]) == 16 * MEBIBYTE
+    await none_is_held(stand)

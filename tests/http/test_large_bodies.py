@@ -12,7 +12,7 @@ import pytest
 from headway.http.inference.compressed_bodies import STEP
 from headway.http.server.connection_context import LARGE
 from headway.runtime.fair_turns import FairTurns
-from tests.http.stand import Client, Stand, post, served, settled
+from tests.http.stand import Client, Stand, on_stand, post, settled
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
 KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0, "tenant": "acme"}, "bob": {"rate": 0.0, "tenant": "globex"}}
@@ -86,83 +86,75 @@ async def crowd(stand: Stand, count: int, request: bytes) -> list[Client]:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_every_large_body_is_answered(chunked: bool) -> None:
-    async def main(stand: Stand) -> None:
-        body = json.dumps({"input": LONG}).encode()
-        request = post(body.decode(), "/v1/inference", ADA)
-        if chunked:
-            head = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n%b\r\n\r\n" % ADA.encode()
-            request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        for client in await crowd(stand, 4, request + request + post('{"input": "a"}', "/v1/inference", ADA)):
-            assert [(await client.answer()).json["output"] for _ in range(3)] == [LONG.upper(), LONG.upper(), "A"]
-
-    served(main, keys=KEYS)
+@on_stand(keys=KEYS)
+async def test_every_large_body_is_answered(stand: Stand, chunked: bool) -> None:
+    body = json.dumps({"input": LONG}).encode()
+    request = post(body.decode(), "/v1/inference", ADA)
+    if chunked:
+        head = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n%b\r\n\r\n" % ADA.encode()
+        request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    for client in await crowd(stand, 4, request + request + post('{"input": "a"}', "/v1/inference", ADA)):
+        assert [(await client.answer()).json["output"] for _ in range(3)] == [LONG.upper(), LONG.upper(), "A"]
 
 
-def test_a_wrong_large_body_is_refused_and_the_connection_goes_on() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post("[" * LARGE, "/v1/inference", ADA) + post('{"input": "a"}', "/v1/inference", ADA))
-        assert (await client.answer()).status == 400
-        assert (await client.answer()).json["output"] == "A"
-
-    served(main, keys=KEYS)
+@on_stand(keys=KEYS)
+async def test_a_wrong_large_body_is_refused_and_the_connection_goes_on(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(post("[" * LARGE, "/v1/inference", ADA) + post('{"input": "a"}', "/v1/inference", ADA))
+    assert (await client.answer()).status == 400
+    assert (await client.answer()).json["output"] == "A"
 
 
-def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing() -> None:
-    async def main(stand: Stand) -> None:
-        context: Any = stand.door._context
-        waiting: list[Callable[[], None]] = []
-        context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
-        client = await stand.connect()
-        await client.send(post(json.dumps({"input": LONG}), "/v1/inference", BOB))
-        await settled(lambda: bool(waiting))
-        client.leave()
-        await settled(lambda: not stand.door._connections())
-        waiting.pop()()
-        assert stand.gateway.asked == []
-
-    served(main, keys=KEYS)
+@on_stand(keys=KEYS)
+async def test_a_client_that_leaves_while_its_body_waits_is_asked_nothing(stand: Stand) -> None:
+    context: Any = stand.door._context
+    waiting: list[Callable[[], None]] = []
+    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+    client = await stand.connect()
+    await client.send(post(json.dumps({"input": LONG}), "/v1/inference", BOB))
+    await settled(lambda: bool(waiting))
+    client.leave()
+    await settled(lambda: not stand.door._connections())
+    waiting.pop()()
+    assert stand.gateway.asked == []
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_short_compressed_body_is_unpacked_in_turns_and_counted_by_what_comes_out_of_it(leaves: bool) -> None:
-    async def main(stand: Stand) -> None:
-        context: Any = stand.door._context
-        waiting: list[Callable[[], None]] = []
-        context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
-        free = context.quotas.bytes.free
-        tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-        body = gzip.compress(json.dumps({"inputs": [tensor]}).encode() + b" " * 5 * STEP)
-        assert len(body) < 10_000
-        client = await stand.connect()
-        await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
-        for turn in range(1, 6):
-            await settled(lambda: bool(waiting))
-            waiting.pop()()
-            assert free - context.quotas.bytes.free == turn * STEP
-        if leaves:
-            client.leave()
-            await settled(lambda: not stand.door._connections())
-        while waiting:
-            waiting.pop()()
-        assert context.quotas.bytes.free == free
-        if not leaves:
-            assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
-        assert len(stand.gateway.asked) == (0 if leaves else 1)
+@on_stand(keys=KEYS)
+async def test_a_short_compressed_body_is_unpacked_in_turns_and_counted_by_what_comes_out_of_it(
+    stand: Stand, leaves: bool
+) -> None:
+    context: Any = stand.door._context
+    waiting: list[Callable[[], None]] = []
+    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+    free = context.quotas.bytes.free
+    tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    body = gzip.compress(json.dumps({"inputs": [tensor]}).encode() + b" " * 5 * STEP)
+    assert len(body) < 10_000
+    client = await stand.connect()
+    await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
+    for turn in range(1, 6):
+        await settled(lambda: bool(waiting))
+        waiting.pop()()
+        assert free - context.quotas.bytes.free == turn * STEP
+    if leaves:
+        client.leave()
+        await settled(lambda: not stand.door._connections())
+    while waiting:
+        waiting.pop()()
+    assert context.quotas.bytes.free == free
+    if not leaves:
+        assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
+    assert len(stand.gateway.asked) == (0 if leaves else 1)
 
-    served(main, keys=KEYS)
 
-
-def test_compressed_bodies_have_no_more_room_than_others() -> None:
-    async def main(stand: Stand) -> None:
-        context: Any = stand.door._context
-        context.quotas.bytes.take("another", context.quotas.bytes.free - STEP)
-        body = gzip.compress(b" " * 5 * STEP)
-        client = await stand.connect()
-        await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
-        assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
-        await client.send(post('{"input": "a"}', "/v1/inference", ADA))
-        assert (await client.answer()).status == 200
-
-    served(main, keys=KEYS)
+@on_stand(keys=KEYS)
+async def test_compressed_bodies_have_no_more_room_than_others(stand: Stand) -> None:
+    context: Any = stand.door._context
+    context.quotas.bytes.take("another", context.quotas.bytes.free - STEP)
+    body = gzip.compress(b" " * 5 * STEP)
+    client = await stand.connect()
+    await client.send(post(body, "/v2/models/default/infer", ADA, "Content-Encoding: gzip"))
+    assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
+    await client.send(post('{"input": "a"}', "/v1/inference", ADA))
+    assert (await client.answer()).status == 200

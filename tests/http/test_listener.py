@@ -22,7 +22,7 @@ from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
 from headway.runtime.counters import Counters
 from headway.runtime.listening import HANDLES
-from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, served, settled
+from tests.http.stand import PATIENCE, Answer, Client, Stand, get, on_stand, post, settled
 
 BODY = '{"input": "a"}'
 
@@ -115,14 +115,12 @@ def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
     assert not caplog.records
 
 
-def test_a_port_that_is_taken() -> None:
-    async def main(stand: Stand) -> None:
-        door = admin_door(Router(()), admin_port=stand.door.port)
-        with pytest.raises(SettingError, match="taken by another program"):
-            await door.open()
-        await door.close()
-
-    served(main)
+@on_stand()
+async def test_a_port_that_is_taken(stand: Stand) -> None:
+    door = admin_door(Router(()), admin_port=stand.door.port)
+    with pytest.raises(SettingError, match="taken by another program"):
+        await door.open()
+    await door.close()
 
 
 def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
@@ -141,14 +139,12 @@ def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> Non
     run(main)
 
 
-def test_a_port_that_is_taken_is_found_before_the_door_opens() -> None:
-    async def main(stand: Stand) -> None:
-        door = admin_door(Router(()), admin_port=stand.door.port)
-        with pytest.raises(SettingError, match="taken by another program"):
-            await door.bind()
-        await door.close()
-
-    served(main)
+@on_stand()
+async def test_a_port_that_is_taken_is_found_before_the_door_opens(stand: Stand) -> None:
+    door = admin_door(Router(()), admin_port=stand.door.port)
+    with pytest.raises(SettingError, match="taken by another program"):
+        await door.bind()
+    await door.close()
 
 
 def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
@@ -198,22 +194,20 @@ def test_a_target_without_a_path_is_that_of_the_root() -> None:
     behind(Route("/", here), main)
 
 
-def test_a_listener_that_dies_is_replaced() -> None:
-    async def main(stand: Stand) -> None:
-        (listener,) = stand.door._listeners
-        client = await stand.connect()
-        await client.send(post(BODY))
-        assert (await client.answer()).status == 200
-        for server in listener._servers:
-            server.close()
-        stand.door._look_after()
-        other = await stand.connect()
-        await other.send(post(BODY))
-        assert (await other.answer()).status == 200
-        await client.send(post(BODY))
-        assert (await client.answer()).status == 200, "open connections do not notice"
-
-    served(main)
+@on_stand()
+async def test_a_listener_that_dies_is_replaced(stand: Stand) -> None:
+    (listener,) = stand.door._listeners
+    client = await stand.connect()
+    await client.send(post(BODY))
+    assert (await client.answer()).status == 200
+    for server in listener._servers:
+        server.close()
+    stand.door._look_after()
+    other = await stand.connect()
+    await other.send(post(BODY))
+    assert (await other.answer()).status == 200
+    await client.send(post(BODY))
+    assert (await client.answer()).status == 200, "open connections do not notice"
 
 
 def test_drain_answers_who_was_not_accepted_yet() -> None:
@@ -258,83 +252,74 @@ def test_a_request_that_came_while_the_process_stood_still_is_answered(monkeypat
     behind(Route("/", hello), main)
 
 
-def test_drain_answers_what_is_held_and_takes_no_new_connection() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        clients = [await stand.connect() for _ in range(3)]
-        for client in clients:
-            await client.send(post(BODY))
-        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
-        drained = asyncio.ensure_future(stand.door.drain())
-        await asyncio.sleep(0)
-        with pytest.raises(ConnectionError):
-            await stand.connect()
-        assert not drained.done()
-        stand.gateway.release()
-        for client in clients:
-            answer = await client.answer()
-            assert (answer.status, answer.header["connection"]) == (200, "close")
-            assert await client.ended()
-        await drained
-
-    served(main)
+@on_stand()
+async def test_drain_answers_what_is_held_and_takes_no_new_connection(stand: Stand) -> None:
+    stand.gateway.hold = True
+    clients = [await stand.connect() for _ in range(3)]
+    for client in clients:
+        await client.send(post(BODY))
+    await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
+    drained = asyncio.ensure_future(stand.door.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionError):
+        await stand.connect()
+    assert not drained.done()
+    stand.gateway.release()
+    for client in clients:
+        answer = await client.answer()
+        assert (answer.status, answer.header["connection"]) == (200, "close")
+        assert await client.ended()
+    await drained
 
 
-def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_client() -> None:
-    async def main(stand: Stand) -> None:
-        begun, active, refused, cold = [await stand.connect() for _ in range(4)]
-        for client in (active, refused, cold):
-            await client.send(post(BODY))
-            await client.answer()
-        whole = post(BODY)
-        await begun.send(whole[:-3])
-        await settled(lambda: any(open_.phase == connection.BODY for open_ in stand.door._connections()))
-        drained = asyncio.ensure_future(stand.door.drain())
-        await asyncio.sleep(0)
-        await begun.send(whole[-3:])
-        await active.send(post(BODY))
-        await refused.send(post("{}"))
-        await cold.send(get("/livez"))
-        for client, status in ((begun, 200), (active, 200), (refused, 400), (cold, 200)):
-            answer = await client.answer()
-            assert (answer.status, answer.header["connection"]) == (status, "close")
-            assert await client.ended()
-        await drained
-
-    served(main)
+@on_stand()
+async def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_client(stand: Stand) -> None:
+    begun, active, refused, cold = [await stand.connect() for _ in range(4)]
+    for client in (active, refused, cold):
+        await client.send(post(BODY))
+        await client.answer()
+    whole = post(BODY)
+    await begun.send(whole[:-3])
+    await settled(lambda: any(open_.phase == connection.BODY for open_ in stand.door._connections()))
+    drained = asyncio.ensure_future(stand.door.drain())
+    await asyncio.sleep(0)
+    await begun.send(whole[-3:])
+    await active.send(post(BODY))
+    await refused.send(post("{}"))
+    await cold.send(get("/livez"))
+    for client, status in ((begun, 200), (active, 200), (refused, 400), (cold, 200)):
+        answer = await client.answer()
+        assert (answer.status, answer.header["connection"]) == (status, "close")
+        assert await client.ended()
+    await drained
 
 
-def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_with_its_answer() -> None:
-    async def main(stand: Stand) -> None:
-        idle, active = await stand.connect(), await stand.connect()
-        for client in (idle, active):
-            await client.send(post(BODY))
-            assert "connection" not in (await client.answer()).header
-        stand.door.retire()
-        stand.later(GRACE + 1)
-        for client in (active, await stand.connect(), idle):
-            await client.send(post(BODY))
-            answer = await client.answer()
-            assert (answer.status, answer.header["connection"]) == (200, "close")
-            assert await client.ended()
-        await stand.door.drain()
-
-    served(main)
+@on_stand()
+async def test_a_retired_door_takes_new_clients_keeps_idle_ones_and_ends_each_with_its_answer(stand: Stand) -> None:
+    idle, active = await stand.connect(), await stand.connect()
+    for client in (idle, active):
+        await client.send(post(BODY))
+        assert "connection" not in (await client.answer()).header
+    stand.door.retire()
+    stand.later(GRACE + 1)
+    for client in (active, await stand.connect(), idle):
+        await client.send(post(BODY))
+        answer = await client.answer()
+        assert (answer.status, answer.header["connection"]) == (200, "close")
+        assert await client.ended()
+    await stand.door.drain()
 
 
-def test_drain_leaves_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand()
+async def test_drain_leaves_idle_clients(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "GRACE", 0.0)
-
-    async def main(stand: Stand) -> None:
-        silent, idle = await stand.connect(), await stand.connect()
-        await idle.send(post(BODY))
-        await idle.answer()
-        await settled(lambda: len(stand.door._connections()) == 2)
-        await stand.door.drain()
-        assert await silent.ended()
-        assert await idle.ended()
-
-    served(main)
+    silent, idle = await stand.connect(), await stand.connect()
+    await idle.send(post(BODY))
+    await idle.answer()
+    await settled(lambda: len(stand.door._connections()) == 2)
+    await stand.door.drain()
+    assert await silent.ended()
+    assert await idle.ended()
 
 
 def test_drain_waits_for_the_app_and_says_goodbye() -> None:
@@ -480,15 +465,13 @@ def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
     behind(Route("/", talks, ("POST",)), main)
 
 
-def test_connections_that_have_come_together_are_accepted_several_in_a_turn() -> None:
-    async def main(stand: Stand) -> None:
-        callers = [socket.create_connection(("127.0.0.1", stand.door.port)) for _ in range(8 * HANDLES)]
-        turns = 0
-        while len(stand.door._connections()) < len(callers):
-            turns += 1
-            await asyncio.sleep(0)
-        assert turns <= 16
-        for caller in callers:
-            caller.close()
-
-    served(main)
+@on_stand()
+async def test_connections_that_have_come_together_are_accepted_several_in_a_turn(stand: Stand) -> None:
+    callers = [socket.create_connection(("127.0.0.1", stand.door.port)) for _ in range(8 * HANDLES)]
+    turns = 0
+    while len(stand.door._connections()) < len(callers):
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns <= 16
+    for caller in callers:
+        caller.close()

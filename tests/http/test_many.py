@@ -10,7 +10,7 @@ import pytest
 from headway.errors import DEADLINE_EXCEEDED
 from headway.gateway.fan_out import AT_ONCE, MOST_INPUTS
 from headway.model import Failure, WorkerInfo, WorkerStatus
-from tests.http.stand import Stand, post, served
+from tests.http.stand import Stand, on_stand, post, served
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
@@ -27,33 +27,29 @@ def as_json(stand: Stand) -> None:
         )
 
 
-def test_several_inputs_are_answered_in_order() -> None:
-    async def main(stand: Stand) -> None:
-        texts = [f"é {number}" for number in range(3 * AT_ONCE)]
-        client = await stand.connect()
-        await client.send(many(texts, f"X-Request-Id: {UUID}", parameters={"a": 1}))
-        answer = await client.answer()
-        assert answer.status == 200
-        assert answer.json["outputs"] == [text.upper() for text in texts]
-        assert set(answer.json) == {"request_id", "outputs", "metadata"}
-        assert answer.json["request_id"] == answer.header["x-request-id"] == f"req_{UUID}"
-        asked = stand.gateway.asked
-        assert (asked[0].id, len({one.id for one in asked})) == (UUID, len(texts))
-        assert {one.parameters for one in asked} == {b'{"a": 1}'}
-        await client.send(post('{"input": "one"}'))
-        assert (await client.answer()).json["output"] == "ONE"
-
-    served(main)
+@on_stand()
+async def test_several_inputs_are_answered_in_order(stand: Stand) -> None:
+    texts = [f"é {number}" for number in range(3 * AT_ONCE)]
+    client = await stand.connect()
+    await client.send(many(texts, f"X-Request-Id: {UUID}", parameters={"a": 1}))
+    answer = await client.answer()
+    assert answer.status == 200
+    assert answer.json["outputs"] == [text.upper() for text in texts]
+    assert set(answer.json) == {"request_id", "outputs", "metadata"}
+    assert answer.json["request_id"] == answer.header["x-request-id"] == f"req_{UUID}"
+    asked = stand.gateway.asked
+    assert (asked[0].id, len({one.id for one in asked})) == (UUID, len(texts))
+    assert {one.parameters for one in asked} == {b'{"a": 1}'}
+    await client.send(post('{"input": "one"}'))
+    assert (await client.answer()).json["output"] == "ONE"
 
 
-def test_several_json_values_are_answered_with_json() -> None:
-    async def main(stand: Stand) -> None:
-        as_json(stand)
-        inputs: list[Any] = [{"a": 1}, "text", None, [], 'q"']
-        assert (await stand.ask(many(inputs))).json["outputs"] == [{"a": 1}, "TEXT", None, [], 'Q"']
-        assert (await stand.ask(many([[]]))).json["outputs"] == [[]]
-
-    served(main)
+@on_stand()
+async def test_several_json_values_are_answered_with_json(stand: Stand) -> None:
+    as_json(stand)
+    inputs: list[Any] = [{"a": 1}, "text", None, [], 'q"']
+    assert (await stand.ask(many(inputs))).json["outputs"] == [{"a": 1}, "TEXT", None, [], 'Q"']
+    assert (await stand.ask(many([[]]))).json["outputs"] == [[]]
 
 
 @pytest.mark.parametrize(
@@ -73,70 +69,60 @@ def test_several_json_values_are_answered_with_json() -> None:
     ],
     ids=lambda given: given[:30] if isinstance(given, str) else "",
 )
-def test_a_wrong_list_is_told_what_is_wrong_with_it(body: str, status: int, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post(body))
-        assert answer.status == status, answer.json
-        assert says in answer.json["message"]
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_a_wrong_list_is_told_what_is_wrong_with_it(stand: Stand, body: str, status: int, says: str) -> None:
+    answer = await stand.ask(post(body))
+    assert answer.status == status, answer.json
+    assert says in answer.json["message"]
+    assert stand.gateway.asked == []
 
 
-def test_other_routes_take_one_input() -> None:
-    async def main(stand: Stand) -> None:
-        for path, body in (
-            ("/api/inference", '{"inputs": ["a"]}'),
-            ("/v1/predict", '{"inputs": [], "model_id": "default"}'),
-        ):
-            answer = await stand.ask(post(body, path))
-            assert (answer.status, "missing required field" in answer.json["message"]) == (400, True)
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_other_routes_take_one_input(stand: Stand) -> None:
+    for path, body in (
+        ("/api/inference", '{"inputs": ["a"]}'),
+        ("/v1/predict", '{"inputs": [], "model_id": "default"}'),
+    ):
+        answer = await stand.ask(post(body, path))
+        assert (answer.status, "missing required field" in answer.json["message"]) == (400, True)
+    assert stand.gateway.asked == []
 
 
 @pytest.mark.parametrize("preference", ["respond-async", "respond-async, wait=20"])
-def test_several_inputs_that_should_become_a_task_are_refused(preference: str) -> None:
-    async def main(stand: Stand) -> None:
-        bearer = "Authorization: Bearer k"
-        refused = await stand.ask(many(["a", "b"], f"Prefer: {preference}", bearer))
-        assert (refused.status, refused.error) == (400, "BAD_REQUEST")
-        assert "cannot become a task; send a request for each input" in refused.json["message"]
-        assert ";r=4;" in refused.header["ratelimit"]  # Charged as one wrong request.
-        waited = await stand.ask(many(["a", "b"], "Prefer: wait=20", bearer))
-        assert (waited.status, waited.json["outputs"]) == (200, ["A", "B"])
-        assert stand.runs == ["a", "b"]
-
-    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+async def test_several_inputs_that_should_become_a_task_are_refused(stand: Stand, preference: str) -> None:
+    bearer = "Authorization: Bearer k"
+    refused = await stand.ask(many(["a", "b"], f"Prefer: {preference}", bearer))
+    assert (refused.status, refused.error) == (400, "BAD_REQUEST")
+    assert "cannot become a task; send a request for each input" in refused.json["message"]
+    assert ";r=4;" in refused.header["ratelimit"]  # Charged as one wrong request.
+    waited = await stand.ask(many(["a", "b"], "Prefer: wait=20", bearer))
+    assert (waited.status, waited.json["outputs"]) == (200, ["A", "B"])
+    assert stand.runs == ["a", "b"]
 
 
-def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(many(["a", "b", "c"]))
-        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
-        _, second, _ = waiting = stand.gateway.waiting
-        second.sink.answer(stand.failed(second, Failure(DEADLINE_EXCEEDED, "too late", None, "queue")))
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
-        assert answer.json["message"] == "input 1 of 3, counted from 0: too late"
-        assert stand.gateway.abandoned == [("default", waiting[0].id), ("default", waiting[2].id)]
-
-    served(main)
+@on_stand()
+async def test_a_failure_of_one_is_the_answer_and_the_others_are_let_go(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(many(["a", "b", "c"]))
+    await stand.gateway.until(lambda: len(stand.gateway.waiting) == 3)
+    _, second, _ = waiting = stand.gateway.waiting
+    second.sink.answer(stand.failed(second, Failure(DEADLINE_EXCEEDED, "too late", None, "queue")))
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
+    assert answer.json["message"] == "input 1 of 3, counted from 0: too late"
+    assert stand.gateway.abandoned == [("default", waiting[0].id), ("default", waiting[2].id)]
 
 
-def test_a_client_that_leaves_takes_all_its_inputs_with_it() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(many(["a", "b"]))
-        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 2)
-        client.leave()
-        await stand.gateway.until(lambda: not stand.gateway.waiting)
-
-    served(main)
+@on_stand()
+async def test_a_client_that_leaves_takes_all_its_inputs_with_it(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(many(["a", "b"]))
+    await stand.gateway.until(lambda: len(stand.gateway.waiting) == 2)
+    client.leave()
+    await stand.gateway.until(lambda: not stand.gateway.waiting)
 
 
 def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
@@ -160,85 +146,71 @@ def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
     served(main, keys=keys, whole=True)
 
 
-def test_a_list_that_never_fits_is_a_wrong_request_at_its_callers_rate() -> None:
-    async def main(stand: Stand) -> None:
-        never = many(["a"] * 6, "Authorization: Bearer k")
-        for _ in range(5):
-            answer = await stand.ask(never)
-            assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
-            assert "only 5 fit into the rate limit at once for this key" in answer.json["message"]
-        for _ in range(20):
-            answer = await stand.ask(never)
-            assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-        assert answer.json["retry_after_ms"] <= 1000, "what is refused by rate adds nothing"
-        assert stand.runs == []
-
-    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+async def test_a_list_that_never_fits_is_a_wrong_request_at_its_callers_rate(stand: Stand) -> None:
+    never = many(["a"] * 6, "Authorization: Bearer k")
+    for _ in range(5):
+        answer = await stand.ask(never)
+        assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
+        assert "only 5 fit into the rate limit at once for this key" in answer.json["message"]
+    for _ in range(20):
+        answer = await stand.ask(never)
+        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+    assert answer.json["retry_after_ms"] <= 1000, "what is refused by rate adds nothing"
+    assert stand.runs == []
 
 
-def test_a_wrong_list_is_charged_as_one_wrong_request() -> None:
-    async def main(stand: Stand) -> None:
-        bearer = "Authorization: Bearer k"
-        absent = await stand.ask(many(["a", "b", "c"], bearer, model="none"))
-        assert (absent.status, absent.error) == (404, "NOT_FOUND")
-        assert ";r=4;" in absent.header["ratelimit"]
-        assert (await stand.ask(many(["a", "b", "c", "d"], bearer))).status == 200
-
-    served(main, keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
+async def test_a_wrong_list_is_charged_as_one_wrong_request(stand: Stand) -> None:
+    bearer = "Authorization: Bearer k"
+    absent = await stand.ask(many(["a", "b", "c"], bearer, model="none"))
+    assert (absent.status, absent.error) == (404, "NOT_FOUND")
+    assert ";r=4;" in absent.header["ratelimit"]
+    assert (await stand.ask(many(["a", "b", "c", "d"], bearer))).status == 200
 
 
-def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole() -> None:
-    async def main(stand: Stand) -> None:
-        key = "Idempotency-Key: k"
-        for replayed in (False, True):
-            answer = await stand.ask(many(["a", "b"], key))
-            assert answer.json["outputs"] == ["A", "B"]
-            assert ("idempotency-replayed" in answer.header) == replayed
-        assert stand.runs == ["a", "b"]
-        for other in (["a", "c"], ["a"], ["b", "a"], ["a", "b", "c"]):
-            answer = await stand.ask(many(other, key))
-            assert (answer.status, answer.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
-        alone = await stand.ask(post('{"input": "a"}', "/v1/inference", key))
-        assert (alone.status, alone.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole(stand: Stand) -> None:
+    key = "Idempotency-Key: k"
+    for replayed in (False, True):
+        answer = await stand.ask(many(["a", "b"], key))
+        assert answer.json["outputs"] == ["A", "B"]
+        assert ("idempotency-replayed" in answer.header) == replayed
+    assert stand.runs == ["a", "b"]
+    for other in (["a", "c"], ["a"], ["b", "a"], ["a", "b", "c"]):
+        answer = await stand.ask(many(other, key))
+        assert (answer.status, answer.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
+    alone = await stand.ask(post('{"input": "a"}', "/v1/inference", key))
+    assert (alone.status, alone.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
 
 
-def test_the_cache_is_the_same_for_one_input_and_for_several() -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(post('{"input": "a"}'))).status == 200
-        mixed = await stand.ask(many(["a", "b"]))
-        assert mixed.json["outputs"] == ["A", "B"]
-        assert "x-headway-cache" not in mixed.header
-        assert (await stand.ask(many(["b", "a"]))).header["x-headway-cache"] == "hit"
-        assert stand.runs == ["a", "b"]
-
-    served(main, whole=True, cache=True)
+@on_stand(whole=True, cache=True)
+async def test_the_cache_is_the_same_for_one_input_and_for_several(stand: Stand) -> None:
+    assert (await stand.ask(post('{"input": "a"}'))).status == 200
+    mixed = await stand.ask(many(["a", "b"]))
+    assert mixed.json["outputs"] == ["A", "B"]
+    assert "x-headway-cache" not in mixed.header
+    assert (await stand.ask(many(["b", "a"]))).header["x-headway-cache"] == "hit"
+    assert stand.runs == ["a", "b"]
 
 
-def test_one_input_in_a_list_is_refused_as_one_request() -> None:
-    async def main(stand: Stand) -> None:
-        bearer = "Authorization: Bearer k"
-        assert (await stand.ask(many(["a"], bearer))).status == 200
-        over = await stand.ask(many(["b"], bearer))
-        assert over.error == "RATE_LIMITED"
-        assert (
-            over.json["message"] == (await stand.ask(post('{"input": "b"}', "/v1/inference", bearer))).json["message"]
-        )
-        absent = await stand.ask(many(["a"], "Authorization: Bearer other", model="none"))
-        assert (absent.error, absent.json["message"][:8]) == ("NOT_FOUND", "no model")
-
-    served(main, keys={"k": {"rate": 60.0, "burst": 1.0}, "other": {}}, whole=True)
+@on_stand(keys={"k": {"rate": 60.0, "burst": 1.0}, "other": {}}, whole=True)
+async def test_one_input_in_a_list_is_refused_as_one_request(stand: Stand) -> None:
+    bearer = "Authorization: Bearer k"
+    assert (await stand.ask(many(["a"], bearer))).status == 200
+    over = await stand.ask(many(["b"], bearer))
+    assert over.error == "RATE_LIMITED"
+    assert over.json["message"] == (await stand.ask(post('{"input": "b"}', "/v1/inference", bearer))).json["message"]
+    absent = await stand.ask(many(["a"], "Authorization: Bearer other", model="none"))
+    assert (absent.error, absent.json["message"][:8]) == ("NOT_FOUND", "no model")
 
 
-def test_every_input_for_a_model_of_octets_is_checked_before_any_is_taken() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.kinds.learn(
-            [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
-        )
-        answer = await stand.ask(many(["AAAA", "no base64"]))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert answer.json["message"].endswith("got other text - at `$.inputs[1]`")
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_every_input_for_a_model_of_octets_is_checked_before_any_is_taken(stand: Stand) -> None:
+    stand.gateway.kinds.learn(
+        [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
+    )
+    answer = await stand.ask(many(["AAAA", "no base64"]))
+    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+    assert answer.json["message"].endswith("got other text - at `$.inputs[1]`")
+    assert stand.gateway.asked == []

@@ -13,7 +13,7 @@ import pytest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.model import Failure, Octets, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
-from tests.http.stand import Answer, Stand, post, served
+from tests.http.stand import Answer, Stand, on_stand, post
 
 PATH = "/v2/models/default/infer"
 LENGTH = "Inference-Header-Content-Length"
@@ -57,67 +57,55 @@ def learn(stand: Stand, takes: str, gives: str) -> None:
     stand.gateway.kinds.learn([worker])
 
 
-def test_the_answer_to_several_inputs_tells_each_version_that_ran_one() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
-        for texts, version in (("ab", "3"), ("abc", "3,4")):
-            assert (await stand.ask(infer(list(texts), shape=[len(texts)]))).json["model_version"] == version
-
-    served(main)
+@on_stand()
+async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stand: Stand) -> None:
+    stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
+    for texts, version in (("ab", "3"), ("abc", "3,4")):
+        assert (await stand.ask(infer(list(texts), shape=[len(texts)]))).json["model_version"] == version
 
 
 @pytest.mark.parametrize(
     ("data", "shape"),
     [(["a é"], [1]), (["a é"], [1, 1]), ([["a é"]], [1, 1]), (["a é", "b"], [2]), ([["x"], [""]], [2, 1])],
 )
-def test_texts_in_json_are_answered_in_json_and_in_their_shape(data: Any, shape: list[int]) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(infer(data, shape=shape))
-        texts = [one[0] if isinstance(one, list) else one for one in data]
-        assert answer.status == 200
-        assert answer.header["content-type"] == "application/json"
-        assert answer.json == {
-            "model_name": "default",
-            "model_version": "1",
-            "outputs": [
-                {"name": "OUTPUT", "datatype": "BYTES", "shape": shape, "data": [text.upper() for text in texts]}
-            ],
-        }
-
-    served(main)
+@on_stand()
+async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stand, data: Any, shape: list[int]) -> None:
+    answer = await stand.ask(infer(data, shape=shape))
+    texts = [one[0] if isinstance(one, list) else one for one in data]
+    assert answer.status == 200
+    assert answer.header["content-type"] == "application/json"
+    assert answer.json == {
+        "model_name": "default",
+        "model_version": "1",
+        "outputs": [{"name": "OUTPUT", "datatype": "BYTES", "shape": shape, "data": [text.upper() for text in texts]}],
+    }
 
 
 @pytest.mark.parametrize("id", ["", "42", "é"])
-def test_an_id_is_echoed(id: str) -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
-        answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
-        assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
-
-    served(main)
+@on_stand()
+async def test_an_id_is_echoed(stand: Stand, id: str) -> None:
+    assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
+    answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
+    assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
 
 
-def test_members_that_are_null_are_none() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
-        assert answer.json["outputs"][0]["data"] == ["A"]
-        assert "id" not in answer.json
-
-    served(main)
+@on_stand()
+async def test_members_that_are_null_are_none(stand: Stand) -> None:
+    answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
+    assert answer.json["outputs"][0]["data"] == ["A"]
+    assert "id" not in answer.json
 
 
 @pytest.mark.parametrize("count", [1, 2, 70])
-def test_binary_data_go_in_and_out(count: int) -> None:
-    async def main(stand: Stand) -> None:
-        elements = [f"text {number}".encode() for number in range(count)]
-        client = await stand.connect()
-        for way in ({"parameters": {"binary_data_output": True}}, {"outputs": [wanted(True)]}):
-            await client.send(binary(pack(elements), shape=[count], **way))
-            assert outputs(await client.answer()) == [one.upper() for one in elements]
-        await client.send(binary(pack(elements), shape=[count, 1]))
-        assert (await client.answer()).json["outputs"][0]["data"] == [one.decode().upper() for one in elements]
-
-    served(main)
+@on_stand()
+async def test_binary_data_go_in_and_out(stand: Stand, count: int) -> None:
+    elements = [f"text {number}".encode() for number in range(count)]
+    client = await stand.connect()
+    for way in ({"parameters": {"binary_data_output": True}}, {"outputs": [wanted(True)]}):
+        await client.send(binary(pack(elements), shape=[count], **way))
+        assert outputs(await client.answer()) == [one.upper() for one in elements]
+    await client.send(binary(pack(elements), shape=[count, 1]))
+    assert (await client.answer()).json["outputs"][0]["data"] == [one.decode().upper() for one in elements]
 
 
 def wanted(binary: bool | None = None, name: str = "OUTPUT", **parameters: Any) -> dict[str, Any]:
@@ -125,40 +113,34 @@ def wanted(binary: bool | None = None, name: str = "OUTPUT", **parameters: Any) 
     return {"name": name, "parameters": parameters if binary is None else {"binary_data": binary}}
 
 
-def test_what_is_said_of_the_output_goes_before_what_is_said_of_all() -> None:
-    async def main(stand: Stand) -> None:
-        both: dict[str, Any] = {"parameters": {"binary_data_output": True}, "outputs": [wanted(False)]}
-        assert (await stand.ask(infer(["a"], **both))).json["outputs"][0]["data"] == ["A"]
-        assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[]))) == [b"A"]
-        assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[wanted()])))
-
-    served(main)
+@on_stand()
+async def test_what_is_said_of_the_output_goes_before_what_is_said_of_all(stand: Stand) -> None:
+    both: dict[str, Any] = {"parameters": {"binary_data_output": True}, "outputs": [wanted(False)]}
+    assert (await stand.ask(infer(["a"], **both))).json["outputs"][0]["data"] == ["A"]
+    assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[]))) == [b"A"]
+    assert outputs(await stand.ask(infer(["a"], parameters={"binary_data_output": True}, outputs=[wanted()])))
 
 
-def test_a_length_of_0_means_that_the_body_is_one_element() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))
-        assert outputs(answer) == [b"{NO JSON"]
-
-    served(main)
+@on_stand()
+async def test_a_length_of_0_means_that_the_body_is_one_element(stand: Stand) -> None:
+    answer = await stand.ask(post("{no JSON", PATH, f"{LENGTH}: 0"))
+    assert outputs(answer) == [b"{NO JSON"]
 
 
-def test_octets_and_json_texts_are_elements_for_models_that_take_them() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = Octets(b"\xff\x00")
-        learn(stand, "bytes", "bytes")
-        asked = binary(pack([b"\xff\x00"]), parameters={"binary_data_output": True})
-        assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
-        assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
-        answer = await stand.ask(binary(pack([b"a"])))
-        assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
-        stand.gateway.output = None
-        learn(stand, "json", "json")
-        answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
-        assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
-        assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is no JSON text")
-
-    served(main)
+@on_stand()
+async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stand: Stand) -> None:
+    stand.gateway.output = Octets(b"\xff\x00")
+    learn(stand, "bytes", "bytes")
+    asked = binary(pack([b"\xff\x00"]), parameters={"binary_data_output": True})
+    assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
+    assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
+    answer = await stand.ask(binary(pack([b"a"])))
+    assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
+    stand.gateway.output = None
+    learn(stand, "json", "json")
+    answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
+    assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
+    assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is no JSON text")
 
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -167,21 +149,19 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP", "deflate", "identity", ""])
-def test_a_compressed_body_is_unpacked(coding: str) -> None:
-    async def main(stand: Stand) -> None:
-        plain = infer(["hello"]).split(b"\r\n\r\n", 1)[1]
-        compress = COMPRESS[coding.lower()]
-        client = await stand.connect()
-        for _ in range(2):
-            await client.send(post(compress(plain), PATH, f"Content-Encoding: {coding}"))
-            assert (await client.answer()).json["outputs"][0]["data"] == ["HELLO"]
-        asked = binary(pack([b"a"]))
-        head, body = asked.split(b"\r\n\r\n", 1)
-        length = next(line for line in head.decode().split("\r\n") if line.startswith(LENGTH))
-        await client.send(post(compress(body), PATH, f"Content-Encoding: {coding}", length))
-        assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
-
-    served(main)
+@on_stand()
+async def test_a_compressed_body_is_unpacked(stand: Stand, coding: str) -> None:
+    plain = infer(["hello"]).split(b"\r\n\r\n", 1)[1]
+    compress = COMPRESS[coding.lower()]
+    client = await stand.connect()
+    for _ in range(2):
+        await client.send(post(compress(plain), PATH, f"Content-Encoding: {coding}"))
+        assert (await client.answer()).json["outputs"][0]["data"] == ["HELLO"]
+    asked = binary(pack([b"a"]))
+    head, body = asked.split(b"\r\n\r\n", 1)
+    length = next(line for line in head.decode().split("\r\n") if line.startswith(LENGTH))
+    await client.send(post(compress(body), PATH, f"Content-Encoding: {coding}", length))
+    assert (await client.answer()).json["outputs"][0]["data"] == ["A"]
 
 
 @pytest.mark.parametrize(
@@ -198,13 +178,13 @@ def test_a_compressed_body_is_unpacked(coding: str) -> None:
     ],
     ids=["gzip bomb", "deflate bomb", "cut off", "too long", "not gzip", "not deflate", "br", "twice"],
 )
-def test_a_wrong_compressed_body_is_told_what_is_wrong(body: bytes, coding: str, status: int, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post(body, PATH, f"Content-Encoding: {coding}"))
-        assert answer.status == status
-        assert says in answer.json["error"]
-
-    served(main)
+@on_stand()
+async def test_a_wrong_compressed_body_is_told_what_is_wrong(
+    stand: Stand, body: bytes, coding: str, status: int, says: str
+) -> None:
+    answer = await stand.ask(post(body, PATH, f"Content-Encoding: {coding}"))
+    assert answer.status == status
+    assert says in answer.json["error"]
 
 
 def request(**members: Any) -> str:
@@ -258,16 +238,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_a_wrong_body_is_told_what_is_wrong_with_it(body: str, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post(body, PATH))
-        assert (answer.status, list(answer.json)) == (400, ["error"])
-        assert says in answer.json["error"]
-        assert len(answer.body) < 500
-        assert answer.header["content-type"] == "application/json"
-        assert not stand.gateway.asked
-
-    served(main)
+@on_stand()
+async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: str, says: str) -> None:
+    answer = await stand.ask(post(body, PATH))
+    assert (answer.status, list(answer.json)) == (400, ["error"])
+    assert says in answer.json["error"]
+    assert len(answer.body) < 500
+    assert answer.header["content-type"] == "application/json"
+    assert not stand.gateway.asked
 
 
 @pytest.mark.parametrize(
@@ -287,77 +265,65 @@ def test_a_wrong_body_is_told_what_is_wrong_with_it(body: str, says: str) -> Non
         (post(request(), PATH, f"{LENGTH}: {'9' * 30}"), "expected the length"),
     ],
 )
-def test_wrong_binary_data_are_told_what_is_wrong_with_them(asked: bytes, says: str) -> None:
-    async def main(stand: Stand) -> None:
+@on_stand()
+async def test_wrong_binary_data_are_told_what_is_wrong_with_them(stand: Stand, asked: bytes, says: str) -> None:
+    answer = await stand.ask(asked)
+    assert (answer.status, list(answer.json)) == (400, ["error"])
+    assert says in answer.json["error"]
+
+
+@on_stand()
+async def test_too_many_elements_are_refused_before_they_are_made(stand: Stand) -> None:
+    for asked in (infer(["a"] * (MOST_INPUTS + 1)), binary(b"", shape=[2**40])):
         answer = await stand.ask(asked)
-        assert (answer.status, list(answer.json)) == (400, ["error"])
-        assert says in answer.json["error"]
-
-    served(main)
-
-
-def test_too_many_elements_are_refused_before_they_are_made() -> None:
-    async def main(stand: Stand) -> None:
-        for asked in (infer(["a"] * (MOST_INPUTS + 1)), binary(b"", shape=[2**40])):
-            answer = await stand.ask(asked)
-            assert answer.status == 413
-            assert f"at most {MOST_INPUTS} are taken in one request" in answer.json["error"]
-        assert (await stand.ask(infer(["a"] * MOST_INPUTS))).status == 200
-
-    served(main)
+        assert answer.status == 413
+        assert f"at most {MOST_INPUTS} are taken in one request" in answer.json["error"]
+    assert (await stand.ask(infer(["a"] * MOST_INPUTS))).status == 200
 
 
-def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for parameters in ({}, {"priority": 1, "timeout": 10**12}, {"priority": 3, "timeout": 1500, "heat": 0.5}):
-            await client.send(infer(["a"], parameters=parameters))
-            assert (await client.answer()).status == 200
-        usual, same, lower = stand.gateway.asked
-        assert usual.options == same.options
-        assert (lower.options.tier, lower.options.timeout) == (2, 0.0015)
-        assert (usual.parameters, same.parameters, lower.parameters) == (b"", b"", b'{"heat":0.5}')
-        await client.send(
-            infer(["a"], "X-Request-Tier: free", "X-Request-Timeout-Ms: 1", parameters={"priority": 2, "x": "é"})
-        )
+@on_stand()
+async def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline(stand: Stand) -> None:
+    client = await stand.connect()
+    for parameters in ({}, {"priority": 1, "timeout": 10**12}, {"priority": 3, "timeout": 1500, "heat": 0.5}):
+        await client.send(infer(["a"], parameters=parameters))
         assert (await client.answer()).status == 200
-        last = stand.gateway.asked[-1]
-        assert (last.options.tier, last.options.timeout) == (2, 0.001)
-        assert json.loads(last.parameters) == {"x": "é"}
-
-    served(main)
-
-
-def test_the_element_that_fails_is_told() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(infer(["good", "bad", "good"]))
-        assert answer.status == 422
-        assert answer.json["error"].startswith("input 1 of 3, counted from 0:")
-
-    served(main, whole=True)
+    usual, same, lower = stand.gateway.asked
+    assert usual.options == same.options
+    assert (lower.options.tier, lower.options.timeout) == (2, 0.0015)
+    assert (usual.parameters, same.parameters, lower.parameters) == (b"", b"", b'{"heat":0.5}')
+    await client.send(
+        infer(["a"], "X-Request-Tier: free", "X-Request-Timeout-Ms: 1", parameters={"priority": 2, "x": "é"})
+    )
+    assert (await client.answer()).status == 200
+    last = stand.gateway.asked[-1]
+    assert (last.options.tier, last.options.timeout) == (2, 0.001)
+    assert json.loads(last.parameters) == {"x": "é"}
 
 
-def test_an_error_has_the_header_fields_that_any_has() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.failure = Failure("SERVICE_OVERLOADED", "full \ud800", 2.5, "overloaded")
-        answer = await stand.ask(infer(["a"]))
-        assert answer.status == 503
-        assert answer.json == {"error": "full \\ud800"}
-        assert (answer.header["retry-after"], answer.header["retry-after-ms"]) == ("3", "2500")
-        assert answer.header["x-headway-dropped-reason"] == "overloaded"
-
-    served(main)
+@on_stand(whole=True)
+async def test_the_element_that_fails_is_told(stand: Stand) -> None:
+    answer = await stand.ask(infer(["good", "bad", "good"]))
+    assert answer.status == 422
+    assert answer.json["error"].startswith("input 1 of 3, counted from 0:")
 
 
-def test_an_output_with_a_lone_surrogate_is_an_error() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "\ud800"
-        for asked in (infer(["a"]), infer(["a"], parameters={"binary_data_output": True}), infer(["a", "b"])):
-            answer = await stand.ask(asked)
-            assert answer.status == 502
-            assert "lone surrogate" in answer.json["error"]
+@on_stand()
+async def test_an_error_has_the_header_fields_that_any_has(stand: Stand) -> None:
+    stand.gateway.failure = Failure("SERVICE_OVERLOADED", "full \ud800", 2.5, "overloaded")
+    answer = await stand.ask(infer(["a"]))
+    assert answer.status == 503
+    assert answer.json == {"error": "full \\ud800"}
+    assert (answer.header["retry-after"], answer.header["retry-after-ms"]) == ("3", "2500")
+    assert answer.header["x-headway-dropped-reason"] == "overloaded"
 
-    served(main)
+
+@on_stand()
+async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None:
+    stand.gateway.output = "\ud800"
+    for asked in (infer(["a"]), infer(["a"], parameters={"binary_data_output": True}), infer(["a", "b"])):
+        answer = await stand.ask(asked)
+        assert answer.status == 502
+        assert "lone surrogate" in answer.json["error"]
 
 
 @pytest.mark.parametrize(
@@ -371,41 +337,33 @@ def test_an_output_with_a_lone_surrogate_is_an_error() -> None:
         ("/v2/models/default/infer?version=1", 400, "the query names `version`"),
     ],
 )
-def test_a_path_names_the_model_and_its_version(path: str, status: int, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(infer(["a"], path=path))
-        assert answer.status == status
-        assert says in answer.json.get("error", "")
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_path_names_the_model_and_its_version(stand: Stand, path: str, status: int, says: str) -> None:
+    answer = await stand.ask(infer(["a"], path=path))
+    assert answer.status == status
+    assert says in answer.json.get("error", "")
 
 
-def test_a_model_that_is_not_there_is_told_of_before_a_fault_of_the_body() -> None:
-    async def main(stand: Stand) -> None:
-        for body in (b"{}", b"["):
-            answer = await stand.ask(post(body, "/v2/models/other/infer"))
-            assert answer.status == 404
-            assert "no model named 'other'" in answer.json["error"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_model_that_is_not_there_is_told_of_before_a_fault_of_the_body(stand: Stand) -> None:
+    for body in (b"{}", b"["):
+        answer = await stand.ask(post(body, "/v2/models/other/infer"))
+        assert answer.status == 404
+        assert "no model named 'other'" in answer.json["error"]
 
 
-def test_a_model_may_have_a_slash_in_its_name() -> None:
-    async def main(stand: Stand) -> None:
-        for path in (
-            "/v2/models/org/name/infer",
-            "/v2/models/org%2Fname/infer",
-            "/v2/models/org/name/versions/1/infer",
-        ):
-            assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
-
-    served(main, whole=True, model="org/name")
+@on_stand(whole=True, model="org/name")
+async def test_a_model_may_have_a_slash_in_its_name(stand: Stand) -> None:
+    for path in (
+        "/v2/models/org/name/infer",
+        "/v2/models/org%2Fname/infer",
+        "/v2/models/org/name/versions/1/infer",
+    ):
+        assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
 
 
-def test_a_request_without_a_key_is_refused_in_the_protocol_s_form() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(infer(["a"]))
-        assert (answer.status, list(answer.json)) == (401, ["error"])
-        assert (await stand.ask(infer(["a"], "Authorization: Bearer good"))).status == 200
-
-    served(main, keys={"good": {}})
+@on_stand(keys={"good": {}})
+async def test_a_request_without_a_key_is_refused_in_the_protocol_s_form(stand: Stand) -> None:
+    answer = await stand.ask(infer(["a"]))
+    assert (answer.status, list(answer.json)) == (401, ["error"])
+    assert (await stand.ask(infer(["a"], "Authorization: Bearer good"))).status == 200

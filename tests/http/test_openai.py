@@ -21,7 +21,7 @@ from headway.errors import (
     SHED,
 )
 from headway.model import Failure
-from tests.http.stand import Answer, Keys, Stand, get, post, served
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 KEY = "Authorization: Bearer key"
@@ -55,156 +55,134 @@ def events(answer: Answer) -> list[Any]:
     return [json.loads(body.removeprefix("data: ")) for body in bodies]
 
 
-def test_a_prompt_is_completed() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(asked(COMPLETIONS, model="default", user="me", max_tokens=5, stop=["x"]))
-        assert (answer.status, answer.header["content-type"]) == (200, "application/json")
-        id = answer.header["x-request-id"].removeprefix("req_")
-        assert answer.json.pop("created") > 1e9
-        body = {key: value for key, value in answer.json.items() if key != "created"}
-        assert set(body.pop("usage").values()) == {0}
-        choice = {"index": 0, "text": "HELLO", "logprobs": None, "finish_reason": "stop"}
-        assert body == {"id": f"cmpl-{id}", "object": "text_completion", "model": "default", "choices": [choice]}
-        (entry,) = stand.gateway.asked
-        assert json.loads(entry.parameters) == {"max_tokens": 5, "stop": ["x"]}
-
-    served(main)
+@on_stand()
+async def test_a_prompt_is_completed(stand: Stand) -> None:
+    answer = await stand.ask(asked(COMPLETIONS, model="default", user="me", max_tokens=5, stop=["x"]))
+    assert (answer.status, answer.header["content-type"]) == (200, "application/json")
+    id = answer.header["x-request-id"].removeprefix("req_")
+    assert answer.json.pop("created") > 1e9
+    body = {key: value for key, value in answer.json.items() if key != "created"}
+    assert set(body.pop("usage").values()) == {0}
+    choice = {"index": 0, "text": "HELLO", "logprobs": None, "finish_reason": "stop"}
+    assert body == {"id": f"cmpl-{id}", "object": "text_completion", "model": "default", "choices": [choice]}
+    (entry,) = stand.gateway.asked
+    assert json.loads(entry.parameters) == {"max_tokens": 5, "stop": ["x"]}
 
 
-def test_several_prompts_and_choices_are_as_many_entries_in_order() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=3, temperature=1.5))
-        texts = [(choice["index"], choice["text"]) for choice in answer.json["choices"]]
-        assert texts == [(0, "A"), (1, "A"), (2, "A"), (3, "B"), (4, "B"), (5, "B")]
-        assert {entry.parameters for entry in stand.gateway.asked} == {b'{"temperature":1.5}'}
-        assert (await stand.ask(asked(COMPLETIONS, prompt=["one"]))).json["choices"][0]["text"] == "ONE"
-
-    served(main)
+@on_stand()
+async def test_several_prompts_and_choices_are_as_many_entries_in_order(stand: Stand) -> None:
+    answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=3, temperature=1.5))
+    texts = [(choice["index"], choice["text"]) for choice in answer.json["choices"]]
+    assert texts == [(0, "A"), (1, "A"), (2, "A"), (3, "B"), (4, "B"), (5, "B")]
+    assert {entry.parameters for entry in stand.gateway.asked} == {b'{"temperature":1.5}'}
+    assert (await stand.ask(asked(COMPLETIONS, prompt=["one"]))).json["choices"][0]["text"] == "ONE"
 
 
-def test_a_query_that_names_a_model_or_a_version_is_refused_and_another_is_ignored() -> None:
-    async def main(stand: Stand) -> None:
-        for query, status in (("version=2", 400), ("model=other", 400), ("api-version=2", 200)):
-            answer = await stand.ask(post(json.dumps({"prompt": "a"}), f"{COMPLETIONS}?{query}"))
-            assert answer.status == status, query
-
-    served(main)
+@on_stand()
+async def test_a_query_that_names_a_model_or_a_version_is_refused_and_another_is_ignored(stand: Stand) -> None:
+    for query, status in (("version=2", 400), ("model=other", 400), ("api-version=2", 200)):
+        answer = await stand.ask(post(json.dumps({"prompt": "a"}), f"{COMPLETIONS}?{query}"))
+        assert answer.status == status, query
 
 
-def test_a_list_of_prompts_counts_as_many_requests() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(asked(COMPLETIONS, KEY, prompt=["a", "b", "c"]))
-        answer = await client.answer()
-        assert [answer.header[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining")] == ["60", "1"]
-        assert answer.header["x-ratelimit-reset-requests"] == answer.header["ratelimit"].rpartition("=")[2] + "s"
-        await client.send(asked(COMPLETIONS, KEY, prompt=["a", "b"]))
-        answer = await client.answer()
-        assert failure(answer) == (429, "rate_limit_exceeded", "rate_limit_exceeded", None)
-        assert int(answer.header["retry-after-ms"]) > 0
-        assert answer.header["x-ratelimit-remaining-requests"] == "1"
-        assert stand.runs == ["a", "b", "c"]
-
-    served(main, {"key": {"rate": 60, "burst": 4}}, whole=True)
+@on_stand({"key": {"rate": 60, "burst": 4}}, whole=True)
+async def test_a_list_of_prompts_counts_as_many_requests(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(asked(COMPLETIONS, KEY, prompt=["a", "b", "c"]))
+    answer = await client.answer()
+    assert [answer.header[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining")] == ["60", "1"]
+    assert answer.header["x-ratelimit-reset-requests"] == answer.header["ratelimit"].rpartition("=")[2] + "s"
+    await client.send(asked(COMPLETIONS, KEY, prompt=["a", "b"]))
+    answer = await client.answer()
+    assert failure(answer) == (429, "rate_limit_exceeded", "rate_limit_exceeded", None)
+    assert int(answer.header["retry-after-ms"]) > 0
+    assert answer.header["x-ratelimit-remaining-requests"] == "1"
+    assert stand.runs == ["a", "b", "c"]
 
 
-def test_a_chat_is_answered() -> None:
-    async def main(stand: Stand) -> None:
-        messages = [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "you"}]},
-        ]
-        answer = await stand.ask(asked(CHAT, model="default", messages=messages, max_tokens=5))
-        text = "system: be brief\nuser: hello\nyou\nassistant:"
-        message = {"role": "assistant", "content": text.upper(), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        assert (answer.json["object"], answer.json["choices"]) == ("chat.completion", [choice])
-        assert answer.json["id"].startswith("chatcmpl-")
-        (entry,) = stand.gateway.asked
-        assert entry.input == text
-        assert json.loads(entry.parameters) == {"messages": messages, "max_tokens": 5}
-        answer = await stand.ask(asked(CHAT, n=2))
-        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1]
-
-    served(main)
+@on_stand()
+async def test_a_chat_is_answered(stand: Stand) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "you"}]},
+    ]
+    answer = await stand.ask(asked(CHAT, model="default", messages=messages, max_tokens=5))
+    text = "system: be brief\nuser: hello\nyou\nassistant:"
+    message = {"role": "assistant", "content": text.upper(), "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    assert (answer.json["object"], answer.json["choices"]) == ("chat.completion", [choice])
+    assert answer.json["id"].startswith("chatcmpl-")
+    (entry,) = stand.gateway.asked
+    assert entry.input == text
+    assert json.loads(entry.parameters) == {"messages": messages, "max_tokens": 5}
+    answer = await stand.ask(asked(CHAT, n=2))
+    assert [choice["index"] for choice in answer.json["choices"]] == [0, 1]
 
 
-def test_a_stream_has_a_chunk_for_each_choice_and_an_end() -> None:
-    async def main(stand: Stand) -> None:
-        (chunk,) = events(await stand.ask(asked(CHAT, stream=True)))
-        delta = {"role": "assistant", "content": "USER: HELLO\nASSISTANT:", "refusal": None}
-        assert chunk["object"] == "chat.completion.chunk"
-        assert chunk["choices"] == [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop"}]
-        assert "usage" not in chunk
-        first, second, last = events(
-            await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], stream=True, stream_options={"include_usage": True}))
-        )
-        assert [one["choices"][0]["text"] for one in (first, second)] == ["A", "B"]
-        assert (first["object"], first["id"]) == ("text_completion", last["id"])
-        assert (first["usage"], last["choices"]) == (None, [])
-        assert last["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (
-            "its clients read numbers"
-        )
-
-    served(main)
+@on_stand()
+async def test_a_stream_has_a_chunk_for_each_choice_and_an_end(stand: Stand) -> None:
+    (chunk,) = events(await stand.ask(asked(CHAT, stream=True)))
+    delta = {"role": "assistant", "content": "USER: HELLO\nASSISTANT:", "refusal": None}
+    assert chunk["object"] == "chat.completion.chunk"
+    assert chunk["choices"] == [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop"}]
+    assert "usage" not in chunk
+    first, second, last = events(
+        await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], stream=True, stream_options={"include_usage": True}))
+    )
+    assert [one["choices"][0]["text"] for one in (first, second)] == ["A", "B"]
+    assert (first["object"], first["id"]) == ("text_completion", last["id"])
+    assert (first["usage"], last["choices"]) == (None, [])
+    assert last["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, "its clients read numbers"
 
 
-def test_a_target_may_tell_usage_and_why_it_finished() -> None:
-    async def main(stand: Stand) -> None:
-        told = {"text": "é", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
-        stand.gateway.output = json.dumps(told).encode()
-        answer = await stand.ask(asked(COMPLETIONS, n=2))
-        assert [(one["text"], one["finish_reason"]) for one in answer.json["choices"]] == [("é", "length")] * 2
-        assert answer.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
-        answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=2))
-        assert answer.json["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
-        *_, last = events(await stand.ask(asked(CHAT, stream=True, stream_options={"include_usage": True})))
-        assert last["usage"]["total_tokens"] == 5
-        stand.gateway.output = b'{"text": 3}'
-        answer = await stand.ask(asked(COMPLETIONS))
-        assert (answer.json["choices"][0]["text"], answer.json["usage"]["total_tokens"]) == ('{"text": 3}', 0)
-        assert "usage" not in (await stand.ask(asked(CHAT))).json
-
-    served(main)
+@on_stand()
+async def test_a_target_may_tell_usage_and_why_it_finished(stand: Stand) -> None:
+    told = {"text": "é", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
+    stand.gateway.output = json.dumps(told).encode()
+    answer = await stand.ask(asked(COMPLETIONS, n=2))
+    assert [(one["text"], one["finish_reason"]) for one in answer.json["choices"]] == [("é", "length")] * 2
+    assert answer.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"], n=2))
+    assert answer.json["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
+    *_, last = events(await stand.ask(asked(CHAT, stream=True, stream_options={"include_usage": True})))
+    assert last["usage"]["total_tokens"] == 5
+    stand.gateway.output = b'{"text": 3}'
+    answer = await stand.ask(asked(COMPLETIONS))
+    assert (answer.json["choices"][0]["text"], answer.json["usage"]["total_tokens"]) == ('{"text": 3}', 0)
+    assert "usage" not in (await stand.ask(asked(CHAT))).json
 
 
 @pytest.mark.parametrize("output", ["[0.5, -2, 1e-3]", b"[0.5, -2, 1e-3]", '{"embedding": [0.5, -2, 1e-3]}'])
-def test_embeddings_come_as_numbers_or_in_base64(output: Any) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = output
-        numbers = [0.5, -2.0, 0.001]
-        answer = await stand.ask(asked(EMBEDDINGS, input=["a", "b"], model="default", dimensions=3))
-        data = [{"object": "embedding", "index": index, "embedding": numbers} for index in (0, 1)]
-        usage = {"prompt_tokens": 0, "total_tokens": 0}
-        assert answer.json == {"object": "list", "data": data, "model": "default", "usage": usage}
-        answer = await stand.ask(asked(EMBEDDINGS, encoding_format="base64"))
-        (one,) = answer.json["data"]
-        assert base64.b64decode(one["embedding"]) == struct.pack("<3f", *numbers)
-        assert json.loads(stand.gateway.asked[0].parameters) == {"dimensions": 3}
-
-    served(main)
+@on_stand()
+async def test_embeddings_come_as_numbers_or_in_base64(stand: Stand, output: Any) -> None:
+    stand.gateway.output = output
+    numbers = [0.5, -2.0, 0.001]
+    answer = await stand.ask(asked(EMBEDDINGS, input=["a", "b"], model="default", dimensions=3))
+    data = [{"object": "embedding", "index": index, "embedding": numbers} for index in (0, 1)]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    assert answer.json == {"object": "list", "data": data, "model": "default", "usage": usage}
+    answer = await stand.ask(asked(EMBEDDINGS, encoding_format="base64"))
+    (one,) = answer.json["data"]
+    assert base64.b64decode(one["embedding"]) == struct.pack("<3f", *numbers)
+    assert json.loads(stand.gateway.asked[0].parameters) == {"dimensions": 3}
 
 
 @pytest.mark.parametrize("output", ["no", "[]", "[1, null]", "[true]", '["1"]', "[1e999]", "{}", "3", "[" * 5000])
-def test_an_output_that_is_no_embedding_fails_and_says_so(output: str) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = output
-        answer = await stand.ask(asked(EMBEDDINGS))
-        assert failure(answer) == (502, "server_error", "backend_error", None)
-        assert answer.header["x-should-retry"] == "false"
-        assert "embedding" in answer.json["error"]["message"]
-
-    served(main)
+@on_stand()
+async def test_an_output_that_is_no_embedding_fails_and_says_so(stand: Stand, output: str) -> None:
+    stand.gateway.output = output
+    answer = await stand.ask(asked(EMBEDDINGS))
+    assert failure(answer) == (502, "server_error", "backend_error", None)
+    assert answer.header["x-should-retry"] == "false"
+    assert "embedding" in answer.json["error"]["message"]
 
 
-def test_a_number_beyond_four_bytes_is_told() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "[1e300]"
-        assert (await stand.ask(asked(EMBEDDINGS))).json["data"][0]["embedding"] == [1e300]
-        answer = await stand.ask(asked(EMBEDDINGS, encoding_format="base64"))
-        assert (answer.status, "float" in answer.json["error"]["message"]) == (502, True)
-
-    served(main)
+@on_stand()
+async def test_a_number_beyond_four_bytes_is_told(stand: Stand) -> None:
+    stand.gateway.output = "[1e300]"
+    assert (await stand.ask(asked(EMBEDDINGS))).json["data"][0]["embedding"] == [1e300]
+    answer = await stand.ask(asked(EMBEDDINGS, encoding_format="base64"))
+    assert (answer.status, "float" in answer.json["error"]["message"]) == (502, True)
 
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
@@ -249,48 +227,42 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "members", "param", "says"), WRONG)
-def test_what_is_wrong_is_told_with_its_member(path: str, members: dict[str, Any], param: str, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "[1, 2, 3]"
-        answer = await stand.ask(asked(path, **members))
-        assert failure(answer) == (400, "invalid_request_error", "bad_request", param or None)
-        assert says in answer.json["error"]["message"]
-        assert answer.header["x-should-retry"] == "false"
-
-    served(main)
+@on_stand()
+async def test_what_is_wrong_is_told_with_its_member(
+    stand: Stand, path: str, members: dict[str, Any], param: str, says: str
+) -> None:
+    stand.gateway.output = "[1, 2, 3]"
+    answer = await stand.ask(asked(path, **members))
+    assert failure(answer) == (400, "invalid_request_error", "bad_request", param or None)
+    assert says in answer.json["error"]["message"]
+    assert answer.header["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("body", ["", "[]", "3", "{", '{"a": "\ud800"}', '{"input": "\\ud800", "prompt": "\\ud800"}'])
-def test_a_body_that_is_no_object_is_refused(path: str, body: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post(body.encode("utf-8", "surrogatepass"), path))
-        assert failure(answer)[:3] == (400, "invalid_request_error", "bad_request")
-
-    served(main)
+@on_stand()
+async def test_a_body_that_is_no_object_is_refused(stand: Stand, path: str, body: str) -> None:
+    answer = await stand.ask(post(body.encode("utf-8", "surrogatepass"), path))
+    assert failure(answer)[:3] == (400, "invalid_request_error", "bad_request")
 
 
-def test_what_asks_for_nothing_is_no_error_and_no_parameter() -> None:
-    async def main(stand: Stand) -> None:
-        for more in ({"best_of": 1}, {"best_of": 3, "n": 3}):
-            assert (await stand.ask(asked(COMPLETIONS, **more))).status == 200
-        stand.gateway.asked.clear()
-        nothing = {"logprobs": None, "echo": False, "best_of": None, "n": None, "stream": None, "stream_options": None}
-        assert (await stand.ask(asked(COMPLETIONS, **nothing))).status == 200
-        assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1.0))).status == 200
-        assert [set(json.loads(one.parameters or b"{}")) for one in stand.gateway.asked] == [set(), {"messages"}]
-
-    served(main)
+@on_stand()
+async def test_what_asks_for_nothing_is_no_error_and_no_parameter(stand: Stand) -> None:
+    for more in ({"best_of": 1}, {"best_of": 3, "n": 3}):
+        assert (await stand.ask(asked(COMPLETIONS, **more))).status == 200
+    stand.gateway.asked.clear()
+    nothing = {"logprobs": None, "echo": False, "best_of": None, "n": None, "stream": None, "stream_options": None}
+    assert (await stand.ask(asked(COMPLETIONS, **nothing))).status == 200
+    assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1.0))).status == 200
+    assert [set(json.loads(one.parameters or b"{}")) for one in stand.gateway.asked] == [set(), {"messages"}]
 
 
-def test_too_many_inputs_are_told() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(asked(COMPLETIONS, prompt=["a"] * 101))
-        assert failure(answer) == (413, "invalid_request_error", "payload_too_large", "prompt")
-        answer = await stand.ask(asked(COMPLETIONS, prompt=["a"] * 40, n=3))
-        assert failure(answer) == (413, "invalid_request_error", "payload_too_large", "n")
-
-    served(main, max_queue=100)
+@on_stand(max_queue=100)
+async def test_too_many_inputs_are_told(stand: Stand) -> None:
+    answer = await stand.ask(asked(COMPLETIONS, prompt=["a"] * 101))
+    assert failure(answer) == (413, "invalid_request_error", "payload_too_large", "prompt")
+    answer = await stand.ask(asked(COMPLETIONS, prompt=["a"] * 40, n=3))
+    assert failure(answer) == (413, "invalid_request_error", "payload_too_large", "n")
 
 
 @pytest.mark.parametrize(
@@ -314,12 +286,12 @@ def test_too_many_inputs_are_told() -> None:
         (post("{}", "/v1/models", KEY), (405, "invalid_request_error", "method_not_allowed", None), "false"),
     ],
 )  # fmt: skip
-def test_refusals_have_openais_types_and_codes(request_: bytes, expected: tuple[Any, ...], retry: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(request_)
-        assert (failure(answer), answer.header.get("x-should-retry")) == (expected, retry)
-
-    served(main, {"key": {}}, whole=True)
+@on_stand({"key": {}}, whole=True)
+async def test_refusals_have_openais_types_and_codes(
+    stand: Stand, request_: bytes, expected: tuple[Any, ...], retry: str
+) -> None:
+    answer = await stand.ask(request_)
+    assert (failure(answer), answer.header.get("x-should-retry")) == (expected, retry)
 
 
 @pytest.mark.parametrize(
@@ -336,81 +308,69 @@ def test_refusals_have_openais_types_and_codes(request_: bytes, expected: tuple[
         (INTERNAL, 500, "server_error", "internal", None),
     ],
 )
-def test_failures_have_openais_types_and_codes(
-    code: str, status: int, kind: str, named: str, retry: str | None
+@on_stand()
+async def test_failures_have_openais_types_and_codes(
+    stand: Stand, code: str, status: int, kind: str, named: str, retry: str | None
 ) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.failure = Failure(code, "lone \ud800", 1.5)
-        answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"]))
-        assert failure(answer) == (status, kind, named, None)
-        assert answer.header.get("x-should-retry") == retry
-        assert answer.header.get("retry-after-ms") == ("1500" if status in (429, 503) else None)
-        answer = await stand.ask(asked(CHAT, stream=True))
-        assert failure(answer)[0] == status  # A failure before the first byte is no stream.
-
-    served(main)
+    stand.gateway.failure = Failure(code, "lone \ud800", 1.5)
+    answer = await stand.ask(asked(COMPLETIONS, prompt=["a", "b"]))
+    assert failure(answer) == (status, kind, named, None)
+    assert answer.header.get("x-should-retry") == retry
+    assert answer.header.get("retry-after-ms") == ("1500" if status in (429, 503) else None)
+    answer = await stand.ask(asked(CHAT, stream=True))
+    assert failure(answer)[0] == status  # A failure before the first byte is no stream.
 
 
 KEYS: Keys = {"key": {"rate": 60, "burst": 9, "models": ["default"]}, "other": {"models": ["elsewhere"]}}
 
 
-def test_models_are_those_that_a_caller_may_ask() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get("/v1/models", KEY))
-        (model,) = answer.json["data"]
-        assert (answer.json["object"], model["id"], model["object"]) == ("list", "default", "model")
-        assert "ratelimit" in answer.header
-        assert (await stand.ask(get("/v1/models/default", KEY))).json == model
-        other = "Authorization: Bearer other"
-        assert (await stand.ask(get("/v1/models", other))).json["data"] == []
-        assert failure(await stand.ask(get("/v1/models/default", other)))[2] == "model_not_found"
-
-    served(main, KEYS)
+@on_stand(KEYS)
+async def test_models_are_those_that_a_caller_may_ask(stand: Stand) -> None:
+    answer = await stand.ask(get("/v1/models", KEY))
+    (model,) = answer.json["data"]
+    assert (answer.json["object"], model["id"], model["object"]) == ("list", "default", "model")
+    assert "ratelimit" in answer.header
+    assert (await stand.ask(get("/v1/models/default", KEY))).json == model
+    other = "Authorization: Bearer other"
+    assert (await stand.ask(get("/v1/models", other))).json["data"] == []
+    assert failure(await stand.ask(get("/v1/models/default", other)))[2] == "model_not_found"
 
 
 @pytest.mark.parametrize("path", ["org/model-1", "org%2Fmodel-1", "org%2fmodel-1"])
-def test_the_id_of_a_model_may_hold_a_slash(path: str) -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(get(f"/v1/models/{path}"))).json["id"] == "org/model-1"
-
-    served(main, model="org/model-1")
+@on_stand(model="org/model-1")
+async def test_the_id_of_a_model_may_hold_a_slash(stand: Stand, path: str) -> None:
+    assert (await stand.ask(get(f"/v1/models/{path}"))).json["id"] == "org/model-1"
 
 
-def test_fields_of_the_client_are_heeded() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for retry, patience in (("0", "600"), ("1", "0.25"), ("1", "0.25"), ("2", "nonsense"), ("x", "0")):
-            await client.send(asked(CHAT, f"X-Stainless-Retry-Count: {retry}", f"X-Stainless-Read-Timeout: {patience}"))
-            assert (await client.answer()).status == 200
-        assert stand.counters.client_retries == 3
-        longest = stand.settings.request_timeout_ms / 1000
-        assert [one.options.timeout for one in stand.gateway.asked] == [longest, 0.25, 0.25, longest, longest]
-        await client.send(asked(CHAT, "Idempotency-Key: k", "X-Request-Tier: free", "X-Request-Timeout-Ms: 100"))
-        await client.answer()
-        options = stand.gateway.asked[-1].options
-        assert (options.key, options.tier, options.timeout) == ("k", 2, 0.1)
-
-    served(main)
+@on_stand()
+async def test_fields_of_the_client_are_heeded(stand: Stand) -> None:
+    client = await stand.connect()
+    for retry, patience in (("0", "600"), ("1", "0.25"), ("1", "0.25"), ("2", "nonsense"), ("x", "0")):
+        await client.send(asked(CHAT, f"X-Stainless-Retry-Count: {retry}", f"X-Stainless-Read-Timeout: {patience}"))
+        assert (await client.answer()).status == 200
+    assert stand.counters.client_retries == 3
+    longest = stand.settings.request_timeout_ms / 1000
+    assert [one.options.timeout for one in stand.gateway.asked] == [longest, 0.25, 0.25, longest, longest]
+    await client.send(asked(CHAT, "Idempotency-Key: k", "X-Request-Tier: free", "X-Request-Timeout-Ms: 100"))
+    await client.answer()
+    options = stand.gateway.asked[-1].options
+    assert (options.key, options.tier, options.timeout) == ("k", 2, 0.1)
 
 
-def test_a_key_replays_an_answer() -> None:
-    async def main(stand: Stand) -> None:
-        for _ in range(2):
-            answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "b"]))
-            assert [choice["text"] for choice in answer.json["choices"]] == ["A", "B"]
-        assert answer.header["idempotency-replayed"] == "true"
-        assert stand.runs == ["a", "b"]
-        answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "c"]))
-        assert failure(answer) == (422, "invalid_request_error", "idempotency_conflict", None)
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_key_replays_an_answer(stand: Stand) -> None:
+    for _ in range(2):
+        answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "b"]))
+        assert [choice["text"] for choice in answer.json["choices"]] == ["A", "B"]
+    assert answer.header["idempotency-replayed"] == "true"
+    assert stand.runs == ["a", "b"]
+    answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "c"]))
+    assert failure(answer) == (422, "invalid_request_error", "idempotency_conflict", None)
 
 
-def test_a_base_url_without_v1_is_told_so() -> None:
-    async def main(stand: Stand) -> None:
-        for path in ("/completions", "/chat/completions", "/embeddings", "/files"):
-            answer = await stand.ask(post("{}", path, KEY))
-            assert "base_url to one that ends in /v1" in answer.json["error"]["message"]
-        assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]
-
-    served(main, {"key": {}}, whole=True)
+@on_stand({"key": {}}, whole=True)
+async def test_a_base_url_without_v1_is_told_so(stand: Stand) -> None:
+    for path in ("/completions", "/chat/completions", "/embeddings", "/files"):
+        answer = await stand.ask(post("{}", path, KEY))
+        assert "base_url to one that ends in /v1" in answer.json["error"]["message"]
+    assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]

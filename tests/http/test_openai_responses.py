@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.stand import Answer, Stand, post, served
+from tests.http.stand import Answer, Stand, on_stand, post
 
 PATH = "/v1/responses"
 
@@ -26,74 +26,68 @@ def events(answer: Answer) -> list[tuple[str, Any]]:
     return found
 
 
-def test_instructions_and_input_are_one_conversation_and_the_target_finds_its_messages() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(
-            asked(
-                model="default", user="me", store=True, max_output_tokens=5, temperature=0.5, instructions="be brief",
-                metadata={"a": "b"}, text={"format": {"type": "text"}, "verbosity": "low"}, tools=[], include=[],
-                input=[
-                    {"role": "user", "content": "a"},
-                    {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
-                    {"role": "user", "content": [{"type": "input_text", "text": "c"}, {"type": "text", "text": "d"}]},
-                ],
-            )
-        )  # fmt: skip
-        text = "system: be brief\nuser: a\nassistant: b\nuser: c\nd\nassistant:"
-        body = answer.json
-        (message,) = body["output"]
-        assert message["content"] == [{"type": "output_text", "text": text.upper(), "annotations": [], "logprobs": []}]
-        assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
-        assert body["id"] == "resp_" + answer.header["x-request-id"].removeprefix("req_")
-        assert (body["object"], body["status"], body["model"], body["usage"]) == (
-            "response",
-            "completed",
-            "default",
-            None,
+@on_stand()
+async def test_instructions_and_input_are_one_conversation_and_the_target_finds_its_messages(stand: Stand) -> None:
+    answer = await stand.ask(
+        asked(
+            model="default", user="me", store=True, max_output_tokens=5, temperature=0.5, instructions="be brief",
+            metadata={"a": "b"}, text={"format": {"type": "text"}, "verbosity": "low"}, tools=[], include=[],
+            input=[
+                {"role": "user", "content": "a"},
+                {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "input_text", "text": "c"}, {"type": "text", "text": "d"}]},
+            ],
         )
-        assert (body["metadata"], body["temperature"], body["max_output_tokens"]) == ({"a": "b"}, 0.5, 5)
-        assert (body["instructions"], body["store"], body["error"]) == ("be brief", False, None)
-        (entry,) = stand.gateway.asked
-        parameters = json.loads(entry.parameters)
-        assert [one["role"] for one in parameters.pop("messages")] == ["system", "user", "assistant", "user"]
-        assert parameters == {
-            "max_output_tokens": 5,
-            "temperature": 0.5,
-            "text": {"format": {"type": "text"}, "verbosity": "low"},
-        }
-        assert entry.input == text
-
-    served(main)
-
-
-def test_a_target_may_tell_usage_and_that_it_ended_early() -> None:
-    async def main(stand: Stand) -> None:
-        told = {"text": "a", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
-        stand.gateway.output = json.dumps(told).encode()
-        body = (await stand.ask(asked())).json
-        assert body["usage"] == {
-            "input_tokens": 2, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 3,
-            "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 5,
-        }  # fmt: skip
-        assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-        assert events(await stand.ask(asked(stream=True)))[-1][0] == "response.incomplete"
-
-    served(main)
+    )  # fmt: skip
+    text = "system: be brief\nuser: a\nassistant: b\nuser: c\nd\nassistant:"
+    body = answer.json
+    (message,) = body["output"]
+    assert message["content"] == [{"type": "output_text", "text": text.upper(), "annotations": [], "logprobs": []}]
+    assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
+    assert body["id"] == "resp_" + answer.header["x-request-id"].removeprefix("req_")
+    assert (body["object"], body["status"], body["model"], body["usage"]) == (
+        "response",
+        "completed",
+        "default",
+        None,
+    )
+    assert (body["metadata"], body["temperature"], body["max_output_tokens"]) == ({"a": "b"}, 0.5, 5)
+    assert (body["instructions"], body["store"], body["error"]) == ("be brief", False, None)
+    (entry,) = stand.gateway.asked
+    parameters = json.loads(entry.parameters)
+    assert [one["role"] for one in parameters.pop("messages")] == ["system", "user", "assistant", "user"]
+    assert parameters == {
+        "max_output_tokens": 5,
+        "temperature": 0.5,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+    }
+    assert entry.input == text
 
 
-def test_a_stream_has_the_events_of_a_whole_response() -> None:
-    async def main(stand: Stand) -> None:
-        found = events(await stand.ask(asked(stream=True, stream_options={"include_obfuscation": False})))
-        assert [data["type"] for _, data in found] == [name for name, _ in found]
-        assert [data["sequence_number"] for _, data in found] == list(range(9))
-        text = "USER: HELLO\nASSISTANT:"
-        assert [data["delta"] for name, data in found if name.endswith("delta")] == [text]
-        assert found[0][1]["response"]["output"] == []
-        (message,) = found[-1][1]["response"]["output"]
-        assert message["content"][0]["text"] == text
-        assert {data["item_id"] for _, data in found if "item_id" in data} == {message["id"]}
+@on_stand()
+async def test_a_target_may_tell_usage_and_that_it_ended_early(stand: Stand) -> None:
+    told = {"text": "a", "usage": {"prompt_tokens": 2, "completion_tokens": 3}, "finish_reason": "length"}
+    stand.gateway.output = json.dumps(told).encode()
+    body = (await stand.ask(asked())).json
+    assert body["usage"] == {
+        "input_tokens": 2, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 5,
+    }  # fmt: skip
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert events(await stand.ask(asked(stream=True)))[-1][0] == "response.incomplete"
 
-    served(main)
+
+@on_stand()
+async def test_a_stream_has_the_events_of_a_whole_response(stand: Stand) -> None:
+    found = events(await stand.ask(asked(stream=True, stream_options={"include_obfuscation": False})))
+    assert [data["type"] for _, data in found] == [name for name, _ in found]
+    assert [data["sequence_number"] for _, data in found] == list(range(9))
+    text = "USER: HELLO\nASSISTANT:"
+    assert [data["delta"] for name, data in found if name.endswith("delta")] == [text]
+    assert found[0][1]["response"]["output"] == []
+    (message,) = found[-1][1]["response"]["output"]
+    assert message["content"][0]["text"] == text
+    assert {data["item_id"] for _, data in found if "item_id" in data} == {message["id"]}
 
 
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
@@ -124,12 +118,12 @@ CALL = [{"type": "function_call_output", "call_id": "c", "output": "o"}]
         ({"stream": "yes"}, "stream", "Expected `bool | null`"),
     ],
 )
-def test_what_is_not_served_is_refused_and_says_what_to_do(members: dict[str, Any], param: str, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(asked(**members))
-        error = answer.json["error"]
-        assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param), error
-        assert says in error["message"]
-        assert not stand.gateway.asked
-
-    served(main)
+@on_stand()
+async def test_what_is_not_served_is_refused_and_says_what_to_do(
+    stand: Stand, members: dict[str, Any], param: str, says: str
+) -> None:
+    answer = await stand.ask(asked(**members))
+    error = answer.json["error"]
+    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param), error
+    assert says in error["message"]
+    assert not stand.gateway.asked

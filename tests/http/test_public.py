@@ -14,80 +14,71 @@ from headway.config import Settings
 from headway.http import openapi, readiness
 from headway.http.inference.prefer_header import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
-from tests.http.stand import Answer, Stand, get, post, served
+from tests.http.stand import Answer, Stand, get, on_stand, post
 
 MODELS = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
 ELEMENT = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a"]}], "id": "1"}'
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-def test_health_routes_answer_ok_and_list_their_checks(path: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get(path))
-        assert (answer.status, answer.json) == (200, {"status": "ok"})
-        assert answer.header["cache-control"] == "no-store"
-        verbose = await stand.ask(get(f"{path}?verbose"))
-        assert verbose.json["status"] == "ok"
-        assert verbose.json["checks"]
-
-    served(main)
+@on_stand()
+async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand, path: str) -> None:
+    answer = await stand.ask(get(path))
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    assert answer.header["cache-control"] == "no-store"
+    verbose = await stand.ask(get(f"{path}?verbose"))
+    assert verbose.json["status"] == "ok"
+    assert verbose.json["checks"]
 
 
-def test_ready_means_a_warm_worker_and_not_draining(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand()
+async def test_ready_means_a_warm_worker_and_not_draining(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "AGE", -1.0)
-
-    async def main(stand: Stand) -> None:
-        offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
-        await stand.broker.heartbeat(offline)
-        for path in ("/readyz", "/healthz"):
-            answer = await stand.ask(get(f"{path}?verbose"))
-            assert (answer.status, answer.json["status"]) == (503, "unavailable")
-            assert answer.json["checks"]["workers"] == "none is healthy"
-            assert answer.header["retry-after"] == "1"
-        assert (await stand.ask(get("/livez"))).status == 200
-        await stand.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
-        assert (await stand.ask(get("/readyz"))).json == {"status": "degraded"}
-        stand.leaving = True
-        answer = await stand.ask(get("/readyz"))
-        assert (answer.status, answer.json) == (503, {"status": "draining"})
-        assert (await stand.ask(get("/livez"))).status == 200
-
-    served(main)
+    offline = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.OFFLINE)
+    await stand.broker.heartbeat(offline)
+    for path in ("/readyz", "/healthz"):
+        answer = await stand.ask(get(f"{path}?verbose"))
+        assert (answer.status, answer.json["status"]) == (503, "unavailable")
+        assert answer.json["checks"]["workers"] == "none is healthy"
+        assert answer.header["retry-after"] == "1"
+    assert (await stand.ask(get("/livez"))).status == 200
+    await stand.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="default", status=WorkerStatus.HEALTHY))
+    assert (await stand.ask(get("/readyz"))).json == {"status": "degraded"}
+    stand.leaving = True
+    answer = await stand.ask(get("/readyz"))
+    assert (answer.status, answer.json) == (503, {"status": "draining"})
+    assert (await stand.ask(get("/livez"))).status == 200
 
 
-def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand(whole=True)
+async def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readiness, "AGE", -1.0)
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="s3cret", retry_in=9.0)
-
-    async def main(stand: Stand) -> None:
-        before = (await stand.ask(get("/v1/models"))).json["data"]
-        await stand.broker.heartbeat(failed)
-        stand.real.kinds.learn([failed])
-        ready = await stand.ask(get("/readyz?verbose"))
-        assert ready.json["checks"]["failed"] == "some models did not load"
-        assert not any(sign.isdigit() for sign in ready.body.decode()), "how many there are is the operators' business"
-        assert (await stand.ask(get("/v1/models"))).json["data"] == [before[0] | {"status": "failed"}]
-        [index] = (await stand.ask(post("", "/v2/repository/index"))).json
-        assert (index["state"], index["reason"]) == ("UNAVAILABLE", "it did not load")
-        refused = await stand.ask(post('{"input": "a"}'))
-        assert (refused.status, refused.error, refused.header["retry-after"]) == (503, "NO_WORKERS", "9")
-        assert "s3cret" not in ready.body.decode() + refused.body.decode()
-
-    served(main, whole=True)
+    before = (await stand.ask(get("/v1/models"))).json["data"]
+    await stand.broker.heartbeat(failed)
+    stand.real.kinds.learn([failed])
+    ready = await stand.ask(get("/readyz?verbose"))
+    assert ready.json["checks"]["failed"] == "some models did not load"
+    assert not any(sign.isdigit() for sign in ready.body.decode()), "how many there are is the operators' business"
+    assert (await stand.ask(get("/v1/models"))).json["data"] == [before[0] | {"status": "failed"}]
+    [index] = (await stand.ask(post("", "/v2/repository/index"))).json
+    assert (index["state"], index["reason"]) == ("UNAVAILABLE", "it did not load")
+    refused = await stand.ask(post('{"input": "a"}'))
+    assert (refused.status, refused.error, refused.header["retry-after"]) == (503, "NO_WORKERS", "9")
+    assert "s3cret" not in ready.body.decode() + refused.body.decode()
 
 
-def test_a_kept_answer_is_given_again_while_its_model_does_not_load() -> None:
+@on_stand(whole=True)
+async def test_a_kept_answer_is_given_again_while_its_model_does_not_load(stand: Stand) -> None:
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="broken", retry_in=1e6)
-
-    async def main(stand: Stand) -> None:
-        keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
-        first = await stand.ask(keyed)
-        stand.real.kinds.learn([failed])
-        again, other = await stand.ask(keyed), await stand.ask(post('{"input": "b"}'))
-        assert (first.status, again.status, again.json["output"]) == (200, 200, first.json["output"])
-        assert (other.status, other.error) == (503, "NO_WORKERS")
-
-    served(main, whole=True)
+    keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
+    first = await stand.ask(keyed)
+    stand.real.kinds.learn([failed])
+    again, other = await stand.ask(keyed), await stand.ask(post('{"input": "b"}'))
+    assert (first.status, again.status, again.json["output"]) == (200, 200, first.json["output"])
+    assert (other.status, other.error) == (503, "NO_WORKERS")
 
 
 @pytest.mark.parametrize(
@@ -110,34 +101,30 @@ def test_a_kept_answer_is_given_again_while_its_model_does_not_load() -> None:
         ("OPTIONS", "/nowhere", 404, None),
     ],
 )
-def test_a_wrong_route_is_a_404_and_a_wrong_method_a_405_that_names_the_right_ones(
-    method: str, path: str, status: int, allow: str | None
+@on_stand()
+async def test_a_wrong_route_is_a_404_and_a_wrong_method_a_405_that_names_the_right_ones(
+    stand: Stand, method: str, path: str, status: int, allow: str | None
 ) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get(path, method=method))
-        assert answer.status == status
-        assert answer.header.get("allow") == allow
-        if status != 204:
-            assert answer.error == ("NOT_FOUND" if status == 404 else "METHOD_NOT_ALLOWED")
-            assert path in answer.json["message"]
-
-    served(main)
+    answer = await stand.ask(get(path, method=method))
+    assert answer.status == status
+    assert answer.header.get("allow") == allow
+    if status != 204:
+        assert answer.error == ("NOT_FOUND" if status == 404 else "METHOD_NOT_ALLOWED")
+        assert path in answer.json["message"]
 
 
 @pytest.mark.parametrize(
     ("path", "status"), [("/livez", 200), ("/docs", 200), ("/v1/inference", 405), ("/nowhere", 404)]
 )
-def test_head_has_the_header_and_no_body(path: str, status: int) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(get(path, method="HEAD"))
-        answer = await client.answer(bodiless=True)
-        assert (answer.status, answer.body) == (status, b"")
-        assert int(answer.header["content-length"]) > 0
-        await client.send(post('{"input": "a"}'))
-        assert (await client.answer()).status == 200
-
-    served(main)
+@on_stand()
+async def test_head_has_the_header_and_no_body(stand: Stand, path: str, status: int) -> None:
+    client = await stand.connect()
+    await client.send(get(path, method="HEAD"))
+    answer = await client.answer(bodiless=True)
+    assert (answer.status, answer.body) == (status, b"")
+    assert int(answer.header["content-length"]) > 0
+    await client.send(post('{"input": "a"}'))
+    assert (await client.answer()).status == 200
 
 
 class _Outside(HTMLParser):
@@ -153,37 +140,33 @@ class _Outside(HTMLParser):
                 self.loaded.append(str(value))
 
 
-def test_the_page_needs_nothing_but_this_server() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get("/docs"))
-        page = answer.body.decode()
-        parser = _Outside()
-        parser.feed(page)
-        assert parser.loaded == []
-        assert not re.search(r"https?://|@import|url\(|innerHTML", page)
-        policy = answer.header["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert policy.count("'sha256-") == 2
-
-    served(main)
+@on_stand()
+async def test_the_page_needs_nothing_but_this_server(stand: Stand) -> None:
+    answer = await stand.ask(get("/docs"))
+    page = answer.body.decode()
+    parser = _Outside()
+    parser.feed(page)
+    assert parser.loaded == []
+    assert not re.search(r"https?://|@import|url\(|innerHTML", page)
+    policy = answer.header["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert policy.count("'sha256-") == 2
 
 
-def test_the_contract_names_every_route_and_error_of_these_settings() -> None:
-    async def main(stand: Stand) -> None:
-        contract = (await stand.ask(get("/openapi.json"))).json
-        assert set(contract["paths"]) == {
-            "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
-            *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
-            "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz",
-            "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/models", "/v1/models/{id}",
-        }  # fmt: skip
-        assert [error["error"] for error in contract["x-headway-errors"]] == [
-            errors.SHOWN.get(code, code) for code in errors.STATUS
-        ]
-        assert contract["components"]["parameters"]["Tier"]["schema"]["enum"] == ["gold", "tin"]
-
-    served(main, tiers="gold,tin", default_tier="tin")
+@on_stand(tiers="gold,tin", default_tier="tin")
+async def test_the_contract_names_every_route_and_error_of_these_settings(stand: Stand) -> None:
+    contract = (await stand.ask(get("/openapi.json"))).json
+    assert set(contract["paths"]) == {
+        "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
+        *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
+        "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz",
+        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/models", "/v1/models/{id}",
+    }  # fmt: skip
+    assert [error["error"] for error in contract["x-headway-errors"]] == [
+        errors.SHOWN.get(code, code) for code in errors.STATUS
+    ]
+    assert contract["components"]["parameters"]["Tier"]["schema"]["enum"] == ["gold", "tin"]
 
 
 def _contract() -> Any:
@@ -262,46 +245,37 @@ RESULT = "/v1/result/{task_id}"
         (get("/v1/models/other", ADA), "/v1/models/{id}"),
     ],
 )
-def test_answers_keep_the_contract(request_: bytes, path: str) -> None:
+@on_stand(keys={"ada": {}}, whole=True, cache=True)
+async def test_answers_keep_the_contract(stand: Stand, request_: bytes, path: str) -> None:
     contract = _contract()
-
-    async def main(stand: Stand) -> None:
-        await stand.ask(post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"))
-        answer = await stand.ask(request_)
-        schema, fields = _answers(contract, path, answer)
-        jsonschema_rs.validate(schema, answer.json)
-        assert TOLD & set(answer.header) <= fields
-
-    served(main, keys={"ada": {}}, whole=True, cache=True)
+    await stand.ask(post('{"input": "a"}', "/v1/inference", ADA, "Idempotency-Key: k"))
+    answer = await stand.ask(request_)
+    schema, fields = _answers(contract, path, answer)
+    jsonschema_rs.validate(schema, answer.json)
+    assert TOLD & set(answer.header) <= fields
 
 
 @pytest.mark.parametrize("input", ["a", "bad"])
-def test_a_task_keeps_the_contract_in_all_its_states(input: str) -> None:
+@on_stand(whole=True)
+async def test_a_task_keeps_the_contract_in_all_its_states(stand: Stand, input: str) -> None:
     contract = _contract()
-
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
-        pending = await stand.ask(get(task.header["location"]))
-        stand.go.set()
-        ended = await stand.ask(get(f"{task.header['location']}?wait=25"))
-        assert {pending.json["status"], ended.json["status"]} < {"PENDING", "SUCCESS", "FAILED"}
-        for answer in (pending, ended):
-            jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)
-
-    served(main, whole=True)
+    stand.go.clear()
+    task = await stand.ask(post(f'{{"input": "{input}"}}', "/v1/inference", "Prefer: respond-async"))
+    pending = await stand.ask(get(task.header["location"]))
+    stand.go.set()
+    ended = await stand.ask(get(f"{task.header['location']}?wait=25"))
+    assert {pending.json["status"], ended.json["status"]} < {"PENDING", "SUCCESS", "FAILED"}
+    for answer in (pending, ended):
+        jsonschema_rs.validate(_answers(contract, RESULT, answer)[0], answer.json)
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz?verbose"])
-def test_probes_keep_the_contract(path: str) -> None:
+@on_stand()
+async def test_probes_keep_the_contract(stand: Stand, path: str) -> None:
     contract = _contract()
-
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get(path))
-        found = contract["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
-        jsonschema_rs.validate({**found["schema"], "components": contract["components"]}, answer.json)
-
-    served(main)
+    answer = await stand.ask(get(path))
+    found = contract["paths"][path.partition("?")[0]]["get"]["responses"]["200"]["content"]["application/json"]
+    jsonschema_rs.validate({**found["schema"], "components": contract["components"]}, answer.json)
 
 
 def test_the_contract_tells_of_the_checks_in_force() -> None:

@@ -11,7 +11,7 @@ import structlog
 from headway.gateway.client_quotas import Quotas
 from headway.http.server.connection import UNCOUNTED
 from headway.model import Failure
-from tests.http.stand import Client, Stand, get, post, served, settled
+from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
 
 BODY = '{"input": "a"}'
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
@@ -47,34 +47,30 @@ async def gone(stand: Stand) -> None:
     none_is_held(stand)
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(by(ADA))).status == 200
-        client = await stand.connect()
-        await client.send(by(ADA, "", length=1_000_000))
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-        assert answer.header["x-headway-dropped-reason"] == "rate"
-        assert answer.header["ratelimit"].startswith('"key";r=0;')
-        assert stand.counters.refusals["rate", "paid", ""] == stand.counters.requests["", "paid", "rate_limited"] == 1
-        assert ("rate", "none", "") not in stand.counters.refusals
-        await gone(stand)
-
-    served(main, keys=SLOW_KEY, whole=True)
+@on_stand(keys=SLOW_KEY, whole=True)
+async def test_a_body_over_the_limit_is_refused_before_it_is_read(stand: Stand) -> None:
+    assert (await stand.ask(by(ADA))).status == 200
+    client = await stand.connect()
+    await client.send(by(ADA, "", length=1_000_000))
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+    assert answer.header["x-headway-dropped-reason"] == "rate"
+    assert answer.header["ratelimit"].startswith('"key";r=0;')
+    assert stand.counters.refusals["rate", "paid", ""] == stand.counters.requests["", "paid", "rate_limited"] == 1
+    assert ("rate", "none", "") not in stand.counters.refusals
+    await gone(stand)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_counted_under_its_callers_tier(chunked: bool) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        head = by(ADA, "", length=2_000_000)
-        if chunked:
-            head = head.replace(b"Content-Length: 2000000", b"Transfer-Encoding: chunked") + b"200000\r\n"
-        await client.send(head)
-        assert (await client.answer()).status == 413
-        assert stand.counters.refusals == {("payload_too_large", "paid", ""): 1}
-
-    served(main, keys=TENANTS)
+@on_stand(keys=TENANTS)
+async def test_a_body_that_is_too_large_is_counted_under_its_callers_tier(stand: Stand, chunked: bool) -> None:
+    client = await stand.connect()
+    head = by(ADA, "", length=2_000_000)
+    if chunked:
+        head = head.replace(b"Content-Length: 2000000", b"Transfer-Encoding: chunked") + b"200000\r\n"
+    await client.send(head)
+    assert (await client.answer()).status == 413
+    assert stand.counters.refusals == {("payload_too_large", "paid", ""): 1}
 
 
 @pytest.mark.parametrize(
@@ -86,71 +82,59 @@ def test_a_body_that_is_too_large_is_counted_under_its_callers_tier(chunked: boo
         (post("", "/v1/inference", ADA, length=9_000_000), 413),
     ],
 )
-def test_what_is_wrong_counts_towards_the_limit(wrong: bytes, status: int) -> None:
-    async def main(stand: Stand) -> None:
-        for expected in (status, 429, 429):
-            answer = await stand.ask(wrong)
-            assert answer.status == expected
-            assert answer.header["ratelimit"].startswith('"key";r=0;')
-        assert (await stand.ask(by(ADA))).status == 429
-
-    served(main, keys=SLOW_KEY, whole=True)
+@on_stand(keys=SLOW_KEY, whole=True)
+async def test_what_is_wrong_counts_towards_the_limit(stand: Stand, wrong: bytes, status: int) -> None:
+    for expected in (status, 429, 429):
+        answer = await stand.ask(wrong)
+        assert answer.status == expected
+        assert answer.header["ratelimit"].startswith('"key";r=0;')
+    assert (await stand.ask(by(ADA))).status == 429
 
 
-def test_what_is_wrong_counts_on_a_connection_that_is_known_too() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        statuses = []
-        for body in (BODY, "{", '{"model": "nowhere", "input": "a"}', "{", BODY):
-            await client.send(by(ADA, body))
-            statuses.append((await client.answer()).status)
-        assert statuses == [200, 400, 404, 429, 429]
-
-    served(main, keys={"ada": {"rate": 1.0, "burst": 3.0}}, whole=True)
+@on_stand(keys={"ada": {"rate": 1.0, "burst": 3.0}}, whole=True)
+async def test_what_is_wrong_counts_on_a_connection_that_is_known_too(stand: Stand) -> None:
+    client = await stand.connect()
+    statuses = []
+    for body in (BODY, "{", '{"model": "nowhere", "input": "a"}', "{", BODY):
+        await client.send(by(ADA, body))
+        statuses.append((await client.answer()).status)
+    assert statuses == [200, 400, 404, 429, 429]
 
 
-def test_a_model_that_is_not_the_callers_counts_too() -> None:
-    async def main(stand: Stand) -> None:
-        asked = by(ADA, '{"model": "default", "input": "a"}')
-        assert [(await stand.ask(asked)).status for _ in range(2)] == [403, 429]
-
-    served(main, keys={"ada": {"rate": 1.0, "burst": 1.0, "models": ["other"]}}, whole=True)
+@on_stand(keys={"ada": {"rate": 1.0, "burst": 1.0, "models": ["other"]}}, whole=True)
+async def test_a_model_that_is_not_the_callers_counts_too(stand: Stand) -> None:
+    asked = by(ADA, '{"model": "default", "input": "a"}')
+    assert [(await stand.ask(asked)).status for _ in range(2)] == [403, 429]
 
 
-def test_unfinished_bodies_count_until_they_are_there() -> None:
-    async def main(stand: Stand) -> None:
-        whole = by(ADA, " " * 100_000 + BODY)
-        first, second = await stand.connect(), await stand.connect()
-        await first.send(whole[:1000])
-        await settled(lambda: bool(stand.real.limiter.debts))
-        await second.send(whole[:1000])
-        assert (await second.answer()).header["x-headway-dropped-reason"] == "rate"
-        await first.send(whole[1000:])
-        answer = await first.answer()
-        assert (answer.status, answer.header["ratelimit"]) == (200, '"key";r=0;t=60')
-        assert (await stand.ask(by(ADA))).status == 429
-
-    served(main, keys=SLOW_KEY, whole=True)
+@on_stand(keys=SLOW_KEY, whole=True)
+async def test_unfinished_bodies_count_until_they_are_there(stand: Stand) -> None:
+    whole = by(ADA, " " * 100_000 + BODY)
+    first, second = await stand.connect(), await stand.connect()
+    await first.send(whole[:1000])
+    await settled(lambda: bool(stand.real.limiter.debts))
+    await second.send(whole[:1000])
+    assert (await second.answer()).header["x-headway-dropped-reason"] == "rate"
+    await first.send(whole[1000:])
+    answer = await first.answer()
+    assert (answer.status, answer.header["ratelimit"]) == (200, '"key";r=0;t=60')
+    assert (await stand.ask(by(ADA))).status == 429
 
 
-def test_a_body_that_never_comes_has_been_a_request() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(by(ADA, "{", length=1000))
-        await settled(lambda: bool(stand.real.limiter.debts))
-        stand.later(60)
-        assert (await client.answer()).status == 408
-        assert (await stand.ask(by(ADA))).status == 429
-
-    served(main, keys=SLOW_KEY, whole=True)
+@on_stand(keys=SLOW_KEY, whole=True)
+async def test_a_body_that_never_comes_has_been_a_request(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(by(ADA, "{", length=1000))
+    await settled(lambda: bool(stand.real.limiter.debts))
+    stand.later(60)
+    assert (await client.answer()).status == 408
+    assert (await stand.ask(by(ADA))).status == 429
 
 
-def test_who_has_no_limits_is_told_what_is_wrong_every_time() -> None:
-    async def main(stand: Stand) -> None:
-        for _ in range(3):
-            assert (await stand.ask(post("{"))).status == 400
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_who_has_no_limits_is_told_what_is_wrong_every_time(stand: Stand) -> None:
+    for _ in range(3):
+        assert (await stand.ask(post("{"))).status == 400
 
 
 async def uploading(stand: Stand, key: str, number: int, length: int = MEBIBYTE) -> list[Client]:
@@ -165,190 +149,168 @@ def held_of(stand: Stand, tenant: str) -> int:
     return quotas(stand).bytes.used(tenant)
 
 
-def test_unfinished_bodies_of_one_tenant_leave_room_for_others() -> None:
-    async def main(stand: Stand) -> None:
-        await uploading(stand, ADA, 9)
-        await settled(lambda: held_of(stand, "acme") == 9 * MEBIBYTE)
-        (refused,) = await uploading(stand, ADA, 1)
-        answer = await refused.answer()
-        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-        assert answer.header["x-headway-dropped-reason"] == "bodies"
-        assert await refused.ended(), "its body is not waited for"
-        whole = by(BOB, " " * 500_000 + BODY)
+@on_stand(keys=TENANTS, max_bodies_mb=10)
+async def test_unfinished_bodies_of_one_tenant_leave_room_for_others(stand: Stand) -> None:
+    await uploading(stand, ADA, 9)
+    await settled(lambda: held_of(stand, "acme") == 9 * MEBIBYTE)
+    (refused,) = await uploading(stand, ADA, 1)
+    answer = await refused.answer()
+    assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+    assert answer.header["x-headway-dropped-reason"] == "bodies"
+    assert await refused.ended(), "its body is not waited for"
+    whole = by(BOB, " " * 500_000 + BODY)
+    client = await stand.connect()
+    await client.send(whole[:100_000], whole[100_000:])
+    assert (await client.answer()).status == 200
+    assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
+    assert stand.counters.refusals["bodies", "paid", ""] == 1
+    await gone(stand)
+
+
+@on_stand(keys=TENANTS, max_bodies_mb=2)
+async def test_bytes_are_given_back_when_the_body_is_there_or_refused(stand: Stand) -> None:
+    whole = by(ADA, " " * 200_000 + BODY)
+    for _ in range(20):
         client = await stand.connect()
-        await client.send(whole[:100_000], whole[100_000:])
+        await client.send(whole[:1000], whole[1000:])
         assert (await client.answer()).status == 200
-        assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
-        assert stand.counters.refusals["bodies", "paid", ""] == 1
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=10)
-
-
-def test_bytes_are_given_back_when_the_body_is_there_or_refused() -> None:
-    async def main(stand: Stand) -> None:
-        whole = by(ADA, " " * 200_000 + BODY)
-        for _ in range(20):
-            client = await stand.connect()
-            await client.send(whole[:1000], whole[1000:])
-            assert (await client.answer()).status == 200
-        (client,) = await uploading(stand, ADA, 1)
-        await settled(lambda: held_of(stand, "acme") > 0)
-        stand.later(60)
-        assert (await client.answer()).status == 408
-        assert held_of(stand, "acme") == 0
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=2)
+    (client,) = await uploading(stand, ADA, 1)
+    await settled(lambda: held_of(stand, "acme") > 0)
+    stand.later(60)
+    assert (await client.answer()).status == 408
+    assert held_of(stand, "acme") == 0
+    await gone(stand)
 
 
-def test_chunks_are_counted_as_they_come() -> None:
-    async def main(stand: Stand) -> None:
-        head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        chunk = b"64000\r\n" + b" " * 0x64000 + b"\r\n"
-        clients = [await stand.connect() for _ in range(5)]
-        for client in clients[:4]:
-            await client.send(head, chunk)
-        await settled(lambda: held_of(stand, "acme") == 4 * 0x64000)
-        await clients[4].send(head, chunk)
-        answer = await clients[4].answer()
-        assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "bodies")
-        await clients[0].send(b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
-        assert (await clients[0].answer()).status == 200
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, max_bodies_mb=2)
+async def test_chunks_are_counted_as_they_come(stand: Stand) -> None:
+    head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunk = b"64000\r\n" + b" " * 0x64000 + b"\r\n"
+    clients = [await stand.connect() for _ in range(5)]
+    for client in clients[:4]:
+        await client.send(head, chunk)
+    await settled(lambda: held_of(stand, "acme") == 4 * 0x64000)
+    await clients[4].send(head, chunk)
+    answer = await clients[4].answer()
+    assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "bodies")
+    await clients[0].send(b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
+    assert (await clients[0].answer()).status == 200
+    await gone(stand)
 
 
-def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_once() -> None:
-    async def main(stand: Stand) -> None:
-        head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        quotas(stand).bytes.free = 0
-        with structlog.testing.capture_logs() as logs:
-            client = await stand.connect()
-            await client.send(head + b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
-            assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
-            assert await client.ended()
-        assert logs == []
-
-    served(main, keys=TENANTS, max_bodies_mb=2)
-
-
-def test_without_keys_the_bytes_are_the_addresses() -> None:
-    async def main(stand: Stand) -> None:
-        await uploading(stand, "X: y", 3)
-        await settled(lambda: held_of(stand, "127.0.0.1") == 3 * MEBIBYTE)
-        (refused,) = await uploading(stand, "X: y", 1)
-        assert (await refused.answer()).error == "RATE_LIMITED"
-        await gone(stand)
-
-    served(main, max_bodies_mb=4)
-
-
-def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        while not any(connection.last for connection in stand.door._connections()):
-            client = await stand.connect()
-            await client.send(by(ADA), by(ADA, " " * 200_000 + BODY))
-            connections: list[Any] = stand.door._connections()
-            await settled(lambda: all(known.last or known.reserved > 200_000 for known in connections))  # noqa: B023
-            kept = [len(known.buffer) + len(known.ahead or b"") for known in connections if not known.last]
-            assert held_of(stand, "acme") == sum(kept)
-        assert 3 < len(stand.clients) <= 30
-        stand.gateway.hold = False
-        stand.gateway.release()
-        answer = await client.answer()
-        assert (answer.status, answer.header["connection"]) == (200, "close")
+@on_stand(keys=TENANTS, max_bodies_mb=2)
+async def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_once(stand: Stand) -> None:
+    head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    quotas(stand).bytes.free = 0
+    with structlog.testing.capture_logs() as logs:
+        client = await stand.connect()
+        await client.send(head + b"e\r\n" + BODY.encode() + b"\r\n0\r\n\r\n")
+        assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
         assert await client.ended()
-        assert (await stand.clients[0].answer()).status == 200
-        assert (await stand.clients[0].answer()).status == 200
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=2)
+    assert logs == []
 
 
-def test_one_tenant_leaves_connections_for_others() -> None:
-    async def main(stand: Stand) -> None:
-        clients = []
-        for _ in range(18):
-            client = await stand.connect()
-            await client.send(by(ADA))
-            assert (await client.answer()).status == 200
-            clients.append(client)
-        refused = await stand.connect()
-        await refused.send(by(ADA))
-        answer = await refused.answer()
-        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-        assert (answer.header["x-headway-dropped-reason"], answer.header["connection"]) == ("connections", "close")
-        assert await refused.ended()
-        await settled(lambda: len(stand.door._connections()) == 18)
-        polling = await stand.connect()
-        await polling.send(get("/v1/result/x", ADA))
-        assert (await polling.answer()).error == "RATE_LIMITED", "an ordinary route counts as well"
-        await settled(lambda: len(stand.door._connections()) == 18)
-        assert (await stand.ask(by(BOB))).status == 200
-        await clients[0].send(by(ADA))
-        assert (await clients[0].answer()).status == 200, "those that it has are kept"
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_connections=20)
+@on_stand(max_bodies_mb=4)
+async def test_without_keys_the_bytes_are_the_addresses(stand: Stand) -> None:
+    await uploading(stand, "X: y", 3)
+    await settled(lambda: held_of(stand, "127.0.0.1") == 3 * MEBIBYTE)
+    (refused,) = await uploading(stand, "X: y", 1)
+    assert (await refused.answer()).error == "RATE_LIMITED"
+    await gone(stand)
 
 
-def test_a_connection_is_the_tenants_who_asked_last() -> None:
-    async def main(stand: Stand) -> None:
-        proxy = await stand.connect()
-        for key in (ADA, BOB, ADA):
-            for _ in range(2):
-                await proxy.send(by(key))
-                assert (await proxy.answer()).status == 200
-            tenant = "acme" if key == ADA else "other"
-            assert quotas(stand)._connections.used(tenant) == 1
-        await gone(stand)
-
-    served(main, keys=TENANTS)
-
-
-def test_silent_strangers_make_room_for_many_who_come_at_once() -> None:
-    async def main(stand: Stand) -> None:
-        for _ in range(18):
-            await stand.connect()
-        await settled(lambda: len(stand.door._connections()) == 18)
-        came = await asyncio.gather(*(stand.connect() for _ in range(12)))
-        for client in came:
-            await client.send(by(BOB))
-            assert (await client.answer()).status == 200
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_connections=20)
+@on_stand(keys=TENANTS, max_bodies_mb=2)
+async def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond(stand: Stand) -> None:
+    stand.gateway.hold = True
+    while not any(connection.last for connection in stand.door._connections()):
+        client = await stand.connect()
+        await client.send(by(ADA), by(ADA, " " * 200_000 + BODY))
+        connections: list[Any] = stand.door._connections()
+        await settled(lambda: all(known.last or known.reserved > 200_000 for known in connections))  # noqa: B023
+        kept = [len(known.buffer) + len(known.ahead or b"") for known in connections if not known.last]
+        assert held_of(stand, "acme") == sum(kept)
+    assert 3 < len(stand.clients) <= 30
+    stand.gateway.hold = False
+    stand.gateway.release()
+    answer = await client.answer()
+    assert (answer.status, answer.header["connection"]) == (200, "close")
+    assert await client.ended()
+    assert (await stand.clients[0].answer()).status == 200
+    assert (await stand.clients[0].answer()).status == 200
+    await gone(stand)
 
 
-def test_silent_strangers_make_room_for_those_who_come() -> None:
-    async def main(stand: Stand) -> None:
-        silent = [await stand.connect() for _ in range(18)]
-        await settled(lambda: len(stand.door._connections()) == 18)
-        speaking = await stand.connect()
-        await speaking.send(by(BOB))
-        assert (await speaking.answer()).status == 200
-        assert await silent[0].ended(), "the one that came first"
-        await silent[1].send(by(BOB))
-        assert (await silent[1].answer()).status == 200
-        await gone(stand)
+@on_stand(keys=TENANTS, max_connections=20)
+async def test_one_tenant_leaves_connections_for_others(stand: Stand) -> None:
+    clients = []
+    for _ in range(18):
+        client = await stand.connect()
+        await client.send(by(ADA))
+        assert (await client.answer()).status == 200
+        clients.append(client)
+    refused = await stand.connect()
+    await refused.send(by(ADA))
+    answer = await refused.answer()
+    assert (answer.status, answer.error) == (429, "RATE_LIMITED")
+    assert (answer.header["x-headway-dropped-reason"], answer.header["connection"]) == ("connections", "close")
+    assert await refused.ended()
+    await settled(lambda: len(stand.door._connections()) == 18)
+    polling = await stand.connect()
+    await polling.send(get("/v1/result/x", ADA))
+    assert (await polling.answer()).error == "RATE_LIMITED", "an ordinary route counts as well"
+    await settled(lambda: len(stand.door._connections()) == 18)
+    assert (await stand.ask(by(BOB))).status == 200
+    await clients[0].send(by(ADA))
+    assert (await clients[0].answer()).status == 200, "those that it has are kept"
+    await gone(stand)
 
-    served(main, keys=TENANTS, max_connections=20)
+
+@on_stand(keys=TENANTS)
+async def test_a_connection_is_the_tenants_who_asked_last(stand: Stand) -> None:
+    proxy = await stand.connect()
+    for key in (ADA, BOB, ADA):
+        for _ in range(2):
+            await proxy.send(by(key))
+            assert (await proxy.answer()).status == 200
+        tenant = "acme" if key == ADA else "other"
+        assert quotas(stand)._connections.used(tenant) == 1
+    await gone(stand)
 
 
-def test_a_fixed_number_of_connections() -> None:
-    async def main(stand: Stand) -> None:
-        first, second, third = [await stand.connect() for _ in range(3)]
-        for client in (first, second):
-            await client.send(by(ADA))
-            assert (await client.answer()).status == 200
-        await third.send(by(ADA))
-        assert (await third.answer()).error == "RATE_LIMITED"
-        assert (await stand.ask(by(BOB))).status == 200
+@on_stand(keys=TENANTS, max_connections=20)
+async def test_silent_strangers_make_room_for_many_who_come_at_once(stand: Stand) -> None:
+    for _ in range(18):
+        await stand.connect()
+    await settled(lambda: len(stand.door._connections()) == 18)
+    came = await asyncio.gather(*(stand.connect() for _ in range(12)))
+    for client in came:
+        await client.send(by(BOB))
+        assert (await client.answer()).status == 200
+    await gone(stand)
 
-    served(main, keys=TENANTS, max_caller_connections=2)
+
+@on_stand(keys=TENANTS, max_connections=20)
+async def test_silent_strangers_make_room_for_those_who_come(stand: Stand) -> None:
+    silent = [await stand.connect() for _ in range(18)]
+    await settled(lambda: len(stand.door._connections()) == 18)
+    speaking = await stand.connect()
+    await speaking.send(by(BOB))
+    assert (await speaking.answer()).status == 200
+    assert await silent[0].ended(), "the one that came first"
+    await silent[1].send(by(BOB))
+    assert (await silent[1].answer()).status == 200
+    await gone(stand)
+
+
+@on_stand(keys=TENANTS, max_caller_connections=2)
+async def test_a_fixed_number_of_connections(stand: Stand) -> None:
+    first, second, third = [await stand.connect() for _ in range(3)]
+    for client in (first, second):
+        await client.send(by(ADA))
+        assert (await client.answer()).status == 200
+    await third.send(by(ADA))
+    assert (await third.answer()).error == "RATE_LIMITED"
+    assert (await stand.ask(by(BOB))).status == 200
 
 
 def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> None:
@@ -371,31 +333,27 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
     served(use_two, max_connections=5, max_caller_connections=2)
 
 
-def test_refusals_at_the_head_are_told_to_the_gateway() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.limiter.charge(stand.door._context.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
-        client = await stand.connect()
-        await client.send(by(ADA, "", length=10))
-        answer = await client.answer()
-        assert answer.error == "RATE_LIMITED"
-        ((id, failure),) = stand.gateway.refusals
-        assert f"req_{id}" == answer.header["x-request-id"]
-        assert isinstance(failure, Failure)
-
-    served(main, keys=SLOW_KEY)
+@on_stand(keys=SLOW_KEY)
+async def test_refusals_at_the_head_are_told_to_the_gateway(stand: Stand) -> None:
+    stand.gateway.limiter.charge(stand.door._context.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
+    client = await stand.connect()
+    await client.send(by(ADA, "", length=10))
+    answer = await client.answer()
+    assert answer.error == "RATE_LIMITED"
+    ((id, failure),) = stand.gateway.refusals
+    assert f"req_{id}" == answer.header["x-request-id"]
+    assert isinstance(failure, Failure)
 
 
-def test_few_bytes_ahead_are_not_counted() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await stand.connect()
-        await client.send(by(ADA) * 3)
-        await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-        (connection,) = stand.door._connections()
-        assert 0 < len(connection.buffer) < UNCOUNTED
-        assert held_of(stand, "acme") == 0
-
-    served(main, keys=TENANTS)
+@on_stand(keys=TENANTS)
+async def test_few_bytes_ahead_are_not_counted(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(by(ADA) * 3)
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    (connection,) = stand.door._connections()
+    assert 0 < len(connection.buffer) < UNCOUNTED
+    assert held_of(stand, "acme") == 0
 
 
 async def deaf(stand: Stand, key: str) -> Client:
@@ -408,51 +366,45 @@ async def deaf(stand: Stand, key: str) -> Client:
     return client
 
 
-def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 12_000_000
-        first = await deaf(stand, BOB)
-        mine = [await deaf(stand, ADA) for _ in range(12)]
-        await settled(lambda: len(stand.door._connections()) < 13)
-        assert quotas(stand).bytes.used("acme") < 0.9 * 64 * MEBIBYTE
-        answers = [first, mine[-1]]  # The other tenant's is kept, though it is older than all that were cut.
-        for client in answers:
-            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert len((await client.answer()).json["output"]) == 12_000_000
-        mine[0].writer.transport.resume_reading()  # type: ignore[attr-defined]
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await mine[0].answer()
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=64)
-
-
-def test_one_answer_may_wait_however_large_it_is() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 12_000_000
-        first, second = await deaf(stand, ADA), await deaf(stand, ADA)
-        for client in (first, second):
-            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert (await second.answer()).status == 200
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await first.answer()
-        await gone(stand)
-
-    served(main, keys=TENANTS, max_bodies_mb=2)
-
-
-def test_what_is_fetched_is_counted_no_more() -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 12_000_000
-        client = await deaf(stand, ADA)
-        buffer = quotas(stand).bytes.used("acme")
-        assert buffer > 6_000_000
+@on_stand(keys=TENANTS, max_bodies_mb=64)
+async def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them(stand: Stand) -> None:
+    stand.gateway.output = "x" * 12_000_000
+    first = await deaf(stand, BOB)
+    mine = [await deaf(stand, ADA) for _ in range(12)]
+    await settled(lambda: len(stand.door._connections()) < 13)
+    assert quotas(stand).bytes.used("acme") < 0.9 * 64 * MEBIBYTE
+    answers = [first, mine[-1]]  # The other tenant's is kept, though it is older than all that were cut.
+    for client in answers:
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        await settled(lambda: len(client.reader._buffer) > 4_000_000)  # type: ignore[attr-defined]
-        stand.later(1.0)
-        assert quotas(stand).bytes.used("acme") < buffer
-        assert (await client.answer()).status == 200
-        await settled(lambda: quotas(stand).bytes.used("acme") == 0)
-        await gone(stand)
+        assert len((await client.answer()).json["output"]) == 12_000_000
+    mine[0].writer.transport.resume_reading()  # type: ignore[attr-defined]
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await mine[0].answer()
+    await gone(stand)
 
-    served(main, keys=TENANTS)
+
+@on_stand(keys=TENANTS, max_bodies_mb=2)
+async def test_one_answer_may_wait_however_large_it_is(stand: Stand) -> None:
+    stand.gateway.output = "x" * 12_000_000
+    first, second = await deaf(stand, ADA), await deaf(stand, ADA)
+    for client in (first, second):
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert (await second.answer()).status == 200
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await first.answer()
+    await gone(stand)
+
+
+@on_stand(keys=TENANTS)
+async def test_what_is_fetched_is_counted_no_more(stand: Stand) -> None:
+    stand.gateway.output = "x" * 12_000_000
+    client = await deaf(stand, ADA)
+    buffer = quotas(stand).bytes.used("acme")
+    assert buffer > 6_000_000
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    await settled(lambda: len(client.reader._buffer) > 4_000_000)  # type: ignore[attr-defined]
+    stand.later(1.0)
+    assert quotas(stand).bytes.used("acme") < buffer
+    assert (await client.answer()).status == 200
+    await settled(lambda: quotas(stand).bytes.used("acme") == 0)
+    await gone(stand)

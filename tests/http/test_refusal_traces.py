@@ -12,9 +12,8 @@ from headway.gateway.refusal_traces import BURST, RATE, RefusalTraces
 from headway.grpc import messages
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
-from tests.grpc.stand import INFER, PREDICT, Port, predict
-from tests.grpc.stand import served as served_over_grpc
-from tests.http.stand import Stand, post, served
+from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
+from tests.http.stand import Stand, on_stand, post, served
 from tests.services.tracing import CLIENT_SPAN, Recorded
 
 PARENT = f"traceparent: {traceparent(CLIENT_SPAN)}"
@@ -95,30 +94,27 @@ def test_one_without_a_good_key_or_over_its_limit_does_too(key: str, status: int
 @pytest.mark.parametrize(
     ("request_line", "status"), [("GET /nowhere/at/all", 404), ("POST /livez", 405), ("GET /v1/result/x", 404)]
 )
-def test_an_error_of_an_ordinary_route_leaves_a_span_with_its_path(request_line: str, status: int) -> None:
+@on_stand(trace=True, whole=True)
+async def test_an_error_of_an_ordinary_route_leaves_a_span_with_its_path(
+    stand: Stand, request_line: str, status: int
+) -> None:
     method, path = request_line.split()
-
-    async def main(stand: Stand) -> None:
-        for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense", f"{UNSAMPLED}\r\n{PARENT}"):
-            head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
-            assert (await stand.ask(head.encode())).status == status
-        assert (
-            await stand.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
-        ).status == status
-        [span] = stand.recorded.spans()
-        assert (span.name, span.attributes["url.path"], span.parent) == (method, path, CLIENT_SPAN.span_id.hex())
-        assert span.attributes["http.response.status_code"] == status
-
-    served(main, trace=True, whole=True)
+    for fields in (PARENT, UNSAMPLED, "traceparent: 00-nonsense", f"{UNSAMPLED}\r\n{PARENT}"):
+        head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n{fields}\r\n\r\n"
+        assert (await stand.ask(head.encode())).status == status
+    assert (
+        await stand.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    ).status == status
+    [span] = stand.recorded.spans()
+    assert (span.name, span.attributes["url.path"], span.parent) == (method, path, CLIENT_SPAN.span_id.hex())
+    assert span.attributes["http.response.status_code"] == status
 
 
-def test_what_is_not_sampled_leaves_nothing() -> None:
-    async def main(stand: Stand) -> None:
-        for body in ("no JSON", GOOD):
-            assert (await stand.ask(post(body, "/v1/inference", UNSAMPLED))).status in (200, 400)
-        assert stand.recorded.spans() == []
-
-    served(main, trace=True, whole=True)
+@on_stand(trace=True, whole=True)
+async def test_what_is_not_sampled_leaves_nothing(stand: Stand) -> None:
+    for body in ("no JSON", GOOD):
+        assert (await stand.ask(post(body, "/v1/inference", UNSAMPLED))).status in (200, 400)
+    assert stand.recorded.spans() == []
 
 
 def test_a_flood_leaves_no_more_than_its_share_and_the_rest_is_counted() -> None:
@@ -165,56 +161,49 @@ LONG = "tracestate", ",".join(f"k{n}=" + "v" * 250 for n in range(40))
         (PREDICT, predict("a"), (("authorization", "Bearer hw_x"),), "UNAUTHENTICATED"),
     ],
 )  # fmt: skip
-def test_a_refused_call_of_grpc_leaves_a_span(
-    method: str, body: bytes, more: tuple[tuple[str, str], ...], error: str
+@on_port(keys={"hw_b": {}}, trace=True, whole=True)
+async def test_a_refused_call_of_grpc_leaves_a_span(
+    port: Port, method: str, body: bytes, more: tuple[tuple[str, str], ...], error: str
 ) -> None:
-    async def main(port: Port) -> None:
-        key = () if any(name == "authorization" for name, _ in more) else (("authorization", "Bearer hw_b"),)
-        client = port.client()
-        await client.fail(method, body, (*key, OWN, *more))
-        [span] = port.stand.recorded.spans()
-        assert (span.name, span.parent) == (method[1:], CLIENT_SPAN.span_id.hex())
-        assert (span.attributes["rpc.system"], span.attributes["error.type"]) == ("grpc", error)
-        await client.fail(method, body, (*key, ("traceparent", traceparent(CLIENT_SPAN)[:-1] + "0"), *more))
-        assert port.stand.recorded.spans() == []
-
-    served_over_grpc(main, keys={"hw_b": {}}, trace=True, whole=True)
+    key = () if any(name == "authorization" for name, _ in more) else (("authorization", "Bearer hw_b"),)
+    client = port.client()
+    await client.fail(method, body, (*key, OWN, *more))
+    [span] = port.stand.recorded.spans()
+    assert (span.name, span.parent) == (method[1:], CLIENT_SPAN.span_id.hex())
+    assert (span.attributes["rpc.system"], span.attributes["error.type"]) == ("grpc", error)
+    await client.fail(method, body, (*key, ("traceparent", traceparent(CLIENT_SPAN)[:-1] + "0"), *more))
+    assert port.stand.recorded.spans() == []
 
 
-def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail() -> None:
-    async def main(port: Port) -> None:
-        nonsense = [
-            (("traceparent", "x" * 6_000),), (("traceparent", ""),), (OWN, LONG), (OWN, ("tracestate", "=,=,")),
-            (("traceparent-bin", b"\x00\xff" * 20), ("tracestate-bin", b"\xff")), (("tracestate", "a=1"),),
-            (("traceparent", traceparent(CLIENT_SPAN).replace("00-", "ff-", 1)),),
-        ]  # fmt: skip
-        client = port.client()
-        for metadata in nonsense:
-            await client.ask(PREDICT, predict("a"), metadata)  # type: ignore[arg-type]
-            [span] = [span for span in port.stand.recorded.spans() if span.name == PREDICT[1:]]
-            assert (span.parent, span.state) == (CLIENT_SPAN.span_id.hex() if metadata[0] == OWN else "", ""), metadata
-
-    served_over_grpc(main, trace=True, whole=True)
+@on_port(trace=True, whole=True)
+async def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail(port: Port) -> None:
+    nonsense = [
+        (("traceparent", "x" * 6_000),), (("traceparent", ""),), (OWN, LONG), (OWN, ("tracestate", "=,=,")),
+        (("traceparent-bin", b"\x00\xff" * 20), ("tracestate-bin", b"\xff")), (("tracestate", "a=1"),),
+        (("traceparent", traceparent(CLIENT_SPAN).replace("00-", "ff-", 1)),),
+    ]  # fmt: skip
+    client = port.client()
+    for metadata in nonsense:
+        await client.ask(PREDICT, predict("a"), metadata)  # type: ignore[arg-type]
+        [span] = [span for span in port.stand.recorded.spans() if span.name == PREDICT[1:]]
+        assert (span.parent, span.state) == (CLIENT_SPAN.span_id.hex() if metadata[0] == OWN else "", ""), metadata
 
 
-def test_each_request_of_a_stream_has_a_trace_below_the_clients_span() -> None:
+@on_port(trace=True, whole=True)
+async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port: Port) -> None:
     request = messages.message("inference.ModelInferRequest")
     good = request(
         model_name="default", id="1",
         inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
     )  # fmt: skip
-
-    async def main(port: Port) -> None:
-        stream = port.client().stream(STREAM, (OWN, ("tracestate", "vendor=1")))
-        for one in (good, request(model_name="default", id="2"), good):
-            await stream.write(one.SerializeToString())
-            await stream.read()
-        await stream.done_writing()
-        spans = port.stand.recorded.spans()
-        servers = [span for span in spans if span.name == STREAM[1:]]
-        assert [(span.parent, span.state) for span in servers] == [(CLIENT_SPAN.span_id.hex(), "vendor=1")] * 3
-        assert [span.attributes.get("error.type") for span in servers] == [None, "BAD_REQUEST", None]
-        sent = [span.parent for span in spans if span.name == "send default"]
-        assert sent == [servers[0].span, servers[2].span]
-
-    served_over_grpc(main, trace=True, whole=True)
+    stream = port.client().stream(STREAM, (OWN, ("tracestate", "vendor=1")))
+    for one in (good, request(model_name="default", id="2"), good):
+        await stream.write(one.SerializeToString())
+        await stream.read()
+    await stream.done_writing()
+    spans = port.stand.recorded.spans()
+    servers = [span for span in spans if span.name == STREAM[1:]]
+    assert [(span.parent, span.state) for span in servers] == [(CLIENT_SPAN.span_id.hex(), "vendor=1")] * 3
+    assert [span.attributes.get("error.type") for span in servers] == [None, "BAD_REQUEST", None]
+    sent = [span.parent for span in spans if span.name == "send default"]
+    assert sent == [servers[0].span, servers[2].span]

@@ -13,7 +13,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
-from tests.http.stand import Answer, Stand, get, post, served, settled
+from tests.http.stand import Answer, Stand, get, on_stand, post, served, settled
 
 ASYNC = "Prefer: respond-async"
 UUID = "0189f7a4-1111-7222-8333-444455556666"
@@ -39,317 +39,274 @@ def task_of(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_task_is_handed_over_and_its_outcome_asked_for(path: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        stand.go.clear()
-        await client.send(post(PATHS[path], path, ASYNC))
-        id = task_of(await client.answer())
-        await client.send(get(f"/v1/result/{id}"))
-        pending = await client.answer()
-        assert (pending.status, pending.json) == (200, {"task_id": id, "status": "PENDING"})
-        assert pending.header["retry-after"] == "1"
-        stand.go.set()
-        for shown in (id, id.removeprefix("req_"), id.upper().replace("REQ_", "req_")):
-            await client.send(get(f"/v1/result/{shown}?wait=25"))
-            done = await client.answer()
-            metadata = {"tokens_used": None, "model_version": "1"}
-            told = {"task_id": id, "status": "SUCCESS", "output": "A", "metadata": metadata}
-            assert (done.status, done.json) == (200, told)
-            assert done.header["cache-control"] == "no-store"
-            assert done.header["x-request-id"] != id
-        assert stand.runs == ["a"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_task_is_handed_over_and_its_outcome_asked_for(stand: Stand, path: str) -> None:
+    client = await stand.connect()
+    stand.go.clear()
+    await client.send(post(PATHS[path], path, ASYNC))
+    id = task_of(await client.answer())
+    await client.send(get(f"/v1/result/{id}"))
+    pending = await client.answer()
+    assert (pending.status, pending.json) == (200, {"task_id": id, "status": "PENDING"})
+    assert pending.header["retry-after"] == "1"
+    stand.go.set()
+    for shown in (id, id.removeprefix("req_"), id.upper().replace("REQ_", "req_")):
+        await client.send(get(f"/v1/result/{shown}?wait=25"))
+        done = await client.answer()
+        metadata = {"tokens_used": None, "model_version": "1"}
+        told = {"task_id": id, "status": "SUCCESS", "output": "A", "metadata": metadata}
+        assert (done.status, done.json) == (200, told)
+        assert done.header["cache-control"] == "no-store"
+        assert done.header["x-request-id"] != id
+    assert stand.runs == ["a"]
 
 
-def test_a_failed_task_says_why_as_a_problem_does() -> None:
-    async def main(stand: Stand) -> None:
-        id = task_of(await stand.ask(post('{"input": "bad"}', "/v1/inference", ASYNC)))
-        answer = await stand.ask(get(f"/v1/result/{id}?wait=25"))
-        assert (answer.status, answer.json["status"]) == (200, "FAILED")
-        assert "output" not in answer.json
-        error = answer.json["error"]
-        assert (error["error"], error["status"], error["request_id"]) == ("REJECTED_BY_MODEL", 422, id)
-        assert error["message"] == error["detail"] == "bad input"
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_failed_task_says_why_as_a_problem_does(stand: Stand) -> None:
+    id = task_of(await stand.ask(post('{"input": "bad"}', "/v1/inference", ASYNC)))
+    answer = await stand.ask(get(f"/v1/result/{id}?wait=25"))
+    assert (answer.status, answer.json["status"]) == (200, "FAILED")
+    assert "output" not in answer.json
+    error = answer.json["error"]
+    assert (error["error"], error["status"], error["request_id"]) == ("REJECTED_BY_MODEL", 422, id)
+    assert error["message"] == error["detail"] == "bad input"
 
 
-def test_one_that_is_done_in_time_is_answered_as_ever() -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25"))
-        assert (answer.status, answer.json["output"]) == (200, "A")
-        assert "preference-applied" not in answer.header
-        again = await stand.ask(get(f"/v1/result/{answer.header['x-request-id']}"))
-        assert again.json["output"] == "A"
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_one_that_is_done_in_time_is_answered_as_ever(stand: Stand) -> None:
+    answer = await stand.ask(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25"))
+    assert (answer.status, answer.json["output"]) == (200, "A")
+    assert "preference-applied" not in answer.header
+    again = await stand.ask(get(f"/v1/result/{answer.header['x-request-id']}"))
+    assert again.json["output"] == "A"
 
 
-def test_one_that_is_not_is_handed_over_under_the_same_id() -> None:
-    async def main(stand: Stand) -> None:
-        gateway = stand.gateway
-        gateway.hold = True
-        client = await stand.connect()
-        fields = (f"{ASYNC}, wait=25", "X-Request-Timeout-Ms: 20", f"X-Request-Id: {UUID}")
-        await client.send(post('{"input": "a"}', "/v1/inference", *fields) + get("/livez"))
-        await gateway.until(lambda: bool(gateway.waiting))
-        gateway.admit()
-        answer = await client.answer()
-        assert task_of(answer) == f"req_{UUID}"
-        assert answer.header["preference-applied"] == "respond-async, wait=25"
-        assert gateway.detached == [("default", UUID)]
-        assert (await client.answer()).json == {"status": "ok"}, "the next request is read"
-        client.leave()
-        gateway.release()  # nobody hears
-        assert gateway.abandoned == []
-
-    served(main)
+@on_stand()
+async def test_one_that_is_not_is_handed_over_under_the_same_id(stand: Stand) -> None:
+    gateway = stand.gateway
+    gateway.hold = True
+    client = await stand.connect()
+    fields = (f"{ASYNC}, wait=25", "X-Request-Timeout-Ms: 20", f"X-Request-Id: {UUID}")
+    await client.send(post('{"input": "a"}', "/v1/inference", *fields) + get("/livez"))
+    await gateway.until(lambda: bool(gateway.waiting))
+    gateway.admit()
+    answer = await client.answer()
+    assert task_of(answer) == f"req_{UUID}"
+    assert answer.header["preference-applied"] == "respond-async, wait=25"
+    assert gateway.detached == [("default", UUID)]
+    assert (await client.answer()).json == {"status": "ok"}, "the next request is read"
+    client.leave()
+    gateway.release()  # nobody hears
+    assert gateway.abandoned == []
 
 
 @pytest.mark.parametrize("ends", ["Connection: close", "Connection: keep-alive"])
-def test_the_id_of_a_task_is_the_last_answer_where_its_client_wants_no_other(ends: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post('{"input": "a"}', "/v1/inference", ASYNC, ends))
-        answer = await client.answer()
-        assert task_of(answer)
-        assert answer.header.get("connection") == ("close" if "close" in ends else None)
-        if "close" in ends:
-            assert await client.ended()
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_the_id_of_a_task_is_the_last_answer_where_its_client_wants_no_other(stand: Stand, ends: str) -> None:
+    client = await stand.connect()
+    await client.send(post('{"input": "a"}', "/v1/inference", ASYNC, ends))
+    answer = await client.answer()
+    assert task_of(answer)
+    assert answer.header.get("connection") == ("close" if "close" in ends else None)
+    if "close" in ends:
+        assert await client.ended()
 
 
-def test_a_request_is_handed_over_when_it_is_admitted_and_not_before() -> None:
-    async def main(stand: Stand) -> None:
-        gateway = stand.gateway
-        gateway.hold = True
-        client = await stand.connect()
-        await client.send(post('{"input": "a"}', "/v1/inference", ASYNC))
-        await gateway.until(lambda: bool(gateway.waiting))
-        assert gateway.asked[0].options.timeout == 30.0
-        gateway.failure = Failure("SHED", "busy", 2.0, "shed")
-        gateway.release()
-        assert (await client.answer()).error == "SHED"
-        await client.send(post('{"input": "a"}', "/v1/inference", ASYNC))
-        await gateway.until(lambda: bool(gateway.waiting))
-        client.leave()
-        await gateway.until(lambda: bool(gateway.abandoned))
-        assert gateway.detached == []
-
-    served(main)
+@on_stand()
+async def test_a_request_is_handed_over_when_it_is_admitted_and_not_before(stand: Stand) -> None:
+    gateway = stand.gateway
+    gateway.hold = True
+    client = await stand.connect()
+    await client.send(post('{"input": "a"}', "/v1/inference", ASYNC))
+    await gateway.until(lambda: bool(gateway.waiting))
+    assert gateway.asked[0].options.timeout == 30.0
+    gateway.failure = Failure("SHED", "busy", 2.0, "shed")
+    gateway.release()
+    assert (await client.answer()).error == "SHED"
+    await client.send(post('{"input": "a"}', "/v1/inference", ASYNC))
+    await gateway.until(lambda: bool(gateway.waiting))
+    client.leave()
+    await gateway.until(lambda: bool(gateway.abandoned))
+    assert gateway.detached == []
 
 
-def test_a_task_may_take_longer_than_a_request_but_its_client_decides() -> None:
-    async def main(stand: Stand) -> None:
-        for field, timeout in (
-            ("X-A: b", 20.0),
-            ("X-Request-Timeout-Ms: 9000", 9.0),
-            ("X-Request-Timeout-Ms: 1", 0.001),
-        ):
-            await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, field))
-            assert stand.gateway.asked[-1].options.timeout == timeout
-
-    served(main, task_timeout_ms=20_000.0)
+@on_stand(task_timeout_ms=20_000.0)
+async def test_a_task_may_take_longer_than_a_request_but_its_client_decides(stand: Stand) -> None:
+    for field, timeout in (
+        ("X-A: b", 20.0),
+        ("X-Request-Timeout-Ms: 9000", 9.0),
+        ("X-Request-Timeout-Ms: 1", 0.001),
+    ):
+        await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, field))
+        assert stand.gateway.asked[-1].options.timeout == timeout
 
 
-def test_several_lines_are_one_list_and_a_known_head_means_the_same() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for text in ("a", "bb"):
-            await client.send(
-                post(f'{{"input": "{text}"}}', "/v1/inference", "Prefer: wait=x", "Prefer: respond-async")
-            )
-            task_of(await client.answer())
-
-    served(main)
+@on_stand()
+async def test_several_lines_are_one_list_and_a_known_head_means_the_same(stand: Stand) -> None:
+    client = await stand.connect()
+    for text in ("a", "bb"):
+        await client.send(post(f'{{"input": "{text}"}}', "/v1/inference", "Prefer: wait=x", "Prefer: respond-async"))
+        task_of(await client.answer())
 
 
 @pytest.mark.parametrize(
     "id", [f"req_{UUID}", "req_1", "x" * 300, "%00", "%0d%0aset-cookie:%20a=b", "%ff", "%2e%2e", "*"]
 )
-def test_what_is_unknown_is_404_whatever_the_reason(id: str) -> None:
-    async def main(stand: Stand) -> None:
-        messages = set()
-        asked = [f"/v1/result/{id}{wait}" for wait in ("", "?wait=5", f"?wait={'9' * 400}")]
-        for request in (*map(get, asked), delete(asked[0])):
-            answer = await stand.ask(request)
-            assert (answer.status, answer.error) == (404, "NOT_FOUND")
-            messages.add(answer.json["message"])
-        assert len(messages) == 1
-        assert "set-cookie" not in answer.header
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_what_is_unknown_is_404_whatever_the_reason(stand: Stand, id: str) -> None:
+    messages = set()
+    asked = [f"/v1/result/{id}{wait}" for wait in ("", "?wait=5", f"?wait={'9' * 400}")]
+    for request in (*map(get, asked), delete(asked[0])):
+        answer = await stand.ask(request)
+        assert (answer.status, answer.error) == (404, "NOT_FOUND")
+        messages.add(answer.json["message"])
+    assert len(messages) == 1
+    assert "set-cookie" not in answer.header
 
 
 @pytest.mark.parametrize("wait", ["x", "-1", "1e3", "", "1&wait=2", "NaN", "%00"])
-def test_a_wait_that_is_no_number_is_refused(wait: str) -> None:
-    async def main(stand: Stand) -> None:
-        answer = await stand.ask(get(f"/v1/result/req_{UUID}?wait={wait}"))
-        assert answer.error == "BAD_REQUEST"
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_wait_that_is_no_number_is_refused(stand: Stand, wait: str) -> None:
+    answer = await stand.ask(get(f"/v1/result/req_{UUID}?wait={wait}"))
+    assert answer.error == "BAD_REQUEST"
 
 
-def test_a_task_that_is_forgotten_never_runs() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        running = task_of(await stand.ask(post('{"input": "first"}', "/v1/inference", ASYNC)))
-        await settled(lambda: stand.runs == ["first"])
-        waiting = task_of(await stand.ask(post('{"input": "second"}', "/v1/inference", ASYNC)))
-        watcher = await stand.connect()
-        await watcher.send(get(f"/v1/result/{waiting}?wait=25"))
-        await settled(lambda: stand.real.pending == 3)
-        for id in (waiting, running):
-            gone = await stand.ask(delete(f"/v1/result/{id}"))
-            assert (gone.status, gone.body) == (204, b"")
-            assert (await stand.ask(delete(f"/v1/result/{id}"))).error == "NOT_FOUND"
-        assert (await watcher.answer()).error == "NOT_FOUND", "who waits for it hears at once"
-        stand.go.set()
-        assert (await stand.ask(post('{"input": "third"}'))).status == 200
-        assert stand.runs == ["first", "third"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_task_that_is_forgotten_never_runs(stand: Stand) -> None:
+    stand.go.clear()
+    running = task_of(await stand.ask(post('{"input": "first"}', "/v1/inference", ASYNC)))
+    await settled(lambda: stand.runs == ["first"])
+    waiting = task_of(await stand.ask(post('{"input": "second"}', "/v1/inference", ASYNC)))
+    watcher = await stand.connect()
+    await watcher.send(get(f"/v1/result/{waiting}?wait=25"))
+    await settled(lambda: stand.real.pending == 3)
+    for id in (waiting, running):
+        gone = await stand.ask(delete(f"/v1/result/{id}"))
+        assert (gone.status, gone.body) == (204, b"")
+        assert (await stand.ask(delete(f"/v1/result/{id}"))).error == "NOT_FOUND"
+    assert (await watcher.answer()).error == "NOT_FOUND", "who waits for it hears at once"
+    stand.go.set()
+    assert (await stand.ask(post('{"input": "third"}'))).status == 200
+    assert stand.runs == ["first", "third"]
 
 
-def test_who_waits_for_the_answer_itself_hears_that_it_was_forgotten() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        client = await stand.connect()
-        await client.send(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25", f"X-Request-Id: {UUID}"))
-        await settled(lambda: stand.runs == ["a"])
-        assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
-        assert (await client.answer()).error == "NOT_FOUND"
-        stand.go.set()
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_who_waits_for_the_answer_itself_hears_that_it_was_forgotten(stand: Stand) -> None:
+    stand.go.clear()
+    client = await stand.connect()
+    await client.send(post('{"input": "a"}', "/v1/inference", f"{ASYNC}, wait=25", f"X-Request-Id: {UUID}"))
+    await settled(lambda: stand.runs == ["a"])
+    assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
+    assert (await client.answer()).error == "NOT_FOUND"
+    stand.go.set()
 
 
-def test_a_client_that_leaves_ends_its_wait() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
-        client = await stand.connect()
-        await client.send(get(f"/v1/result/{id}?wait=25"))
-        await settled(lambda: stand.real.pending == 2)
-        client.leave()
-        await settled(lambda: stand.real.pending == 1)
-        stand.go.set()
-        assert (await stand.ask(get(f"/v1/result/{id}?wait=25"))).json["output"] == "A"
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_client_that_leaves_ends_its_wait(stand: Stand) -> None:
+    stand.go.clear()
+    id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
+    client = await stand.connect()
+    await client.send(get(f"/v1/result/{id}?wait=25"))
+    await settled(lambda: stand.real.pending == 2)
+    client.leave()
+    await settled(lambda: stand.real.pending == 1)
+    stand.go.set()
+    assert (await stand.ask(get(f"/v1/result/{id}?wait=25"))).json["output"] == "A"
 
 
-def test_a_shutdown_ends_every_wait() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
-        client = await stand.connect()
-        await client.send(get(f"/v1/result/{id}?wait=25"))
-        await settled(lambda: stand.real.pending == 2)
-        draining = asyncio.ensure_future(stand.door.drain())
-        answer = await client.answer()
-        assert (answer.json["status"], answer.header["connection"]) == ("PENDING", "close")
-        client.leave()
-        stand.later(GRACE)
-        await draining
-        stand.go.set()
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_shutdown_ends_every_wait(stand: Stand) -> None:
+    stand.go.clear()
+    id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
+    client = await stand.connect()
+    await client.send(get(f"/v1/result/{id}?wait=25"))
+    await settled(lambda: stand.real.pending == 2)
+    draining = asyncio.ensure_future(stand.door.drain())
+    answer = await client.answer()
+    assert (answer.json["status"], answer.header["connection"]) == ("PENDING", "close")
+    client.leave()
+    stand.later(GRACE)
+    await draining
+    stand.go.set()
 
 
-def test_a_wait_that_is_over_is_answered_with_how_it_stands() -> None:
-    async def main(stand: Stand) -> None:
-        stand.go.clear()
-        id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
-        answer = await stand.ask(get(f"/v1/result/{id}?wait=0.01"))
-        assert answer.json == {"task_id": id, "status": "PENDING"}
-        stand.go.set()
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_a_wait_that_is_over_is_answered_with_how_it_stands(stand: Stand) -> None:
+    stand.go.clear()
+    id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC)))
+    answer = await stand.ask(get(f"/v1/result/{id}?wait=0.01"))
+    assert answer.json == {"task_id": id, "status": "PENDING"}
+    stand.go.set()
 
 
-def test_while_the_broker_is_away_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand(whole=True)
+async def test_while_the_broker_is_away_nothing_is_known(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*args: object) -> Reply:
         raise BrokerUnavailable("the broker at redis://secret:6379/0 does not answer")
 
-    async def main(stand: Stand) -> None:
-        monkeypatch.setattr(stand.broker, "outcome", away)
-        for request in (get(f"/v1/result/{UUID}"), delete(f"/v1/result/{UUID}")):
-            answer = await stand.ask(request)
-            assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
-            assert answer.header["x-headway-dropped-reason"] == "broker"
-            assert b"the queue is out of reach" in answer.body
-            assert b"redis" not in answer.body, "where the broker is concerns no client"
-
-    served(main, whole=True)
+    monkeypatch.setattr(stand.broker, "outcome", away)
+    for request in (get(f"/v1/result/{UUID}"), delete(f"/v1/result/{UUID}")):
+        answer = await stand.ask(request)
+        assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
+        assert answer.header["x-headway-dropped-reason"] == "broker"
+        assert b"the queue is out of reach" in answer.body
+        assert b"redis" not in answer.body, "where the broker is concerns no client"
 
 
-def test_an_output_that_is_no_text_makes_a_task_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand(whole=True)
+async def test_an_output_that_is_no_text_makes_a_task_fail(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(tenant: str, id: str) -> Reply:
         return Reply(id, tenant, "\ud800")
 
-    async def main(stand: Stand) -> None:
-        monkeypatch.setattr(stand.broker, "outcome", found)
-        answer = await stand.ask(get(f"/v1/result/{UUID}"))
-        assert (answer.json["status"], answer.json["error"]["error"]) == ("FAILED", "BACKEND_ERROR")
-
-    served(main, whole=True)
+    monkeypatch.setattr(stand.broker, "outcome", found)
+    answer = await stand.ask(get(f"/v1/result/{UUID}"))
+    assert (answer.json["status"], answer.json["error"]["error"]) == ("FAILED", "BACKEND_ERROR")
 
 
-def test_another_tenant_knows_nothing_of_it() -> None:
+@on_stand(keys={name: {"tenant": name} for name in ("mine", "yours")}, whole=True)
+async def test_another_tenant_knows_nothing_of_it(stand: Stand) -> None:
     mine, yours = "Authorization: Bearer mine", "Authorization: Bearer yours"
-
-    async def main(stand: Stand) -> None:
-        id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, mine)))
-        assert (await stand.ask(get(f"/v1/result/{id}?wait=25", mine))).json["output"] == "A"
-        never = await stand.ask(get(f"/v1/result/{UUID}", yours))
-        for request in (get(f"/v1/result/{id}", yours), get(f"/v1/result/{id}?wait=25", yours),
-                        delete(f"/v1/result/{id}", yours)):  # fmt: skip
-            foreign = await stand.ask(request)
-            assert foreign.status == 404
-            differing = {name for name in foreign.json if foreign.json[name] != never.json[name]}
-            assert differing == {"request_id"}
-            assert set(foreign.header) == set(never.header)
-        for credential in ((), ("Authorization: Bearer x",)):
-            assert (await stand.ask(get(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
-            assert (await stand.ask(delete(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
-        assert stand.counters.refusals["unauthenticated", "none", ""] == 4
-        assert (await stand.ask(get(f"/v1/result/{id}", mine))).json["output"] == "A"
-
-    served(main, keys={name: {"tenant": name} for name in ("mine", "yours")}, whole=True)
+    id = task_of(await stand.ask(post('{"input": "a"}', "/v1/inference", ASYNC, mine)))
+    assert (await stand.ask(get(f"/v1/result/{id}?wait=25", mine))).json["output"] == "A"
+    never = await stand.ask(get(f"/v1/result/{UUID}", yours))
+    for request in (get(f"/v1/result/{id}", yours), get(f"/v1/result/{id}?wait=25", yours),
+                    delete(f"/v1/result/{id}", yours)):  # fmt: skip
+        foreign = await stand.ask(request)
+        assert foreign.status == 404
+        differing = {name for name in foreign.json if foreign.json[name] != never.json[name]}
+        assert differing == {"request_id"}
+        assert set(foreign.header) == set(never.header)
+    for credential in ((), ("Authorization: Bearer x",)):
+        assert (await stand.ask(get(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
+        assert (await stand.ask(delete(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
+    assert stand.counters.refusals["unauthenticated", "none", ""] == 4
+    assert (await stand.ask(get(f"/v1/result/{id}", mine))).json["output"] == "A"
 
 
-def test_a_stranger_is_refused_before_a_body_is_read() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(delete(f"/v1/result/{UUID}", "Content-Length: 1000"))
-        assert (await client.answer()).error == "UNAUTHENTICATED"
-
-    served(main, keys={"key": {}}, whole=True)
+@on_stand(keys={"key": {}}, whole=True)
+async def test_a_stranger_is_refused_before_a_body_is_read(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(delete(f"/v1/result/{UUID}", "Content-Length: 1000"))
+    assert (await client.answer()).error == "UNAUTHENTICATED"
 
 
-def test_an_id_means_one_task_and_no_other() -> None:
-    async def main(stand: Stand) -> None:
-        fields = "/v1/inference", ASYNC, f"X-Request-Id: {UUID}"
-        for _ in range(2):
-            task_of(await stand.ask(post('{"input": "a"}', *fields)))
-            assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "A"
-        other = await stand.ask(post('{"input": "b"}', *fields))
-        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
-        assert (await stand.ask(get(f"/v1/result/{UUID}"))).json["output"] == "A"
-        plain = await stand.ask(post('{"input": "b"}', "/v1/inference", f"X-Request-Id: {UUID}"))
-        assert (plain.status, plain.error) == (422, "IDEMPOTENCY_CONFLICT")
-        same = await stand.ask(post('{"input": "a"}', "/v1/inference", f"X-Request-Id: {UUID}"))
-        assert same.json["output"] == "A"
-        assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
-        task_of(await stand.ask(post('{"input": "b"}', *fields)))
-        assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "B"
-        assert stand.runs == ["a", "b"]
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_an_id_means_one_task_and_no_other(stand: Stand) -> None:
+    fields = "/v1/inference", ASYNC, f"X-Request-Id: {UUID}"
+    for _ in range(2):
+        task_of(await stand.ask(post('{"input": "a"}', *fields)))
+        assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "A"
+    other = await stand.ask(post('{"input": "b"}', *fields))
+    assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
+    assert (await stand.ask(get(f"/v1/result/{UUID}"))).json["output"] == "A"
+    plain = await stand.ask(post('{"input": "b"}', "/v1/inference", f"X-Request-Id: {UUID}"))
+    assert (plain.status, plain.error) == (422, "IDEMPOTENCY_CONFLICT")
+    same = await stand.ask(post('{"input": "a"}', "/v1/inference", f"X-Request-Id: {UUID}"))
+    assert same.json["output"] == "A"
+    assert (await stand.ask(delete(f"/v1/result/{UUID}"))).status == 204
+    task_of(await stand.ask(post('{"input": "b"}', *fields)))
+    assert (await stand.ask(get(f"/v1/result/{UUID}?wait=25"))).json["output"] == "B"
+    assert stand.runs == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -362,20 +319,18 @@ def test_an_id_means_one_task_and_no_other() -> None:
     ],
     ids=lambda poll: str(poll.args[-1]),
 )
-def test_what_is_told_of_models_counts_as_polls(poll: Callable[[str], bytes]) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        asked = poll("Authorization: Bearer ada")
-        for _ in range(POLLS + POLLS_AT_ONCE):
-            await client.send(asked)
-            assert (await client.answer()).status == 200
+@on_stand(whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})
+async def test_what_is_told_of_models_counts_as_polls(stand: Stand, poll: Callable[[str], bytes]) -> None:
+    client = await stand.connect()
+    asked = poll("Authorization: Bearer ada")
+    for _ in range(POLLS + POLLS_AT_ONCE):
         await client.send(asked)
-        answer = await client.answer()
-        assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "polls")
-        assert "30 polls a minute" in str(answer.json)
-        assert answer.header["retry-after"]
-
-    served(main, whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})
+        assert (await client.answer()).status == 200
+    await client.send(asked)
+    answer = await client.answer()
+    assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "polls")
+    assert "30 polls a minute" in str(answer.json)
+    assert answer.header["retry-after"]
 
 
 def test_polls_are_limited_by_what_their_caller_may_send() -> None:

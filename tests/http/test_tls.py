@@ -20,6 +20,7 @@ from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.tls_transport import TlsPort, TlsTransport
 from tests.authority import Authority
 from tests.http.stand import Client, Stand, get, post, served, settled
+from tests.scenes import Scene, as_test
 
 BODY = b'{"input": "abc"}'
 
@@ -49,6 +50,18 @@ def issued(tmp_path: Path) -> Issued:
     return Issued(tmp_path)
 
 
+def over_tls(**changes: Any) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a stand whose door speaks TLS, and of its certificates."""
+
+    def decorate(test: Scene) -> Callable[..., None]:
+        def played(issued: Issued, **given: Any) -> None:
+            issued.serve(lambda stand: test(stand, issued, **given), **changes)
+
+        return as_test(test, played, tools=1)
+
+    return decorate
+
+
 async def connected(stand: Stand, trust: ssl.SSLContext) -> Client:
     return await stand.connect(host="127.0.0.1", port=stand.door.port, ssl=trust)
 
@@ -67,101 +80,87 @@ def hello(trust: ssl.SSLContext) -> bytes:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_requests_are_answered_over_tls(issued: Issued, version: ssl.TLSVersion) -> None:
-    async def main(stand: Stand) -> None:
-        issued.trust.minimum_version = issued.trust.maximum_version = version
-        issued.trust.set_alpn_protocols(["h2", "http/1.1"])
-        client = await connected(stand, issued.trust)
-        assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
-        for request in (post(BODY), post(BODY), get("/livez"), post(BODY)):
-            await client.send(request)
-            assert (await client.answer()).status == 200
-        await client.send(*(bytes([octet]) for octet in post(BODY)))
-        assert (await client.answer()).json["output"] == "ABC"
-        await client.send(post(BODY) * 20)
+@over_tls()
+async def test_requests_are_answered_over_tls(stand: Stand, issued: Issued, version: ssl.TLSVersion) -> None:
+    issued.trust.minimum_version = issued.trust.maximum_version = version
+    issued.trust.set_alpn_protocols(["h2", "http/1.1"])
+    client = await connected(stand, issued.trust)
+    assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    for request in (post(BODY), post(BODY), get("/livez"), post(BODY)):
+        await client.send(request)
+        assert (await client.answer()).status == 200
+    await client.send(*(bytes([octet]) for octet in post(BODY)))
+    assert (await client.answer()).json["output"] == "ABC"
+    await client.send(post(BODY) * 20)
+    for _ in range(20):
+        assert (await client.answer()).status == 200
+
+
+@over_tls()
+async def test_large_bodies_and_answers_pass(stand: Stand, issued: Issued) -> None:
+    text = b"x" * 900_000
+    client = await connected(stand, issued.trust)
+    await client.send(post(b'{"input": "%b"}' % text))
+    assert (await client.answer()).json["output"] == text.decode().upper()
+
+
+@over_tls()
+async def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(stand: Stand, issued: Issued) -> None:
+    client = await connected(stand, issued.trust)
+    await client.send(post("", length=50_000_000))
+    with contextlib.suppress(ConnectionError):  # asyncio's client closes when it hears the end in TLS.
         for _ in range(20):
-            assert (await client.answer()).status == 200
-
-    issued.serve(main)
-
-
-def test_large_bodies_and_answers_pass(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        text = b"x" * 900_000
-        client = await connected(stand, issued.trust)
-        await client.send(post(b'{"input": "%b"}' % text))
-        assert (await client.answer()).json["output"] == text.decode().upper()
-
-    issued.serve(main)
+            await client.send(b"x" * 65_536)
+    assert (await client.answer()).status == 413
+    assert await client.ended()
 
 
-def test_a_refused_upload_gets_its_answer_although_it_goes_on_sending(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        client = await connected(stand, issued.trust)
-        await client.send(post("", length=50_000_000))
-        with contextlib.suppress(ConnectionError):  # asyncio's client closes when it hears the end in TLS.
-            for _ in range(20):
-                await client.send(b"x" * 65_536)
-        assert (await client.answer()).status == 413
-        assert await client.ended()
-
-    issued.serve(main)
+@over_tls()
+async def test_a_client_that_leaves_has_its_request_abandoned(stand: Stand, issued: Issued) -> None:
+    stand.gateway.hold = True
+    client = await connected(stand, issued.trust)
+    await client.send(post(BODY))
+    await stand.gateway.until(lambda: len(stand.gateway.waiting) == 1)
+    client.leave()
+    await stand.gateway.until(lambda: len(stand.gateway.abandoned) == 1)
 
 
-def test_a_client_that_leaves_has_its_request_abandoned(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        client = await connected(stand, issued.trust)
-        await client.send(post(BODY))
-        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 1)
-        client.leave()
-        await stand.gateway.until(lambda: len(stand.gateway.abandoned) == 1)
-
-    issued.serve(main)
-
-
-def test_a_client_that_takes_no_answer_is_cut(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.output = "x" * 8_000_000
-        client = await connected(stand, issued.trust)
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(post(BODY))
-        [held] = stand.door._connections()
-        await settled(lambda: held.unread.since > 0)
-        assert held.transport.get_write_buffer_size() > 0
-        stand.later(1000.0)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await client.answer()
-
-    issued.serve(main)
+@over_tls()
+async def test_a_client_that_takes_no_answer_is_cut(stand: Stand, issued: Issued) -> None:
+    stand.gateway.output = "x" * 8_000_000
+    client = await connected(stand, issued.trust)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(post(BODY))
+    [held] = stand.door._connections()
+    await settled(lambda: held.unread.since > 0)
+    assert held.transport.get_write_buffer_size() > 0
+    stand.later(1000.0)
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await client.answer()
 
 
 @pytest.mark.parametrize(
     ("begin", "status"), [(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n", 400), (b"\r\n", 400), (post(BODY), 400)]
 )
-def test_plain_http_is_told_to_speak_tls(issued: Issued, begin: bytes, status: int) -> None:
-    async def main(stand: Stand) -> None:
+@over_tls()
+async def test_plain_http_is_told_to_speak_tls(stand: Stand, issued: Issued, begin: bytes, status: int) -> None:
+    client = await stand.connect()
+    await client.send(begin)
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (status, "BAD_REQUEST")
+    assert "https://" in answer.json["message"]
+    assert await client.ended()
+    assert stand.counters.tls_failures["public", "plain"] == 1
+
+
+@over_tls()
+async def test_what_is_neither_tls_nor_text_is_cut(stand: Stand, issued: Issued) -> None:
+    for sent in (b"\x00" * 12, b"\x16\x03\x01\x00\x06\x02" + b"\x00" * 9, b"\x16\x03\x01\xff\xff" + b"x" * 70_000):
         client = await stand.connect()
-        await client.send(begin)
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (status, "BAD_REQUEST")
-        assert "https://" in answer.json["message"]
-        assert await client.ended()
-        assert stand.counters.tls_failures["public", "plain"] == 1
-
-    issued.serve(main)
-
-
-def test_what_is_neither_tls_nor_text_is_cut(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        for sent in (b"\x00" * 12, b"\x16\x03\x01\x00\x06\x02" + b"\x00" * 9, b"\x16\x03\x01\xff\xff" + b"x" * 70_000):
-            client = await stand.connect()
-            await client.send(sent)
-            assert b"HTTP" not in await client.reader.read()
-        assert stand.counters.tls_failures["public", "malformed"] == 3
-
-    issued.serve(main)
+        await client.send(sent)
+        assert b"HTTP" not in await client.reader.read()
+    assert stand.counters.tls_failures["public", "malformed"] == 3
 
 
 def test_old_versions_are_refused(issued: Issued) -> None:
@@ -223,48 +222,42 @@ def test_a_refused_client_gets_to_read_why(tmp_path: Path) -> None:
 # Handshakes that hang.
 
 
-def test_a_handshake_that_hangs_is_cut_after_the_time_for_a_header(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        silent, half, done = await stand.connect(), await stand.connect(), await connected(stand, issued.trust)
-        await half.send(hello(issued.trust))
-        assert await half.reader.read(1)
-        await half.send(b"\x14")
-        stand.later(9.0)
-        assert len(stand.door._connections()) == 3
-        stand.later(11.0)
-        for client in (silent, half, done):
-            await client.reader.read()
-        await settled(lambda: not stand.door._connections())
-        assert stand.counters.tls_failures["public", "unfinished"] == 2
-
-    issued.serve(main)
+@over_tls()
+async def test_a_handshake_that_hangs_is_cut_after_the_time_for_a_header(stand: Stand, issued: Issued) -> None:
+    silent, half, done = await stand.connect(), await stand.connect(), await connected(stand, issued.trust)
+    await half.send(hello(issued.trust))
+    assert await half.reader.read(1)
+    await half.send(b"\x14")
+    stand.later(9.0)
+    assert len(stand.door._connections()) == 3
+    stand.later(11.0)
+    for client in (silent, half, done):
+        await client.reader.read()
+    await settled(lambda: not stand.door._connections())
+    assert stand.counters.tls_failures["public", "unfinished"] == 2
 
 
-def test_handshakes_count_as_connections_and_make_room_for_others(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        crowd = [await stand.connect() for _ in range(30)]
-        for client in crowd:
-            await client.send(hello(issued.trust))
-        for _ in range(3):
-            client = await connected(stand, issued.trust)
-            await client.send(post(BODY, "/v1/inference", "Authorization: Bearer k"))
-            assert (await client.answer()).status == 200
-        assert len(stand.door._connections()) <= 21
-
-    issued.serve(main, keys={"k": {}}, max_connections=20)
-
-
-def test_a_connection_too_many_is_told_so_in_tls(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        first = await connected(stand, issued.trust)
-        await first.send(post(BODY))
-        assert (await first.answer()).status == 200
+@over_tls(keys={"k": {}}, max_connections=20)
+async def test_handshakes_count_as_connections_and_make_room_for_others(stand: Stand, issued: Issued) -> None:
+    crowd = [await stand.connect() for _ in range(30)]
+    for client in crowd:
+        await client.send(hello(issued.trust))
+    for _ in range(3):
         client = await connected(stand, issued.trust)
-        answer = await client.answer()
-        assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
-        assert await client.ended()
+        await client.send(post(BODY, "/v1/inference", "Authorization: Bearer k"))
+        assert (await client.answer()).status == 200
+    assert len(stand.door._connections()) <= 21
 
-    issued.serve(main, max_connections=1)
+
+@over_tls(max_connections=1)
+async def test_a_connection_too_many_is_told_so_in_tls(stand: Stand, issued: Issued) -> None:
+    first = await connected(stand, issued.trust)
+    await first.send(post(BODY))
+    assert (await first.answer()).status == 200
+    client = await connected(stand, issued.trust)
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (503, "SERVICE_OVERLOADED")
+    assert await client.ended()
 
 
 def test_addresses_take_turns_at_handshakes() -> None:
@@ -350,23 +343,21 @@ def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Iss
     assert other.write.called, "the service's side of the other handshake"
 
 
-def test_a_drain_lets_requests_over_tls_end(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.hold = True
-        busy, half = await connected(stand, issued.trust), await stand.connect()
-        await half.send(hello(issued.trust))
-        await busy.send(post(BODY))
-        await stand.gateway.until(lambda: len(stand.gateway.waiting) == 1)
-        draining = asyncio.create_task(stand.door.drain())
-        await asyncio.sleep(0)
-        stand.gateway.release()
-        answer = await busy.answer()
-        assert (answer.status, answer.header["connection"]) == (200, "close")
-        assert await busy.ended()
-        stand.later(2.0)
-        await draining
-
-    issued.serve(main)
+@over_tls()
+async def test_a_drain_lets_requests_over_tls_end(stand: Stand, issued: Issued) -> None:
+    stand.gateway.hold = True
+    busy, half = await connected(stand, issued.trust), await stand.connect()
+    await half.send(hello(issued.trust))
+    await busy.send(post(BODY))
+    await stand.gateway.until(lambda: len(stand.gateway.waiting) == 1)
+    draining = asyncio.create_task(stand.door.drain())
+    await asyncio.sleep(0)
+    stand.gateway.release()
+    answer = await busy.answer()
+    assert (answer.status, answer.header["connection"]) == (200, "close")
+    assert await busy.ended()
+    stand.later(2.0)
+    await draining
 
 
 # New certificates.
@@ -387,23 +378,21 @@ async def _ask_on(stand: Stand, trust: ssl.SSLContext, seen: list[str], stop: as
     return count
 
 
-def test_certificates_change_under_load_without_a_failed_request(issued: Issued) -> None:
-    async def main(stand: Stand) -> None:
-        stop, kept, fresh = asyncio.Event(), [], []  # type: ignore[var-annotated]
-        load = [asyncio.create_task(_ask_on(stand, issued.trust, kept, stop, True)) for _ in range(3)]
-        load += [asyncio.create_task(_ask_on(stand, issued.trust, fresh, stop, False)) for _ in range(3)]
-        await settled(lambda: bool(fresh))
-        for number in range(1, 5):
-            issued.authority.issue()  # The certificate first, then its key: for a moment they do not fit.
-            await settled_look(issued.certificates)
-            await settled(lambda: len(set(fresh)) > number)  # noqa: B023 - awaited here
-        stop.set()
-        counts = await asyncio.gather(*load)
-        assert all(counts)
-        assert len(set(fresh)) == 5
-        assert len(set(kept)) == 3 or len(set(kept)) == 1  # Each kept connection has the one that it began with.
-
-    issued.serve(main)
+@over_tls()
+async def test_certificates_change_under_load_without_a_failed_request(stand: Stand, issued: Issued) -> None:
+    stop, kept, fresh = asyncio.Event(), [], []  # type: ignore[var-annotated]
+    load = [asyncio.create_task(_ask_on(stand, issued.trust, kept, stop, True)) for _ in range(3)]
+    load += [asyncio.create_task(_ask_on(stand, issued.trust, fresh, stop, False)) for _ in range(3)]
+    await settled(lambda: bool(fresh))
+    for number in range(1, 5):
+        issued.authority.issue()  # The certificate first, then its key: for a moment they do not fit.
+        await settled_look(issued.certificates)
+        await settled(lambda: len(set(fresh)) > number)  # noqa: B023 - awaited here
+    stop.set()
+    counts = await asyncio.gather(*load)
+    assert all(counts)
+    assert len(set(fresh)) == 5
+    assert len(set(kept)) == 3 or len(set(kept)) == 1  # Each kept connection has the one that it began with.
 
 
 async def settled_look(certificates: Certificates) -> None:

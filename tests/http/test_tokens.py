@@ -10,24 +10,22 @@ import pytest
 from headway.http.openai.answers import ChoicesWriter
 from headway.model import TokenCount, added_up
 from headway.oip.tensors import pack
-from tests.http.stand import Stand, get, post, served
+from tests.http.stand import Stand, get, on_stand, post
 
 
-def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does() -> None:
-    async def main(stand: Stand) -> None:
-        async def used(body: str) -> Any:
-            return (await stand.ask(post(body))).json["metadata"]["tokens_used"]
+@on_stand()
+async def test_native_answers_tell_the_tokens_of_a_request_and_null_where_nobody_does(stand: Stand) -> None:
+    async def used(body: str) -> Any:
+        return (await stand.ask(post(body))).json["metadata"]["tokens_used"]
 
-        assert await used('{"input": "a"}') is None
-        assert await used('{"inputs": ["a", "b"]}') is None
-        stand.gateway.tokens = TokenCount(7, 3)
-        assert await used('{"input": "a"}') == 7
-        assert await used('{"input": "a", "parameters": {"x": 1}}') == 7
-        assert await used('{"inputs": ["a", "b"]}') == 14
-        stand.gateway.output = b'{"label": 1}'
-        assert await used('{"input": "a"}') == 7
-
-    served(main)
+    assert await used('{"input": "a"}') is None
+    assert await used('{"inputs": ["a", "b"]}') is None
+    stand.gateway.tokens = TokenCount(7, 3)
+    assert await used('{"input": "a"}') == 7
+    assert await used('{"input": "a", "parameters": {"x": 1}}') == 7
+    assert await used('{"inputs": ["a", "b"]}') == 14
+    stand.gateway.output = b'{"label": 1}'
+    assert await used('{"input": "a"}') == 7
 
 
 @pytest.mark.parametrize(
@@ -45,41 +43,39 @@ def test_the_tokens_of_a_list_are_those_that_the_target_told(
     assert added_up(each) == together
 
 
-def test_the_outcome_of_a_task_tells_its_tokens_and_version() -> None:
-    async def main(stand: Stand) -> None:
-        async def metadata(key: str) -> Any:
-            line = await stand.connect()
-            await line.send(post('{"input": "a"}', "/v1/inference", "Prefer: respond-async", f"Idempotency-Key: {key}"))
-            id = (await line.answer()).json["task_id"]
-            await line.send(get(f"/v1/result/{id}?wait=25"))
-            return (await line.answer()).json["metadata"]
+@on_stand(whole=True)
+async def test_the_outcome_of_a_task_tells_its_tokens_and_version(stand: Stand) -> None:
+    async def metadata(key: str) -> Any:
+        line = await stand.connect()
+        await line.send(post('{"input": "a"}', "/v1/inference", "Prefer: respond-async", f"Idempotency-Key: {key}"))
+        id = (await line.answer()).json["task_id"]
+        await line.send(get(f"/v1/result/{id}?wait=25"))
+        return (await line.answer()).json["metadata"]
 
-        stand.go.set()
-        assert await metadata("untold") == {"tokens_used": None, "model_version": "1"}
-        stand.gateway.tokens = TokenCount(7, 3)
-        told = {"tokens_used": 7, "model_version": "1"}
-        assert await metadata("told") == await metadata("told") == told, "an outcome that is kept tells them, too"
-
-    served(main, whole=True)
+    stand.go.set()
+    assert await metadata("untold") == {"tokens_used": None, "model_version": "1"}
+    stand.gateway.tokens = TokenCount(7, 3)
+    told = {"tokens_used": 7, "model_version": "1"}
+    assert await metadata("told") == await metadata("told") == told, "an outcome that is kept tells them, too"
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_the_open_inference_protocol_tells_the_tokens_as_a_parameter_of_the_answer(binary: bool) -> None:
-    async def main(stand: Stand) -> None:
-        async def told(*texts: str) -> Any:
-            tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
-            asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
-            answer = await stand.ask(post(json.dumps(asked), "/v2/models/default/infer"))
-            length = int(answer.header.get("inference-header-content-length", len(answer.body)))
-            assert answer.body[length:] == (pack([text.upper().encode() for text in texts]) if binary else b"")
-            return json.loads(answer.body[:length]).get("parameters")
+@on_stand()
+async def test_the_open_inference_protocol_tells_the_tokens_as_a_parameter_of_the_answer(
+    stand: Stand, binary: bool
+) -> None:
+    async def told(*texts: str) -> Any:
+        tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+        asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+        answer = await stand.ask(post(json.dumps(asked), "/v2/models/default/infer"))
+        length = int(answer.header.get("inference-header-content-length", len(answer.body)))
+        assert answer.body[length:] == (pack([text.upper().encode() for text in texts]) if binary else b"")
+        return json.loads(answer.body[:length]).get("parameters")
 
-        assert await told("a") is await told("a", "b") is None
-        stand.gateway.tokens = TokenCount(7, 3)
-        assert await told("a") == {"tokens_used": 7}
-        assert await told("a", "b") == {"tokens_used": 14}
-
-    served(main)
+    assert await told("a") is await told("a", "b") is None
+    stand.gateway.tokens = TokenCount(7, 3)
+    assert await told("a") == {"tokens_used": 7}
+    assert await told("a", "b") == {"tokens_used": 14}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -106,28 +102,24 @@ def test_the_usage_of_several_choices_is_that_of_those_that_tell_it(
     }
 
 
-def test_openai_s_clients_find_the_tokens_as_usage() -> None:
-    async def main(stand: Stand) -> None:
-        async def usage(path: str, **members: Any) -> dict[str, int]:
-            answer = await stand.ask(post(json.dumps(members), path))
-            assert answer.status == 200
-            found = answer.json["usage"]
-            return {name: count for name, count in found.items() if isinstance(count, int)}
+@on_stand()
+async def test_openai_s_clients_find_the_tokens_as_usage(stand: Stand) -> None:
+    async def usage(path: str, **members: Any) -> dict[str, int]:
+        answer = await stand.ask(post(json.dumps(members), path))
+        assert answer.status == 200
+        found = answer.json["usage"]
+        return {name: count for name, count in found.items() if isinstance(count, int)}
 
-        stand.gateway.tokens = TokenCount(7, 3)
-        hello = [{"role": "user", "content": "hello"}]
-        once = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-        twice = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
-        assert await usage("/v1/completions", prompt="a") == once
-        assert await usage("/v1/completions", prompt="a", n=2) == twice
-        assert await usage("/v1/chat/completions", messages=hello) == once
-        assert await usage("/v1/responses", input="a") == {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
-        stand.gateway.output = "[0.5]"
-        assert await usage("/v1/embeddings", input=["a", "b"]) == {"prompt_tokens": 14, "total_tokens": 14}
-        told = {"text": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
-        stand.gateway.output = json.dumps(told).encode()
-        assert (await usage("/v1/completions", prompt="a"))["total_tokens"] == 2, (
-            "what the output says itself counts first"
-        )
-
-    served(main)
+    stand.gateway.tokens = TokenCount(7, 3)
+    hello = [{"role": "user", "content": "hello"}]
+    once = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    twice = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert await usage("/v1/completions", prompt="a") == once
+    assert await usage("/v1/completions", prompt="a", n=2) == twice
+    assert await usage("/v1/chat/completions", messages=hello) == once
+    assert await usage("/v1/responses", input="a") == {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+    stand.gateway.output = "[0.5]"
+    assert await usage("/v1/embeddings", input=["a", "b"]) == {"prompt_tokens": 14, "total_tokens": 14}
+    told = {"text": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    stand.gateway.output = json.dumps(told).encode()
+    assert (await usage("/v1/completions", prompt="a"))["total_tokens"] == 2, "what the output says itself counts first"

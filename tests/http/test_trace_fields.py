@@ -9,9 +9,8 @@ import pytest
 from headway.core.trace_context import traceparent
 from headway.grpc import messages
 from headway.model import TraceContext
-from tests.grpc.stand import INFER, PREDICT, Port, predict
-from tests.grpc.stand import served as served_over_grpc
-from tests.http.stand import Stand, post, served
+from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
+from tests.http.stand import Stand, on_stand, post
 
 CONTEXT = TraceContext(bytes(range(16)), bytes(range(8)), 1)
 PARENT = f"traceparent: {traceparent(CONTEXT)}"
@@ -33,45 +32,37 @@ BODIES = {
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_each_route_takes_the_span_that_the_client_names(route: str) -> None:
-    async def main(stand: Stand) -> None:
-        body, path = json.dumps(BODIES[route]), route.replace("{model}", "default")
-        await stand.ask(post(body, path, PARENT, "tracestate: a=1", "tracestate: b=2"))
-        [asked] = stand.gateway.asked
-        assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
-        assert asked.options.way == f"POST {route}"
-
-    served(main, trace=True)
+@on_stand(trace=True)
+async def test_each_route_takes_the_span_that_the_client_names(stand: Stand, route: str) -> None:
+    body, path = json.dumps(BODIES[route]), route.replace("{model}", "default")
+    await stand.ask(post(body, path, PARENT, "tracestate: a=1", "tracestate: b=2"))
+    [asked] = stand.gateway.asked
+    assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
+    assert asked.options.way == f"POST {route}"
 
 
-def test_it_is_that_of_each_request_on_a_connection() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        other = TraceContext(bytes(range(1, 17)), bytes(range(8)), 0)
-        fields = (PARENT,), (PARENT,), (f"TraceParent: {traceparent(other)}",), ()
-        for field in fields:
-            await client.send(post('{"input": "a"}', "/v1/inference", *field))
-            assert (await client.answer()).status == 200
-        assert [asked.options.trace for asked in stand.gateway.asked] == [CONTEXT, CONTEXT, other, None]
-
-    served(main, trace=True)
+@on_stand(trace=True)
+async def test_it_is_that_of_each_request_on_a_connection(stand: Stand) -> None:
+    client = await stand.connect()
+    other = TraceContext(bytes(range(1, 17)), bytes(range(8)), 0)
+    fields = (PARENT,), (PARENT,), (f"TraceParent: {traceparent(other)}",), ()
+    for field in fields:
+        await client.send(post('{"input": "a"}', "/v1/inference", *field))
+        assert (await client.answer()).status == 200
+    assert [asked.options.trace for asked in stand.gateway.asked] == [CONTEXT, CONTEXT, other, None]
 
 
 @pytest.mark.parametrize("fields", [("traceparent: 00-nonsense",), (PARENT, PARENT), ("tracestate: a=1",)])
-def test_a_malformed_one_does_not_make_a_request_fail(fields: tuple[str, ...]) -> None:
-    async def main(stand: Stand) -> None:
-        assert (await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))).status == 200
-        assert stand.gateway.asked[0].options.trace is None
-
-    served(main, trace=True)
+@on_stand(trace=True)
+async def test_a_malformed_one_does_not_make_a_request_fail(stand: Stand, fields: tuple[str, ...]) -> None:
+    assert (await stand.ask(post('{"input": "a"}', "/v1/inference", *fields))).status == 200
+    assert stand.gateway.asked[0].options.trace is None
 
 
-def test_it_is_not_looked_at_while_no_traces_are_recorded() -> None:
-    async def main(stand: Stand) -> None:
-        await stand.ask(post('{"input": "a"}', "/v1/inference", PARENT))
-        assert stand.gateway.asked[0].options.trace is None
-
-    served(main)
+@on_stand()
+async def test_it_is_not_looked_at_while_no_traces_are_recorded(stand: Stand) -> None:
+    await stand.ask(post('{"input": "a"}', "/v1/inference", PARENT))
+    assert stand.gateway.asked[0].options.trace is None
 
 
 @pytest.mark.parametrize(
@@ -81,13 +72,11 @@ def test_it_is_not_looked_at_while_no_traces_are_recorded() -> None:
         (INFER, ASKED.SerializeToString(), "inference.GRPCInferenceService/ModelInfer"),
     ],
 )
-def test_each_call_of_grpc_takes_it_from_its_metadata(method: str, body: bytes, name: str) -> None:
-    async def main(port: Port) -> None:
-        own = "traceparent", traceparent(CONTEXT)
-        await port.client().ask(method, body, (own, ("tracestate", "a=1"), ("tracestate", "b=2")))
-        await port.client().ask(method, body, (("traceparent", "00-nonsense"),))
-        first, second = (asked.options for asked in port.gateway.asked)
-        assert first.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
-        assert (first.way, second.trace) == (f"grpc {name}", None)
-
-    served_over_grpc(main, trace=True)
+@on_port(trace=True)
+async def test_each_call_of_grpc_takes_it_from_its_metadata(port: Port, method: str, body: bytes, name: str) -> None:
+    own = "traceparent", traceparent(CONTEXT)
+    await port.client().ask(method, body, (own, ("tracestate", "a=1"), ("tracestate", "b=2")))
+    await port.client().ask(method, body, (("traceparent", "00-nonsense"),))
+    first, second = (asked.options for asked in port.gateway.asked)
+    assert first.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
+    assert (first.way, second.trace) == (f"grpc {name}", None)

@@ -12,7 +12,7 @@ from headway.config import Settings
 from headway.http import openapi
 from headway.http.inference.routes import codecs
 from headway.model import ValueKind, WorkerInfo, WorkerStatus
-from tests.http.stand import Stand, get, post, served
+from tests.http.stand import Stand, get, on_stand, post, served
 
 BODIES = {
     "/v1/inference": '{{"input": {}}}',
@@ -29,31 +29,27 @@ def workers(takes: str, gives: str = "") -> list[WorkerInfo]:
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_model_of_json_takes_any_value_and_answers_with_one(path: str, known: bool) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.kinds._known.clear()
-        stand.gateway.kinds.learn(workers("json") if known else [])
-        client = await stand.connect()
-        for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):
-            await client.send(post(BODIES[path].format(json.dumps(value)), path))
-            answer = await client.answer()
-            assert answer.status == 200, answer.body
-            assert answer.json["output"] == ("TEXT" if value == "text" else value)
-
-    served(main)
+@on_stand()
+async def test_a_model_of_json_takes_any_value_and_answers_with_one(stand: Stand, path: str, known: bool) -> None:
+    stand.gateway.kinds._known.clear()
+    stand.gateway.kinds.learn(workers("json") if known else [])
+    client = await stand.connect()
+    for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):
+        await client.send(post(BODIES[path].format(json.dumps(value)), path))
+        answer = await client.answer()
+        assert answer.status == 200, answer.body
+        assert answer.json["output"] == ("TEXT" if value == "text" else value)
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("value", "got"), [("{}", "object"), ("[1]", "array"), ("1", "int"), ("null", "null")])
-def test_a_model_of_texts_says_what_it_expected(path: str, value: str, got: str) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.kinds.learn(workers("text"))
-        answer = await stand.ask(post(BODIES[path].format(value), path))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str, value: str, got: str) -> None:
+    stand.gateway.kinds.learn(workers("text"))
+    answer = await stand.ask(post(BODIES[path].format(value), path))
+    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+    assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
+    assert stand.gateway.asked == []
 
 
 @pytest.mark.parametrize(
@@ -70,14 +66,12 @@ def test_a_model_of_texts_says_what_it_expected(path: str, value: str, got: str)
         ('{"input": [], "parameters": []}', "$.parameters"),
     ],
 )
-def test_a_wrong_body_is_told_what_is_wrong_with_it(body: str | bytes, says: str) -> None:
-    async def main(stand: Stand) -> None:
-        stand.gateway.kinds.learn(workers("json"))
-        answer = await stand.ask(post(body))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert says in answer.json["message"]
-
-    served(main)
+@on_stand()
+async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: str | bytes, says: str) -> None:
+    stand.gateway.kinds.learn(workers("json"))
+    answer = await stand.ask(post(body))
+    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+    assert says in answer.json["message"]
 
 
 def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
@@ -93,38 +87,34 @@ def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
         short.read_value(b'{"input": ["ab"]}')
 
 
-def test_octets_that_are_no_base64_are_refused_and_counted() -> None:
-    async def main(stand: Stand) -> None:
-        stand.real.kinds.learn(workers("bytes"))
-        for body in ('{"input": "no base64"}', '{"input": [1]}'):
-            answer = await stand.ask(post(body))
-            assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-            assert "base64" in answer.json["message"]
-        assert stand.runs == []
-        good = await stand.ask(post('{"input": "QUJD"}'))
-        assert (good.status, good.json["output"]) == (200, "QUJD")
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -> None:
+    stand.real.kinds.learn(workers("bytes"))
+    for body in ('{"input": "no base64"}', '{"input": [1]}'):
+        answer = await stand.ask(post(body))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert "base64" in answer.json["message"]
+    assert stand.runs == []
+    good = await stand.ask(post('{"input": "QUJD"}'))
+    assert (good.status, good.json["output"]) == (200, "QUJD")
 
 
-def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache() -> None:
-    async def main(stand: Stand) -> None:
-        stand.real.kinds.learn(workers("json"))
-        body = '{"input": {"a": [1, "é"]}}'
-        task = await stand.ask(post(body, "/v1/inference", "Prefer: respond-async"))
-        answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
-        assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", {"a": [1, "é"]})
-        for replayed in (False, True):
-            kept = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k", "Cache-Control: no-cache"))
-            assert kept.json["output"] == {"a": [1, "é"]}
-            assert ("idempotency-replayed" in kept.header) == replayed
-        same = await stand.ask(post('{"input": {  "a": [1, "\\u00e9"] }}'))
-        assert same.header["x-headway-cache"] == "hit"
-        assert same.json["output"] == {"a": [1, "é"]}
-        other = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k").replace(b"[1,", b"[2,"))
-        assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
-
-    served(main, whole=True, cache=True)
+@on_stand(whole=True, cache=True)
+async def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache(stand: Stand) -> None:
+    stand.real.kinds.learn(workers("json"))
+    body = '{"input": {"a": [1, "é"]}}'
+    task = await stand.ask(post(body, "/v1/inference", "Prefer: respond-async"))
+    answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
+    assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", {"a": [1, "é"]})
+    for replayed in (False, True):
+        kept = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k", "Cache-Control: no-cache"))
+        assert kept.json["output"] == {"a": [1, "é"]}
+        assert ("idempotency-replayed" in kept.header) == replayed
+    same = await stand.ask(post('{"input": {  "a": [1, "\\u00e9"] }}'))
+    assert same.header["x-headway-cache"] == "hit"
+    assert same.json["output"] == {"a": [1, "é"]}
+    other = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k").replace(b"[1,", b"[2,"))
+    assert (other.status, other.error) == (422, "IDEMPOTENCY_CONFLICT")
 
 
 def ref(name: str) -> dict[str, str]:
@@ -165,29 +155,23 @@ def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
 
 @pytest.mark.parametrize("field", ["Idempotency-Key: k", "Prefer: respond-async", "X-Request-Id: 1"])
 @pytest.mark.parametrize("number", ["1e999", f"[{'9' * 400}.0]", "9" * 4301])
-def test_a_number_out_of_range_is_a_bad_request_everywhere(number: str, field: str) -> None:
+@on_stand(whole=True, cache=True, collapse=True)
+async def test_a_number_out_of_range_is_a_bad_request_everywhere(stand: Stand, number: str, field: str) -> None:
     bodies = [(path, body.format(number)) for path, body in BODIES.items()]
     bodies.append(("/v1/inference", f'{{"inputs": [1, {number}]}}'))
     bodies.append(("/v1/inference", f'{{"model": "none", "input": {number}}}'))
-
-    async def main(stand: Stand) -> None:
-        stand.real.kinds.learn(workers("json"))
-        for path, body in bodies:
-            answer = await stand.ask(post(body, path, field))
-            assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-            assert answer.json["message"].endswith("holds a number out of range")
-        assert stand.runs == []
-
-    served(main, whole=True, cache=True, collapse=True)
+    stand.real.kinds.learn(workers("json"))
+    for path, body in bodies:
+        answer = await stand.ask(post(body, path, field))
+        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert answer.json["message"].endswith("holds a number out of range")
+    assert stand.runs == []
 
 
-def test_a_number_that_was_let_in_unseen_is_still_no_fault_of_the_server() -> None:
+@on_stand(whole=True, cache=True)
+async def test_a_number_that_was_let_in_unseen_is_still_no_fault_of_the_server(stand: Stand) -> None:
     unseen = "[" + "1e308," * 1000 + "1e309]"
-
-    async def main(stand: Stand) -> None:
-        stand.real.kinds.learn(workers("json"))
-        answer = await stand.ask(post(f'{{"input": {unseen}}}', "/v1/inference", "Idempotency-Key: k"))
-        assert answer.status == 200
-        assert len(stand.runs) == 1
-
-    served(main, whole=True, cache=True)
+    stand.real.kinds.learn(workers("json"))
+    answer = await stand.ask(post(f'{{"input": {unseen}}}', "/v1/inference", "Idempotency-Key: k"))
+    assert answer.status == 200
+    assert len(stand.runs) == 1

@@ -14,9 +14,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.grpc.channels import Channels
 from headway.backends.grpc.verdicts import pushback
 from headway.backends.remote.credentials import Credentials
+from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.dialects import NoOutputs, reach
@@ -289,12 +289,12 @@ def test_a_server_that_comes_back_is_used_again() -> None:
         async with served_grpc(Api().handle) as url:
             backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
             await backend.start()
-            used = backend._channels._generation
+            used = backend._channels.current
         try:
             assert used is not None
             # A call that is sent before the end of the connection is known is one of which nobody knows whether it ran.
-            while (state := used.channel.get_state()) is grpc.ChannelConnectivity.READY:
-                await used.channel.wait_for_state_change(state)
+            while (state := used.content.get_state()) is grpc.ChannelConnectivity.READY:
+                await used.content.wait_for_state_change(state)
             with pytest.raises(RemoteAbsent):
                 await backend.run(batch("a"), LONG)
             async with served_grpc(Api().handle, port=int(url.split(":")[2].split("/")[0])):
@@ -450,7 +450,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.closed = False
 
-    async def close(self, grace: float | None) -> None:
+    async def close(self) -> None:
         self.closed = True
 
 
@@ -463,12 +463,12 @@ def test_a_channel_whose_stamp_has_changed_is_closed_once_its_calls_have_ended()
             made.append(FakeChannel())
             return made[-1]
 
-        channels = Channels(make, lambda: stamp, lambda: 0.0)
+        channels = Generations(make, FakeChannel.close, lambda: stamp, lambda: 0.0, 30.0)
         channels.open()
         async with channels.use() as old:
             stamp = object()
             async with channels.use() as new:
-                assert new.channel is not old.channel
+                assert new.content is not old.content
                 assert not made[0].closed
         assert [one.closed for one in made] == [True, False]
         await channels.close()

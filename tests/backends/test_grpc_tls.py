@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.grpc.tls_failures import explain
+from headway.backends.remote.tls_failures import explain_words
 from headway.config.target import RemoteTarget
 from headway.errors import TargetError
 from headway.model import ItemResult
@@ -119,11 +119,11 @@ def test_a_port_without_tls_is_named(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_words_of_grpc_are_explained(said: str, told: str) -> None:
-    assert explain(said).startswith(told)
+    assert explain_words(said).startswith(told)
 
 
 def test_what_is_not_of_tls_is_not_explained() -> None:
-    assert explain("Failed to connect to remote host: connect: Connection refused (111)") == ""
+    assert explain_words("Failed to connect to remote host: connect: Connection refused (111)") == ""
 
 
 @pytest.mark.processes

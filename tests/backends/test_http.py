@@ -190,8 +190,8 @@ def test_the_query_of_the_url_is_in_no_error(place: str) -> None:
 
 def test_whatever_a_library_raises_is_a_failure_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(backend: HttpBackend) -> None:
-        assert backend._connections._generation is not None
-        await backend._connections._generation.session.close()
+        assert backend._connections.current is not None
+        await backend._connections.current.content.session.close()
         with pytest.raises(RemoteError, match="failed at try 1: RuntimeError: Session is closed"):
             await backend.run(batch("a"), LONG)
 

@@ -17,7 +17,8 @@ from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.tls_failures import explain, explain_answer
+from headway.backends.http.connections import tls_error
+from headway.backends.remote.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
 from headway.runtime.certificates import Certificates
@@ -177,7 +178,7 @@ def test_a_request_under_way_ends_on_the_former_connections_and_they_are_closed_
             backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
             await backend.start()
             connections = backend._connections
-            former = connections._generation
+            former = connections.current
             assert former is not None
             await api.held.acquire()
             api.hold.clear()
@@ -187,12 +188,12 @@ def test_a_request_under_way_ends_on_the_former_connections_and_they_are_closed_
             await certificates.reread()
             second = asyncio.create_task(backend.run(batch("b"), LONG))
             await api.held.acquire()
-            assert connections._retired == [former]
-            closed = [former.session.closed]
+            assert connections.retired == [former]
+            closed = [former.content.session.closed]
             api.hold.set()
             assert [(await one)[0].output for one in (first, second)] == ["A", "B"]
-            assert [*closed, former.session.closed] == [False, True]
-            assert not connections._retired
+            assert [*closed, former.content.session.closed] == [False, True]
+            assert not connections.retired
             assert len(set(api.serials)) == 2
             await backend.stop()
 
@@ -205,7 +206,7 @@ def test_a_stop_closes_former_connections_too(tmp_path: Path) -> None:
         async with api.served() as url:
             backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
             await backend.start()
-            former = backend._connections._generation
+            former = backend._connections.current
             assert former is not None
             await api.held.acquire()
             api.hold.clear()
@@ -218,7 +219,7 @@ def test_a_stop_closes_former_connections_too(tmp_path: Path) -> None:
                 one.cancel()
             await backend.stop()
             await asyncio.gather(*running, return_exceptions=True)
-            assert former.session.closed
+            assert former.content.session.closed
             api.hold.set()
 
     asyncio.run(main())
@@ -283,7 +284,7 @@ def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None:
 
 
 def test_other_errors_are_not_of_tls() -> None:
-    assert explain(ConnectionResetError()) == ""
+    assert tls_error(ConnectionResetError()) is None
     odd = ssl.SSLError(1, "[SSL: NO_SHARED_CIPHER] no shared cipher")
     assert "cipher" in explain(odd)
 

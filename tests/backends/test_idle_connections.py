@@ -17,8 +17,8 @@ import grpc
 import pytest
 import uvloop
 
+from headway.backends.grpc.backend import IDLE as IDLE_CHANNEL
 from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.grpc.channels import IDLE as IDLE_CHANNEL
 from headway.backends.http.backend import HttpBackend
 from headway.backends.http.connections import IDLE
 from headway.config.target import RemoteTarget
@@ -183,8 +183,8 @@ def test_an_idle_channel_costs_no_try(
                 if closed_by == "us":
                     now += IDLE_CHANNEL + 0.1
                 else:
-                    assert backend._channels._generation is not None
-                    channel = backend._channels._generation.channel
+                    assert backend._channels.current is not None
+                    channel = backend._channels.current.content
                     proxy.cut()
                     async with asyncio.timeout(LONG):
                         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)

@@ -9,6 +9,10 @@
 
 It asks for a rest by grpc-retry-pushback-ms; a negative one forbids another try. A call begins when there is a connection: so
 one of which nothing was sent is told from one of which nobody knows.
+
+A channel is given up, and the next call makes another one, also when its calls had no end, and when its connection has
+failed: so what comes of a call is never the news of an older one. A server that closes an idle connection meanwhile says so
+(GOAWAY), and gRPC by itself sends a call again of which it knows that the server has not looked at it.
 """
 
 from __future__ import annotations
@@ -25,11 +29,10 @@ from urllib.parse import urlsplit
 import grpc
 
 from headway import __version__
-from headway.backends.grpc import tls_failures
-from headway.backends.grpc.channels import Channels, ChannelsClosed, Generation, connected
 from headway.backends.grpc.verdicts import TOO_LARGE, judge
-from headway.backends.remote import backend, tls_words
+from headway.backends.remote import backend, tls_failures
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried
+from headway.backends.remote.generations import Generation, Generations, NotStarted
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects import Remote, RemoteCall, reach
@@ -37,6 +40,8 @@ from headway.errors import BadOutput, RemoteAbsent, RemoteError
 from headway.runtime.remote_certificates import ClientTls
 from headway.runtime.spans import OUTGOING
 
+IDLE = 30.0
+"""Seconds for which an idle channel is kept at most."""
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 """Method that runs nothing, and is asked why no connection comes about."""
 _WHY_WITHIN = 0.5
@@ -66,7 +71,7 @@ class GrpcBackend(RemoteBackend):
         **settings: Any,
     ) -> None:
         super().__init__(spec, remote or reach(spec.url), **settings)
-        self._channels = Channels(self._channel, self._tls, now)
+        self._channels = Generations[Any](self._channel, _close, self._tls, now, IDLE)
 
     def _open(self) -> None:
         self._channels.open()
@@ -80,12 +85,13 @@ class GrpcBackend(RemoteBackend):
         metadata = self._metadata()
         try:
             async with self._channels.use() as used:
+                channel = used.content
                 try:
-                    if not await connected(used.channel, max((until - loop.time()) / 2, 0.001)):
-                        why = await _why(used.channel, min(_WHY_WITHIN, until - loop.time()))
+                    if not await _connected(channel, max((until - loop.time()) / 2, 0.001)):
+                        why = await _why(channel, min(_WHY_WITHIN, until - loop.time()))
                         self._channels.give_up(used)
-                        if self._spec.secure and (failed := tls_failures.explain(why)):
-                            return Tried(failed, tls_words.SHOWN, RemoteAbsent, False)
+                        if self._spec.secure and (failed := tls_failures.explain_words(why)):
+                            return Tried(failed, tls_failures.SHOWN, RemoteAbsent, False)
                         shown = "no connection"
                         return Tried(shown if self._is_secret(why) else f"{shown}: {why}", shown, RemoteAbsent, False)
                     return await self._call(used, call, metadata, until)
@@ -95,15 +101,15 @@ class GrpcBackend(RemoteBackend):
                     if current is not None and current.cancelling():
                         raise
                     return Tried("the channel was closed", "the channel was closed", RemoteError, True)
-        except ChannelsClosed:
+        except NotStarted:
             raise self._error(RemoteError, "was not started") from None
 
     async def _call(
-        self, used: Generation, call: RemoteCall, metadata: tuple[tuple[str, str], ...], until: float
+        self, used: Generation[Any], call: RemoteCall, metadata: tuple[tuple[str, str], ...], until: float
     ) -> Answered | Tried:
         loop = asyncio.get_running_loop()
         try:
-            sent = used.channel.unary_unary(call.place)
+            sent = used.content.unary_unary(call.place)
             return Answered(await sent(call.body, timeout=max(until - loop.time(), 0.001), metadata=metadata))
         except grpc.aio.AioRpcError as exc:
             code, details = exc.code(), exc.details() or ""
@@ -115,9 +121,7 @@ class GrpcBackend(RemoteBackend):
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._channels.give_up(used)
             verdict = judge(code, details, exc.trailing_metadata() or ())
-            problem = f"gRPC {code.name}"
-            said = details.encode("utf-8", "replace")
-            return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, said)
+            return Tried.judged(verdict, f"gRPC {code.name}", details.encode("utf-8", "replace"))
         except (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError, ValueError, TypeError) as exc:
             return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
 
@@ -159,6 +163,23 @@ class GrpcBackend(RemoteBackend):
     def _tls(self) -> ClientTls | None:
         """Certificates as they are now; others make another channel."""
         return None if self._certificates is None else self._certificates.current
+
+
+async def _connected(channel: Any, within: float) -> bool:
+    """Wait until a channel has a connection; False when none comes about, or not within so many seconds."""
+    try:
+        async with asyncio.timeout(within):
+            while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                    return False
+                await channel.wait_for_state_change(state)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _close(channel: Any) -> None:
+    await channel.close(None)
 
 
 async def _why(channel: Any, within: float) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import grpc
 
-from headway.errors import PAYLOAD_TOO_LARGE, BackendError, RemoteError, RemoteExhausted, RemoteRefused
+from headway.backends.remote.backend import TryVerdict
+from headway.errors import PAYLOAD_TOO_LARGE, RemoteError, RemoteExhausted, RemoteRefused
 
 Code = grpc.StatusCode
 
@@ -31,32 +31,18 @@ _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
-class CallVerdict(NamedTuple):
-    """Verdict on a status that is no success.
-
-    Attributes:
-        final: whether no other try makes sense now.
-        kind: error that it comes to.
-        rest: seconds of rest that the API asks for; None when it asks for none.
-    """
-
-    final: bool
-    kind: type[BackendError]
-    rest: float | None = None
-
-
-def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CallVerdict:
+def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> TryVerdict:
     """Judge a status that is no success, with the details and the trailing metadata that came with it."""
     trailers = list(trailers)
     if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
-        return CallVerdict(True, RemoteRefused)
+        return TryVerdict(True, RemoteRefused)
     if code not in _PASSING:
-        return CallVerdict(True, RemoteError)
+        return TryVerdict(True, RemoteError)
     wishes = [value for name, value in trailers if name == PUSHBACK]
     rest = pushback(wishes[-1]) if wishes else None
     # The status stands for a rate limit and for too many elements alike. Only a rest that is asked for tells them apart.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
-    return CallVerdict(bool(wishes) and rest is None, kind, rest)
+    return TryVerdict(bool(wishes) and rest is None, kind, rest)
 
 
 def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:

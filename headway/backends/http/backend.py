@@ -18,11 +18,11 @@ from typing import Any
 import aiohttp
 
 from headway import __version__
-from headway.backends.http import tls_failures
-from headway.backends.http.connections import Connections, NotStarted, TooLong, was_sent
+from headway.backends.http.connections import Connections, TooLong, tls_error, was_sent
 from headway.backends.http.verdicts import judge
-from headway.backends.remote import backend
+from headway.backends.remote import backend, tls_failures
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried
+from headway.backends.remote.generations import NotStarted
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects import Remote, RemoteCall, reach
@@ -75,8 +75,8 @@ class HttpBackend(RemoteBackend):
         except TooLong:
             raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
         except Exception as exc:  # Whatever a library makes of what came over the wire.
-            if failed := tls_failures.explain(exc):
-                return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=False)
+            if (error := tls_error(exc)) is not None:
+                return Tried(tls_failures.explain(error), tls_failures.SHOWN, RemoteAbsent, final=False)
             final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
             kind = RemoteError if was_sent(exc) else RemoteAbsent
             return Tried(self._told(exc), type(exc).__name__, kind, final)
@@ -85,8 +85,7 @@ class HttpBackend(RemoteBackend):
         if failed := tls_failures.explain_answer(response.status, response.body):
             return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=True)
         verdict = judge(response.status, response.headers, self._wall())
-        problem = f"HTTP {response.status}"
-        return Tried(problem, problem, verdict.kind, verdict.final, verdict.rest, response.body, response.status)
+        return Tried.judged(verdict, f"HTTP {response.status}", response.body, response.status)
 
     def _headers(self, own: Mapping[str, str], left: float) -> dict[str, str]:
         return {

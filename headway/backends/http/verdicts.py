@@ -5,29 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
 
-from headway.errors import BackendError, RemoteError, RemoteRefused
+from headway.backends.remote.backend import TryVerdict
+from headway.errors import RemoteError, RemoteRefused
 
 _REFUSALS = frozenset([400, 413, 422])
 """Statuses that blame what was sent."""
 
 
-class StatusVerdict(NamedTuple):
-    """Verdict on a status that is no success.
-
-    Attributes:
-        final: whether no other try makes sense now.
-        kind: error that it comes to.
-        rest: seconds of rest that the API asks for; None when it asks for none.
-    """
-
-    final: bool
-    kind: type[BackendError]
-    rest: float | None
-
-
-def judge(status: int, headers: Mapping[str, str], now: float) -> StatusVerdict:
+def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
     """Judge a status that is no success, with the header fields that came with it.
 
     Arguments:
@@ -36,13 +22,13 @@ def judge(status: int, headers: Mapping[str, str], now: float) -> StatusVerdict:
         now: Unix time in seconds, for a Retry-After that names a date.
     """
     if status in _REFUSALS:
-        return StatusVerdict(True, RemoteRefused, None)
+        return TryVerdict(True, RemoteRefused)
     if status not in (408, 429) and status < 500:
-        return StatusVerdict(True, RemoteError, None)
+        return TryVerdict(True, RemoteError)
     rest = milliseconds(headers.get("retry-after-ms", ""))
     if rest is None:
         rest = retry_after(headers.get("Retry-After", ""), now)
-    return StatusVerdict(headers.get("x-should-retry") == "false", RemoteError, rest)
+    return TryVerdict(headers.get("x-should-retry") == "false", RemoteError, rest)
 
 
 def milliseconds(value: str) -> float | None:

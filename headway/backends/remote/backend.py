@@ -72,6 +72,20 @@ class Answered(NamedTuple):
     json_bytes: int = -1
 
 
+class TryVerdict(NamedTuple):
+    """Verdict on a status that is no success.
+
+    Attributes:
+        final: whether no other try makes sense now.
+        kind: error that it comes to.
+        rest: seconds of rest that the API asks for; None when it asks for none.
+    """
+
+    final: bool
+    kind: type[BackendError]
+    rest: float | None = None
+
+
 class Tried(NamedTuple):
     """Outcome of a try that brought no answer.
 
@@ -92,6 +106,11 @@ class Tried(NamedTuple):
     rest: float | None = None
     body: bytes | bytearray = b""
     status: int = 0
+
+    @classmethod
+    def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
+        """Outcome of a try whose status is no success, and that a client may read of."""
+        return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
 class RemoteBackend(ABC):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from headway.backends.process import child, frames
-from headway.backends.process.frames import Answer, Failed, NoFrame
+from headway.backends.process.frames import Failed, NoFrame, Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load
 from headway.backends.process.values import annotations_of, kinds_of
 from headway.model import Output, TokenCount, ValueKind
@@ -23,7 +23,7 @@ def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.M
     monkeypatch.setattr(frames, "MAX_OUTPUT", 8)
     monkeypatch.setattr(frames, "MAX_OUTPUTS", 20)
     judged = child.judge(1, 4, ["x" * 8, "x" * 9, "é" * 4, "é" * 5])
-    assert isinstance(judged, Answer)
+    assert isinstance(judged, Outputs)
     assert judged.outputs == ["x" * 8, None, "éééé", None]
     assert [(place, fault) for place, (_, fault) in judged.errors.items()] == [(1, True), (3, True)]
     failed = child.judge(2, 3, ["x" * 7] * 3)
@@ -75,7 +75,7 @@ def raising(*names: str, base: type = object, meta: type = type) -> Any:
 @pytest.mark.parametrize("name", ["__len__", "__iter__", "__class__"])
 def test_a_list_whose_own_methods_raise_fails_its_batch(base: type, name: str) -> None:
     judged = child.run(Target(lambda inputs: raising(name, base=base), "odd", "", UserLoop()), frames.Run(1, ["a"]))
-    assert isinstance(judged, Answer | Failed)
+    assert isinstance(judged, Outputs | Failed)
     if isinstance(judged, Failed):
         assert judged.message == "Rude: (its text cannot be shown)"
 
@@ -93,7 +93,7 @@ ODD: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_a_value_whose_own_methods_raise_fails_at_most_its_own_input(name: str) -> None:
     judged = child.run(Target(lambda inputs: ["A", ODD[name]()], "odd", "", UserLoop()), frames.Run(1, ["a", "b"]))
-    assert isinstance(judged, Answer)
+    assert isinstance(judged, Outputs)
     assert judged.outputs in (["A", None], ["A", "a"])
     assert all(type(text) is str for text, _ in judged.errors.values())
     assert child._encode(judged)
@@ -113,7 +113,7 @@ def test_a_list_that_lies_about_its_length_fails_its_batch() -> None:
 
 def test_an_exception_class_is_no_exception_instance() -> None:
     judged = child.judge(1, 1, [ValueError])
-    assert isinstance(judged, Answer)
+    assert isinstance(judged, Outputs)
     assert judged.errors == {0: ("the target returned type for this input, expected str", True)}
 
 
@@ -126,7 +126,7 @@ def test_an_exception_class_is_no_exception_instance() -> None:
 )  # fmt: skip
 def test_what_is_no_text_is_told_the_annotation_to_write(output: object, line: str) -> None:
     judged = child.judge(1, 1, [output])
-    assert isinstance(judged, Answer)
+    assert isinstance(judged, Outputs)
     [(said, _)] = judged.errors.values()
     assert f"annotate them: write {line} behind its parameters" in said
     assert kinds_of({"return": eval(line.removeprefix("-> "))}, "inputs")[1] is not ValueKind.TEXT
@@ -228,7 +228,7 @@ def test_an_output_may_tell_the_tokens_that_its_input_has_used(gives: ValueKind,
 
 
 def test_tokens_stay_with_their_inputs_where_others_are_refused() -> None:
-    word = child._whole(Answer(1, ["a", "b"], {}, tokens={1: TokenCount(5)}), {0: ("no", False)}, 3)
+    word = child._whole(Outputs(1, ValueKind.TEXT, ["a", "b"], {}, tokens={1: TokenCount(5)}), {0: ("no", False)}, 3)
     assert (word.outputs, word.tokens) == ([None, "a", "b"], {2: TokenCount(5)})
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headway.backends.process.arena import LARGE, Arena
-from headway.backends.process.frames import Answer, NoFrame, OctetsAnswer, Outputs, Run, ValuesAnswer
+from headway.backends.process.frames import NoFrame, Outputs, Run
 from headway.backends.process.placing import place_inputs, place_outputs, take_inputs, take_outputs
 from headway.core.arena import Place
-from headway.model import Octets
+from headway.model import Octets, ValueKind
 
 SIZE = 1 << 20
 
@@ -44,7 +44,12 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
     assert run.inputs == ["small", None, None, None, "", None]
     take_inputs(arena, run, lend=False)
     assert run.inputs == values
-    word = Answer(7, [one if isinstance(one, str) else None for one in values], {3: ("no", False), 5: ("no", False)})
+    word = Outputs(
+        7,
+        ValueKind.TEXT,
+        [one if isinstance(one, str) else None for one in values],
+        {3: ("no", False), 5: ("no", False)},
+    )
     place_outputs(arena, run, word)
     assert [one is None for one in word.outputs] == [False, True, True, True, False, True]
     done(take_outputs(arena, run, word, count))
@@ -54,7 +59,7 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
 def test_an_output_is_copied_in_one_step_and_read_in_the_next_as_it_was_then(arena: Arena) -> None:
     """Both together hold the event loop for twice as long."""
     run = asked(arena, "a")
-    place_outputs(arena, run, word := Answer(7, ["x" * LARGE], {}))
+    place_outputs(arena, run, word := Outputs(7, ValueKind.TEXT, ["x" * LARGE], {}))
     steps = take_outputs(arena, run, word, count)
     next(steps)
     assert word.outputs == [None]
@@ -65,7 +70,7 @@ def test_an_output_is_copied_in_one_step_and_read_in_the_next_as_it_was_then(are
 
 def test_outputs_do_not_lie_on_inputs(arena: Arena) -> None:
     run = asked(arena, "x" * LARGE)
-    place_outputs(arena, run, word := ValuesAnswer(7, [b"y" * LARGE], {}))
+    place_outputs(arena, run, word := Outputs(7, ValueKind.JSON, [b"y" * LARGE], {}))
     take_inputs(arena, run, lend=False)
     assert run.inputs == ["x" * LARGE]
     done(take_outputs(arena, run, word, count))
@@ -109,41 +114,56 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("kind", [Answer, ValuesAnswer, OctetsAnswer])
+@pytest.mark.parametrize("kind", ValueKind)
 @pytest.mark.parametrize("lie", LIES)
-def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str, kind: type[Outputs]) -> None:
+def test_a_place_that_cannot_be_is_not_believed(arena: Arena, lie: str, kind: ValueKind) -> None:
     place, position = LIES[lie]
-    there: Any = "there" if kind is Answer else b"1"
+    there: Any = "there" if kind is ValueKind.TEXT else b"1"
     run = asked(arena, "x" * LARGE, "other")
     with pytest.raises(NoFrame):
-        done(take_outputs(arena, run, kind(7, [None, there], {}, placed={position: place}), count))
+        done(take_outputs(arena, run, Outputs(7, kind, [None, there], {}, placed={position: place}), count))
+
+
+@pytest.mark.parametrize(("kind", "other"), [(ValueKind.TEXT, b"1"), (ValueKind.JSON, "1"), (ValueKind.BYTES, "1")])
+def test_outputs_of_another_kind_than_they_say_are_told_from_others(kind: ValueKind, other: str | bytes) -> None:
+    proper = "1" if isinstance(other, bytes) else b"1"
+    assert Outputs(7, kind, [None, proper], {}).are_of_kind
+    assert not Outputs(7, kind, [proper, other], {}).are_of_kind
 
 
 def test_places_that_overlap_are_not_believed(arena: Arena) -> None:
     placed = {0: Place(0, SIZE, 7), 1: Place(0, SIZE, 7)}
     with pytest.raises(NoFrame):
-        done(take_outputs(arena, asked(arena, "a", "b"), ValuesAnswer(7, [None, None], {}, placed=placed), count))
+        done(
+            take_outputs(
+                arena, asked(arena, "a", "b"), Outputs(7, ValueKind.JSON, [None, None], {}, placed=placed), count
+            )
+        )
 
 
 def test_more_places_than_outputs_are_not_believed(arena: Arena) -> None:
     placed = {position: Place(LARGE, 0, 7) for position in range(3)}
     with pytest.raises(NoFrame):
-        done(take_outputs(arena, asked(arena, "a", "b"), OctetsAnswer(7, [None, None], {}, placed=placed), count))
+        done(
+            take_outputs(
+                arena, asked(arena, "a", "b"), Outputs(7, ValueKind.BYTES, [None, None], {}, placed=placed), count
+            )
+        )
 
 
 def test_a_place_without_a_text_and_a_place_without_an_arena_are_not_believed(arena: Arena) -> None:
     run, placed = asked(arena, "a"), {0: Place(0, 10, 7)}
     arena.write(placed[0], b"\xff" * 10)
     with pytest.raises(NoFrame):
-        done(take_outputs(arena, run, Answer(7, [None], {}, placed=placed), count))
+        done(take_outputs(arena, run, Outputs(7, ValueKind.TEXT, [None], {}, placed=placed), count))
     with pytest.raises(NoFrame):
-        done(take_outputs(None, run, ValuesAnswer(7, [None], {}, placed=placed), count))
+        done(take_outputs(None, run, Outputs(7, ValueKind.JSON, [None], {}, placed=placed), count))
 
 
 def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) -> None:
     counted: list[tuple[str, bool]] = []
     run = asked(arena, "a", "b")
-    word = Answer(7, ["x" * SIZE, "y" * SIZE], {})
+    word = Outputs(7, ValueKind.TEXT, ["x" * SIZE, "y" * SIZE], {})
     place_outputs(arena, run, word)
     word.unplaced += 1 << 40  # A child may say anything.
     done(take_outputs(arena, run, word, lambda direction, by_arena: counted.append((direction, by_arena))))
@@ -153,6 +173,6 @@ def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) ->
 def test_the_host_moves_one_value_at_a_step(arena: Arena) -> None:
     run = Run(7, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE])
     assert [run.inputs.count(None) for _ in place_inputs(arena, run, count)] == [1, 2, 3]
-    word = Answer(7, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE], {})
+    word = Outputs(7, ValueKind.TEXT, ["x" * LARGE, "small", "y" * LARGE, "z" * LARGE], {})
     place_outputs(arena, run, word)
     assert [word.outputs.count(None) for _ in take_outputs(arena, run, word, count)] == [3, 2, 2, 1, 1, 0]

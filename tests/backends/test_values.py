@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 
 from headway.backends.process import child, frames
-from headway.backends.process.frames import Answer, Failed, ValuesAnswer
+from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop
 from headway.backends.process.values import NoOutput, encoder
 from headway.model import Octets, Value, ValueKind
@@ -99,7 +99,7 @@ def test_any_json_value_comes_back_from_a_target_as_it_went(tree: Any) -> None:
 
     value = tree if isinstance(tree, str) else json.dumps(tree).encode()
     word = run(same, value)
-    assert isinstance(word, ValuesAnswer)
+    assert isinstance(word, Outputs) and word.kind is ValueKind.JSON
     assert [json.loads(output or b"") for output in word.outputs] == [tree]
 
 
@@ -176,7 +176,7 @@ def test_inputs_that_cannot_be_given_to_a_target_fail_alone_and_the_others_run()
 
     word = run(lengths, "a", b"[1]", "c", parameters=[b'{"n":1}', b'{"n":2}', b'{"n":3}'])
     reason = "this model takes text, and the input is of type array"
-    assert word == Answer(7, ["a 1", None, "c 3"], {1: (reason, False)})
+    assert word == Outputs(7, ValueKind.TEXT, ["a 1", None, "c 3"], {1: (reason, False)})
     assert run(lengths, b"{}").errors == {0: ("this model takes text, and the input is of type object", False)}
 
     def values(inputs: list[Any]) -> list[Any]:

@@ -53,14 +53,16 @@ def run(call: Any, *inputs: str, most: int = 4) -> Any:
 
 def test_a_batch_that_fits_runs_whole_and_tells_its_weights() -> None:
     model = Model()
-    assert run(model, "a b", "c d") == frames.Answer(7, ["A B", "C D"], {}, [2, 2])
+    assert run(model, "a b", "c d") == frames.Outputs(7, ValueKind.TEXT, ["A B", "C D"], {}, [2, 2])
     assert model.runs == [["a b", "c d"]]
 
 
 def test_a_batch_that_is_too_heavy_runs_in_parts_within_the_bound() -> None:
     model = Model()
     answer = run(model, "a b", "c d", "e", "1 2 3 4 5 6", "f", "")
-    assert answer == frames.Answer(7, ["A B", "C D", "E", "1 2 3 4 5 6", "F", ""], {}, [2, 2, 1, 6, 1, 1])
+    assert answer == frames.Outputs(
+        7, ValueKind.TEXT, ["A B", "C D", "E", "1 2 3 4 5 6", "F", ""], {}, [2, 2, 1, 6, 1, 1]
+    )
     assert model.runs == [["a b", "c d"], ["e"], ["1 2 3 4 5 6"], ["f", ""]]
 
 
@@ -78,7 +80,7 @@ def test_parameters_go_with_their_parts() -> None:
     loaded, by = weighing(Cut())
     given = [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}', b'{"n": 9}']
     answer = child.run(loaded, frames.Run(7, ["abcd", "odd", "a b c d", "abcd"], given), by)
-    assert isinstance(answer, frames.Answer)
+    assert isinstance(answer, frames.Outputs)
     assert answer.outputs == ["a", None, "a b", "abcd"]
 
 
@@ -124,7 +126,9 @@ def test_the_parts_of_json_outputs_make_one_answer() -> None:
 
     loaded, by = weighing(lengths, words=lambda text: 3)
     assert loaded.signature.gives is ValueKind.JSON
-    assert child.run(loaded, frames.Run(7, ["a", "bc"]), by) == frames.ValuesAnswer(7, [b"[1]", b"[2]"], {}, [3, 3])
+    assert child.run(loaded, frames.Run(7, ["a", "bc"]), by) == frames.Outputs(
+        7, ValueKind.JSON, [b"[1]", b"[2]"], {}, [3, 3]
+    )
 
 
 def test_a_function_may_be_the_targets_the_modules_or_async() -> None:

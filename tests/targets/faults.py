@@ -112,7 +112,7 @@ def scribble(nonsense: bytes) -> None:
 
 def forge() -> None:
     """Answer a batch that was never asked for."""
-    content = msgspec.msgpack.encode(["answer", 999, ["FORGED", "FORGED"], {}])
+    content = msgspec.msgpack.encode(["outputs", 999, "text", ["FORGED", "FORGED"], {}])
     for fd in sockets():
         os.write(fd, frames.framed(content))
 

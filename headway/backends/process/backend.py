@@ -23,11 +23,9 @@ from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.child_process import Child, ChildProcess, Log, Message
 from headway.backends.process.frames import (
     MAX_FRAME,
-    Answer,
     Build,
     Failed,
     NoFrame,
-    OctetsAnswer,
     Outputs,
     Ready,
     Run,
@@ -49,7 +47,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, TokenCount, Value
+from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, TokenCount, Value, ValueKind
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
@@ -356,8 +354,8 @@ class ProcessBackend:
         try:
             if not isinstance(word, Outputs) or word.number != batch.number:
                 raise NoFrame("a word about something else")
-            if len(word.outputs) != len(batch.inputs):
-                raise NoFrame("another number of outputs")
+            if len(word.outputs) != len(batch.inputs) or not word.are_of_kind:
+                raise NoFrame("other outputs than were asked for")
             if word.placed or word.unplaced:
                 await _in_turns(take_outputs(arena, batch, word, self._count))
             items = _results(word)
@@ -466,11 +464,11 @@ def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
 
 def _results(word: Outputs) -> list[ItemResult]:
     """Results that an answer holds. Raises msgspec.DecodeError for what is no JSON text."""
-    if isinstance(word, Answer):
-        return [ItemResult(output) for output in word.outputs]
-    if isinstance(word, OctetsAnswer):
-        return [ItemResult(None if one is None else Octets(one)) for one in word.outputs]
-    return [ItemResult(None if text is None else values.of_json(text)) for text in word.outputs]
+    outputs = word.outputs
+    if word.kind is ValueKind.TEXT:
+        return [ItemResult(output) for output in outputs]
+    read = Octets if word.kind is ValueKind.BYTES else values.of_json
+    return [ItemResult(None if one is None else read(one)) for one in outputs]
 
 
 _LIST = "A target gets a list of inputs and returns a list of outputs."

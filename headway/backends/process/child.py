@@ -34,15 +34,12 @@ import msgspec
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, receive
 from headway.backends.process.frames import (
-    Answer,
     Build,
     Failed,
-    OctetsAnswer,
     Outputs,
     Ready,
     Run,
     TargetRefused,
-    ValuesAnswer,
 )
 from headway.backends.process.placing import place_outputs, take_inputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
@@ -59,12 +56,6 @@ _Why = tuple[str, bool]
 """Reason for which an input has no output, and whether the target is at fault."""
 
 _READ = 1 << 16
-
-_ANSWERS: Mapping[ValueKind, type[Answer] | type[ValuesAnswer] | type[OctetsAnswer]] = {
-    ValueKind.TEXT: Answer,
-    ValueKind.JSON: ValuesAnswer,
-    ValueKind.BYTES: OctetsAnswer,
-}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_run = msgspec.msgpack.Decoder(Run).decode
@@ -191,7 +182,7 @@ def _run_in_parts(
         tokens |= {len(outputs) + place: used for place, used in word.tokens.items()}
         outputs += word.outputs
     too_large = _too_large(number, sum(len(one or "") for one in outputs))
-    return too_large or _ANSWERS[gives](number, outputs, errors, tokens=tokens)
+    return too_large or Outputs(number, gives, outputs, errors, tokens=tokens)
 
 
 def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs:
@@ -202,7 +193,7 @@ def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs
         outputs[place] = output
     errors = {**refused, **{places[place]: error for place, error in word.errors.items()}}
     tokens = {places[place]: used for place, used in word.tokens.items()}
-    return type(word)(word.number, outputs, errors, tokens=tokens)
+    return Outputs(word.number, word.kind, outputs, errors, tokens=tokens)
 
 
 def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT) -> Outputs | Failed:
@@ -260,7 +251,7 @@ def _answer(
         outputs = [None if one is None else as_json(one) for one in outputs]
     elif gives is ValueKind.BYTES:
         outputs = [one.content if isinstance(one, Octets) else None for one in outputs]
-    return _ANSWERS[gives](number, outputs, errors, tokens=tokens or {})
+    return Outputs(number, gives, outputs, errors, tokens=tokens or {})
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
@@ -115,45 +116,82 @@ class Output:
             self._log.warning("worker output dropped", worker=self._worker, stream=self._stream, lines=dropped)
 
 
-class Child(Protocol):
-    """Child as its backend sees it; see `ChildProcess`."""
+class Child(ABC):
+    """A running child as its backend sees it. Must be built on the event loop, in a thread that lives as long as the loop.
 
-    cause: str
-    doomed: bool
-    dismissed: bool
-    killed_by_others: bool
-    ended: asyncio.Event
-    gone: asyncio.Event
-    arena: Arena | None
+    Arguments:
+        worker: name of the worker, for logs and errors.
+    """
 
-    @property
-    def pid(self) -> int:
+    def __init__(self, worker: str) -> None:
+        self.pid = 0
         """Id of its process."""
-        ...
+        self.cause = ""
+        """Cause of the child's end; empty while it lives."""
+        self.how = ""
+        """Cause of the child's end with its last words, which may be about any batch it ever ran."""
+        self.ended = asyncio.Event()
+        """Event that the child has been reaped."""
+        self.gone = asyncio.Event()
+        """Event that the child must be replaced: it is killed, has ended, or was found unfit."""
+        self.doomed = False
+        """True when the child has ended, or is about to."""
+        self.dismissed = False
+        """True when the child's end is wanted."""
+        self.killed_by_others = False
+        """True when the child was ended by a SIGKILL that is none of ours."""
+        self.arena: Arena | None = None
+        """Memory in which large values travel; None: there is none."""
+        self._worker, self._loop = worker, asyncio.get_running_loop()
+        self._waiter: asyncio.Future[Message] | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send one frame, and await the child's next word."""
-        ...
+        """Send one frame, and await the child's next word.
 
+        The future fails with ChildProcessError, whose text says how the child ended, when it does.
+        """
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
+        waiter: asyncio.Future[Message] = self._loop.create_future()
+        if self.how:
+            waiter.set_exception(ChildProcessError(self.how))
+        else:
+            self._waiter = waiter
+            self._send(content)
+        return waiter
+
+    @abstractmethod
     def catch_up(self) -> None:
-        """Take what the child has sent by now."""
-        ...
+        """Take what the child has sent by now, in case this process was held up."""
 
+    @abstractmethod
     def kill(self, verdict: str = "") -> None:
-        """End the child at once."""
-        ...
+        """End the child and all its descendants at once. `verdict` is given as the reason instead of the signal."""
 
+    @abstractmethod
     def hang_up(self) -> None:
-        """Ask an idle child to end."""
-        ...
+        """Close the pipe, which an idle child takes as a request to end."""
 
+    @abstractmethod
     def resident_bytes(self) -> int:
-        """Resident memory of its process in bytes."""
-        ...
+        """Resident memory of the child in bytes; 0 where the system does not tell."""
+
+    @abstractmethod
+    def _send(self, content: bytes) -> None:
+        """Send a frame with this content, or begin to."""
+
+    def _over(self) -> None:
+        """Wake all waiters: the child has ended, and how is known."""
+        # Let go of: its exception would hold the frames that wait, and they this.
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(ChildProcessError(self.how))
+        self.gone.set()
+        self.ended.set()
 
 
-class ChildProcess:
-    """A running child. Must be built on the event loop, in a thread that lives as long as the loop.
+class ChildProcess(Child):
+    """A child in a process of its own.
 
     Arguments:
         arguments: KIND PLACE ATTRIBUTE of the child's command line.
@@ -173,32 +211,15 @@ class ChildProcess:
         guard: GroupGuard | None = None,
         arena_bytes: int = 0,
     ) -> None:
-        self.cause = ""
-        """Cause of the child's end; empty while it lives."""
-        self.how = ""
-        """Cause of the child's end with its last words, which may be about any batch it ever ran."""
-        self.ended = asyncio.Event()
-        """Event that the child has been reaped."""
-        self.gone = asyncio.Event()
-        """Event that the child must be replaced: it is killed, has ended, or was found unfit."""
-        self.doomed = False
-        """True when the child has ended, or is about to."""
-        self.dismissed = False
-        """True when the child's end is wanted."""
-        self.killed_by_others = False
-        """True when the child was ended by a SIGKILL that is none of ours."""
-        self._worker, self._log, self._guard = worker, log, guard
-        self._loop = asyncio.get_running_loop()
+        super().__init__(worker)
+        self._log, self._guard = log, guard
         self._verdict = ""
         self._pipeless: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[Message] | None = None
         self._received = bytearray()
         self._nonsense = False
         """True once the child has sent a malformed word, after which none is believed."""
         self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
-        self.arena: Arena | None = None
-        """Memory in which large values travel; None: there is none."""
         self.pid = self._process.pid
         if guard is not None:
             guard.watch(self.pid)
@@ -214,27 +235,6 @@ class ChildProcess:
                 guard.forget(self.pid)
             self._process.wait()
             raise
-
-    def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send one frame, and await the child's next word.
-
-        The future fails with ChildProcessError, whose text says how the child ended, when it does.
-        """
-        waiter = self.hear()
-        if not self.how:
-            self._send(content)
-        return waiter
-
-    def hear(self) -> asyncio.Future[Message]:
-        """Await the child's next word, without asking for it."""
-        if self._waiter is not None and not self._waiter.done():
-            raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
-        waiter: asyncio.Future[Message] = self._loop.create_future()
-        if self.how:
-            waiter.set_exception(ChildProcessError(self.how))
-        else:
-            self._waiter = waiter
-        return waiter
 
     def catch_up(self) -> None:
         """Take what the child has sent by now, in case this process was held up."""
@@ -380,12 +380,7 @@ class ChildProcess:
         self.how, self.doomed = self.cause + ("" if self.dismissed else self._last_words()), True
         say = self._log.info if self.dismissed else self._log.warning
         say("worker process ended", worker=self._worker, pid=self.pid, how=self.how)
-        # Let go of: its exception would hold the frames that wait, and they this.
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(ChildProcessError(self.how))
-        self.gone.set()
-        self.ended.set()
+        self._over()
 
     def _last_words(self) -> str:
         words = self._outputs[1].lines.last_words(_LAST_WORDS)

@@ -1,7 +1,7 @@
 """Words on the socket pair between a worker's parent and its child.
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
-Ready or TargetRefused, once; then it answers each Run with Answer or Failed. MAGIC tells a frame from what user code may
+Ready or TargetRefused, once; then it answers each Run with Outputs or Failed. MAGIC tells a frame from what user code may
 have written on the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), and the words say where.
 """
 
@@ -98,17 +98,19 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
     trace: str = ""
 
 
-class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
-    """Message of the child: one output per input. Where it is None, `errors` has (text, fault), see `model.ItemResult`.
+class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
+    """Message of the child: one output per input, as `kind` has it: a text, a JSON text in bytes, or octets.
 
-    `weights` are those of the inputs, where they are weighed; 0 for one that cannot be. Where an output is in `placed`, it
-    lies in the arena, and `outputs` has None. For `unplaced` large ones there was no room. `keeps` says that user code has
-    kept a view of an input, so that the arena is the child's own from now on. `begun` and `ended` are the instants, on the
-    machine's monotonic clock, between which the batch ran. `tokens` are those that inputs have used, of which the target tells.
+    Where it is None, `errors` has (text, fault), see `model.ItemResult`. `weights` are those of the inputs, where they are weighed; 0
+    for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large
+    ones there was no room. `keeps` says that user code has kept a view of an input, so that the arena is the child's own from
+    now on. `begun` and `ended` are the instants, on the machine's monotonic clock, between which the batch ran. `tokens` are
+    those that inputs have used, of which the target tells.
     """
 
     number: int
-    outputs: list[str | None]
+    kind: ValueKind
+    outputs: list[Any]
     errors: dict[int, tuple[str, bool]]
     weights: list[int] = []
     placed: dict[int, Place] = {}
@@ -118,41 +120,16 @@ class Answer(msgspec.Struct, array_like=True, tag="answer", gc=False):
     ended: float = 0.0
     tokens: dict[int, TokenCount] = {}
 
-
-class ValuesAnswer(msgspec.Struct, array_like=True, tag="values", gc=False):
-    """Message of the child, in place of Answer where its target gives JSON: each output is a JSON text."""
-
-    number: int
-    outputs: list[bytes | None]
-    errors: dict[int, tuple[str, bool]]
-    weights: list[int] = []
-    placed: dict[int, Place] = {}
-    unplaced: int = 0
-    keeps: bool = False
-    begun: float = 0.0
-    ended: float = 0.0
-    tokens: dict[int, TokenCount] = {}
-
-
-class OctetsAnswer(msgspec.Struct, array_like=True, tag="octets", gc=False):
-    """Message of the child, in place of Answer where its target gives octets."""
-
-    number: int
-    outputs: list[bytes | None]
-    errors: dict[int, tuple[str, bool]]
-    weights: list[int] = []
-    placed: dict[int, Place] = {}
-    unplaced: int = 0
-    keeps: bool = False
-    begun: float = 0.0
-    ended: float = 0.0
-    tokens: dict[int, TokenCount] = {}
+    @property
+    def are_of_kind(self) -> bool:
+        """Whether all outputs are what `kind` says. User code may have written the message."""
+        return {str if self.kind is ValueKind.TEXT else bytes, type(None)}.issuperset(map(type, self.outputs))
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     """Message of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
 
-    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Answer.
+    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Outputs.
     """
 
     number: int
@@ -162,10 +139,6 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     keeps: bool = False
     begun: float = 0.0
     ended: float = 0.0
-
-
-Outputs = Answer | ValuesAnswer | OctetsAnswer
-"""Answer to a batch that has run, one output for each input."""
 
 
 class NoFrame(Exception):

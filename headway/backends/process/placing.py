@@ -6,10 +6,9 @@ The host copies in steps, of which each tells how many bytes it took, so that it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from headway.backends.process.arena import LARGE, Arena
-from headway.backends.process.frames import Answer, NoFrame, Outputs, PlacedInput, Run
+from headway.backends.process.frames import NoFrame, Outputs, PlacedInput, Run
 from headway.core.arena import Allocator, sound
 from headway.model import Octets, ValueKind
 
@@ -58,7 +57,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
 def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
     """Move the large outputs of a batch into the arena, as far as there is room behind its inputs."""
     allocator = Allocator(arena.size, run.number, run.used)
-    outputs: list[Any] = word.outputs
+    outputs = word.outputs
     for position, value in enumerate(outputs):
         if value is None or len(value) < LARGE:
             continue
@@ -81,7 +80,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
     Raises:
         NoFrame: nothing can lie where an output is said to lie, or there is no text.
     """
-    outputs: list[Any] = word.outputs
+    outputs = word.outputs
     if len(word.placed) > len(outputs):
         raise NoFrame("more places than outputs")
     if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
@@ -92,7 +91,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
         content = arena.copy(place)
         yield len(content)
         try:
-            outputs[position] = content.decode() if isinstance(word, Answer) else content
+            outputs[position] = content.decode() if word.kind is ValueKind.TEXT else content
         except UnicodeDecodeError:
             raise NoFrame("a text that is none") from None
         count("out", True)

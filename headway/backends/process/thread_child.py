@@ -7,7 +7,6 @@ test, and nothing can end what hangs. Such a thread is left behind, and another 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -17,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from headway.backends.process.arena import Arena
 from headway.backends.process.child import Pipe, attend
-from headway.backends.process.child_process import Log, Message
+from headway.backends.process.child_process import Child, Log, Message
 from headway.backends.process.frames import Build
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.usercode import Target, UserLoop, prepare
@@ -28,8 +26,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder(Message).decode
 
 
-class ThreadChild:
-    """Child that runs in a thread; see `ChildProcess` for its attributes. Must be built on the event loop.
+class ThreadChild(Child):
+    """Child that runs in a thread.
 
     Arguments:
         call: function, class or other object that is the target.
@@ -39,8 +37,6 @@ class ThreadChild:
         log, guard: of no use here: what the target prints goes where this process prints.
         arena_bytes: of no use here: all values are in this process.
     """
-
-    killed_by_others = False
 
     def __init__(
         self,
@@ -53,25 +49,11 @@ class ThreadChild:
         guard: GroupGuard | None = None,
         arena_bytes: int = 0,
     ) -> None:
-        self.cause = ""
-        self.arena: Arena | None = None
-        self.doomed = self.dismissed = False
-        self.ended, self.gone = asyncio.Event(), asyncio.Event()
+        super().__init__(worker)
         self.pid = os.getpid()
         self._call, self._name = call, name
-        self._loop = asyncio.get_running_loop()
         self._asked: SimpleQueue[bytes | None] = SimpleQueue()
-        self._waiter: asyncio.Future[Message] | None = None
         threading.Thread(target=self._live, name=f"headway-{worker}", daemon=True).start()
-
-    def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Have one word answered, and await the answer."""
-        waiter = self._waiter = self._loop.create_future()
-        if self.cause:
-            waiter.set_exception(ChildProcessError(self.cause))
-        else:
-            self._asked.put(content)
-        return waiter
 
     def catch_up(self) -> None:
         """Do nothing: such a thread stands still only when this one does."""
@@ -90,6 +72,9 @@ class ThreadChild:
     def resident_bytes(self) -> int:
         """Return 0: the memory is that of this process."""
         return 0
+
+    def _send(self, content: bytes) -> None:
+        self._asked.put(content)
 
     def _live(self) -> None:
         """Serve as a child process does."""
@@ -117,11 +102,8 @@ class ThreadChild:
 
     def _finish(self, cause: str) -> None:
         self.doomed = True
-        self.cause = self.cause or cause
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ChildProcessError(self.cause))
-        self.gone.set()
-        self.ended.set()
+        self.cause = self.how = self.cause or cause
+        self._over()
 
 
 class _Words(Pipe):

@@ -302,31 +302,16 @@ def make_batchers(
     `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
     their spans, if there is one. `gpus` watches their GPUs; None: nothing does.
     """
-    shared = BACKENDS[type(target)].check(target, settings)
+    plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
-    one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if BACKENDS[type(target)].one_breaker else None
-    pace = CallPace(settings.remote_rate)
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
-    weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
-    memory, guard, failure_log = HostMemory(clock), GroupGuard(), FailureLog(settings.gpu_timeout_ms / 1000)
+    memory, failure_log = HostMemory(clock), FailureLog(settings.gpu_timeout_ms / 1000)
     report = make_report(settings, target)
     version = settings.model_version if versioned else ""
     traces = BatchTraces(recorder) if recorder is not None else None
 
     def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
-        breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
-        plan = SlotPlan(
-            settings,
-            name(settings, target, devices, index),
-            devices.of(index),
-            breaker,
-            guard,
-            weights=weights,
-            certificates=certificates,
-            counters=counters,
-            pace=pace,
-            shared=shared,
-        )
+        plan, breaker = plan_of(index)
         return Batcher(
             Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report, version),
             partial(make_backend, target, plan),
@@ -344,6 +329,40 @@ def make_batchers(
         )
 
     return make
+
+
+def _slot_plans(
+    settings: Settings,
+    target: Target,
+    devices: Devices,
+    counters: Counters,
+    name: Callable[[Settings, Target, Devices, int], str],
+    certificates: RemoteCertificates | None,
+) -> Callable[[int], tuple[SlotPlan, Breaker]]:
+    """Make the function from a slot's index to its plan and its breaker, with what all slots of a target have in common. Raises SettingError."""
+    kind = BACKENDS[type(target)]
+    shared = kind.check(target, settings)
+    one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
+    weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
+    pace, guard = CallPace(settings.remote_rate), GroupGuard()
+
+    def plan_of(index: int) -> tuple[SlotPlan, Breaker]:
+        breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
+        plan = SlotPlan(
+            settings,
+            name(settings, target, devices, index),
+            devices.of(index),
+            breaker,
+            guard,
+            weights=weights,
+            certificates=certificates,
+            counters=counters,
+            pace=pace,
+            shared=shared,
+        )
+        return plan, breaker
+
+    return plan_of
 
 
 def make_report(settings: Settings, target: Target) -> ModelReport:

@@ -70,16 +70,10 @@ def _lines(
     models: Sequence[Model],
 ) -> Iterator[str]:
     parts = ROLES[role]
-    scheme = settings.scheme
-    url = f"{scheme}://{_host(settings.host)}:{port}"
     yield _headline(parts, settings, target, models)
     if parts.gateway:
-        yield f"  public   {url}   docs {url}/docs"
-        yield f"  openai   base URL {url}/v1: completions, chat, embeddings, models"
-        yield f"  oip      {url}/v2: Open Inference Protocol, version 2"
-        if settings.grpc_port:
-            yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"
-    admin = f"{scheme}://{_host(settings.admin_host)}:{admin_port}"
+        yield from _doors(settings, port)
+    admin = f"{settings.scheme}://{_host(settings.admin_host)}:{admin_port}"
     yield f"  admin    {admin}/dashboard   health /internal/health   metrics /metrics"
     if settings.tls_cert:
         yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
@@ -101,27 +95,42 @@ def _lines(
         where = "" if shares else f"; {_slots(own, served)}{_on(own, served, placed)}"
         yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}{where}"
     if parts.gateway:
-        run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
-        yield (
-            f"  limits   queue {settings.queue_timeout_ms:g} ms, {run}in all {settings.request_timeout_ms:g} ms; "
-            f"body {settings.max_body_bytes} bytes"
-        )
-        if settings.input_policy:
-            yield f"  inputs   go through the policy in {settings.input_policy}"
-        yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
-        if settings.keys or settings.jwt:
-            yield f"  rates    {_rates(settings)}"
-        if settings.broker:
-            yield from (f"  fallback {line}" for line in _fallbacks(settings))
+        yield from _rules(settings, target)
         yield "Try it:"
         named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
-        yield f"  curl {_certificates(settings)}{scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature, named)}"
+        yield f"  curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature, named)}"
         return
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
     if parts.controller:
         yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
     yield READY
+
+
+def _doors(settings: Settings, port: int) -> Iterator[str]:
+    """Ways in for clients."""
+    url = f"{settings.scheme}://{_host(settings.host)}:{port}"
+    yield f"  public   {url}   docs {url}/docs"
+    yield f"  openai   base URL {url}/v1: completions, chat, embeddings, models"
+    yield f"  oip      {url}/v2: Open Inference Protocol, version 2"
+    if settings.grpc_port:
+        yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"
+
+
+def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
+    """Rules for clients."""
+    run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
+    yield (
+        f"  limits   queue {settings.queue_timeout_ms:g} ms, {run}in all {settings.request_timeout_ms:g} ms; "
+        f"body {settings.max_body_bytes} bytes"
+    )
+    if settings.input_policy:
+        yield f"  inputs   go through the policy in {settings.input_policy}"
+    yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
+    if settings.keys or settings.jwt:
+        yield f"  rates    {_rates(settings)}"
+    if settings.broker:
+        yield from (f"  fallback {line}" for line in _fallbacks(settings))
 
 
 def _headline(parts: Parts, settings: Settings, target: Target | None, models: Sequence[Model]) -> str:

@@ -92,18 +92,9 @@ def serve(
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if given.get("port") == 0:
         given.setdefault("admin_port", 0)
-    file = None if config is None else Path(config)
-    found: Given
-    if isinstance(target, Mapping):
-        if not target:
-            raise TargetError(
-                'target = {}: names no model. Give each a name and a target, for example {"upper": upper}.'
-            )
-        found = {name: target_of(one) for name, one in target.items()}
-        loaded = load(given, file=file, spell=str, targets=dict.fromkeys(found))
-    else:
-        found = target_of(target)
-        loaded = load(given, file=file, spell=str, targets=[""])
+    found = _targets(target)
+    targets = dict.fromkeys(found) if isinstance(found, Mapping) else [""]
+    loaded = load(given, file=None if config is None else Path(config), spell=str, targets=targets)
     if not block:
         if loaded.reload:
             raise SettingError("reload", True, "needs a service that blocks", "Leave it out, or leave out block=False.")
@@ -115,6 +106,15 @@ def serve(
         )
     _run(loaded, found)
     return None
+
+
+def _targets(target: TargetsLike) -> Given:
+    """Target that is given, or those by name. Raises TargetError."""
+    if not isinstance(target, Mapping):
+        return target_of(target)
+    if not target:
+        raise TargetError('target = {}: names no model. Give each a name and a target, for example {"upper": upper}.')
+    return {name: target_of(one) for name, one in target.items()}
 
 
 def start(settings: Settings, target: Given, listener: type[Listener] = Listener) -> BackgroundService:

@@ -6,7 +6,9 @@ its own; see `servers`, `postgres` and `tests.servers`.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from hypothesis.internal.constants_ast import Constants
 from tests.contracts.ledgers import DATABASES, POOLED
 from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import FOREIGN, KINDS, SharedServers
+from tests.virtual_time import Clock, VirtualLoop
 
 # The machine that checks is shared and slow at times: a case may take long, and the same cases run every time.
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
@@ -117,6 +120,32 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _unmarked(*arguments: object, **options: object) -> None:
     raise AssertionError(f"a test that starts processes has the mark `{PROCESSES}`")
+
+
+@pytest.fixture
+def virtual_runner() -> Iterator[asyncio.Runner]:
+    """A loop whose clock jumps, for one test. See `tests.virtual_time`."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        yield runner
+
+
+@pytest.fixture
+def clock(virtual_runner: asyncio.Runner) -> Clock:
+    """Time in seconds of the loop in which a test runs that is a coroutine function."""
+    return virtual_runner.get_loop().time
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function: on virtual time if it takes the `clock`, else on a loop as any."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters})
+    if isinstance(runner := pyfuncitem.funcargs.get("virtual_runner"), asyncio.Runner):
+        runner.run(test)
+    else:
+        asyncio.run(test)
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
+Clock = Callable[[], float]
 
 PATIENCE = 30.0
 """Real seconds for which a server is waited for."""
@@ -191,7 +192,7 @@ def _more(line: socket.socket) -> bytes:
     return chunk
 
 
-def run(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
+def run(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
     """Run `main(clock)` to its end on virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
@@ -27,6 +27,7 @@ from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.troubled import Connection, Server
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 
@@ -34,7 +35,7 @@ ANYBODY = Principal("anonymous", "default", 0)
 class Asked:
     """A waiter that takes down every answer it gets, and when."""
 
-    def __init__(self, text: str, clock: Callable[[], float]) -> None:
+    def __init__(self, text: str, clock: Clock) -> None:
         self.text = text
         self.at = clock()
         self.replies: list[Reply] = []
@@ -91,7 +92,7 @@ class Fleet:
 
     def __init__(
         self,
-        clock: Callable[[], float],
+        clock: Clock,
         *backends: FakeBackend,
         gateways: int = 1,
         fallback: FakeBackend | None = None,

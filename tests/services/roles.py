@@ -25,6 +25,7 @@ from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 MAX_BATCH = 8
@@ -61,7 +62,7 @@ class Fleets:
         fleet: who attends; may be replaced before a service is made.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.told: list[str] = []
         self.settings = Settings(model="m", max_batch_size=MAX_BATCH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import msgspec
 
@@ -21,8 +21,8 @@ from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, Work
 from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from tests.virtual_time import Clock
 
-Clock = Callable[[], float]
 QUICK = ScaleLimits(
     rules=read(
         '[{"utilisation_above": 0.85, "for_s": 5, "add": 2}, {"utilisation_below": 0.4, "for_s": 10, "remove": 1}]'

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 
@@ -51,7 +53,7 @@ class Stand:
 
     def __init__(
         self,
-        clock: Callable[[], float],
+        clock: Clock,
         *backends: FakeBackend,
         max_batch: int = 8,
         breaker: Breaker | None = None,
@@ -182,6 +184,19 @@ class Stand:
 
     def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:
         return asyncio.get_running_loop().create_task(self.ask(text, **how))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def served(clock: Clock, **settings: object) -> AsyncIterator[Stand]:
+    """A service over one backend that is up, and drained in the end; nobody waits any more by then."""
+    stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
+    await stand.service.start()
+    try:
+        yield stand
+        assert stand.gateway.pending == 0
+        await stand.service.drain()
+    finally:
+        await stand.service.stop()
 
 
 class _NoDoor:

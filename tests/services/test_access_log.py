@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, RequestOptions
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
 ID = "0189f7a4-1111-7222-8333-444455556666"
 ENTRY = Entry("7", "m", "a secret input", 1, "acme", "alice", 4.0, 2.0)
@@ -88,7 +88,7 @@ def logged_fan_out(model: str, count: int, leave_after: float | None = None, **s
     """Lines of the access log of one request with `count` inputs, over a real gateway and one worker on virtual time."""
     log = AccessLog(1.0, ("enterprise", "paid", "free"), lambda: 0.5)
 
-    async def main(clock: Callable[[], float]) -> None:
+    async def main(clock: Clock) -> None:
         stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
         stand.gateway._observers = (log,)
         await stand.service.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +17,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 LIMIT = Limit("user-1", "user", 60.0, 5.0)
 """One a second, five at once."""
@@ -32,43 +31,34 @@ async def outcome(stand: Stand, model: str = "m", caller: Principal = LIMITED, i
     return "ok" if reply.failure is None else reply.failure.code
 
 
-def test_unknown_models_and_good_requests_share_one_limit() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, FakeBackend(0.0)) as stand:
-            codes = [await outcome(stand, model) for model in ("x", "m", "x", "m", "x", "x", "m")]
-            assert codes == ["NOT_FOUND", "ok", "NOT_FOUND", "ok", "NOT_FOUND", "RATE_LIMITED", "RATE_LIMITED"]
-            assert RateLimitHeaders(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
-            await asyncio.sleep(1.0)
-            assert await outcome(stand, "x") == "NOT_FOUND"
-
-    run(main)
+async def test_unknown_models_and_good_requests_share_one_limit(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(0.0)) as stand:
+        codes = [await outcome(stand, model) for model in ("x", "m", "x", "m", "x", "x", "m")]
+        assert codes == ["NOT_FOUND", "ok", "NOT_FOUND", "ok", "NOT_FOUND", "RATE_LIMITED", "RATE_LIMITED"]
+        assert RateLimitHeaders(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
+        await asyncio.sleep(1.0)
+        assert await outcome(stand, "x") == "NOT_FOUND"
 
 
-def test_a_flood_of_what_is_wrong_gets_its_rate() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, FakeBackend(0.0)) as stand:
-            codes = []
-            for _ in range(1000):
-                codes.append(await outcome(stand, "x"))
-                await asyncio.sleep(0.01)
-            assert codes.count("NOT_FOUND") == pytest.approx(5 + 10, abs=1)
-            assert codes.count("RATE_LIMITED") == 1000 - codes.count("NOT_FOUND")
-
-    run(main)
-
-
-def test_models_of_others_and_ids_in_flight_count() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, FakeBackend(1.0)) as stand:
-            assert await outcome(stand, caller=PICKY) == "FORBIDDEN"
-            id = new_id()
-            first = asyncio.ensure_future(outcome(stand, id=id))
+async def test_a_flood_of_what_is_wrong_gets_its_rate(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(0.0)) as stand:
+        codes = []
+        for _ in range(1000):
+            codes.append(await outcome(stand, "x"))
             await asyncio.sleep(0.01)
-            codes = [await outcome(stand, id=id) for _ in range(4)]
-            assert codes == ["IDEMPOTENCY_CONFLICT"] * 3 + ["RATE_LIMITED"]
-            assert await first == "ok"
+        assert codes.count("NOT_FOUND") == pytest.approx(5 + 10, abs=1)
+        assert codes.count("RATE_LIMITED") == 1000 - codes.count("NOT_FOUND")
 
-    run(main)
+
+async def test_models_of_others_and_ids_in_flight_count(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(1.0)) as stand:
+        assert await outcome(stand, caller=PICKY) == "FORBIDDEN"
+        id = new_id()
+        first = asyncio.ensure_future(outcome(stand, id=id))
+        await asyncio.sleep(0.01)
+        codes = [await outcome(stand, id=id) for _ in range(4)]
+        assert codes == ["IDEMPOTENCY_CONFLICT"] * 3 + ["RATE_LIMITED"]
+        assert await first == "ok"
 
 
 def nothing_owed() -> MemoryBroker:

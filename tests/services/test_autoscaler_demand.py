@@ -13,9 +13,9 @@ from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.model import ProcessInfo
 from headway.scaling.local import LocalScaling
 from tests.services.fake_backend import FakeBackend
-from tests.services.scaling_scene import QUICK, Clock
+from tests.services.scaling_scene import QUICK
 from tests.services.stand import Stand, codes
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
 WORKERS = 4
 BATCH = 0.5

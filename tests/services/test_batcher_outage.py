@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,308 +18,246 @@ from tests.services.calls import once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import CALL_TIMEOUT
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
-def test_claims_pause_longer_and_longer_and_begin_again_when_the_broker_is_back() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            await asyncio.sleep(1)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            before = len(fleet.server.named("claim"))
-            await asyncio.sleep(10)
-            instants = [at for at, _, _ in fleet.server.named("claim")[before:]]
-            gaps = [later - sooner for sooner, later in itertools.pairwise(instants)]
-            assert gaps[0] < 0.05 and min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5
-            await fleet.server.become("fine")
-            await asyncio.sleep(0.5)
-            assert await fleet.answered(asked := fleet.ask("x")) == ["ok"]
-            assert clock() - asked.at == pytest.approx(0.1, abs=0.002)
-
-    run(main)
+async def test_claims_pause_longer_and_longer_and_begin_again_when_the_broker_is_back(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await asyncio.sleep(1)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        before = len(fleet.server.named("claim"))
+        await asyncio.sleep(10)
+        instants = [at for at, _, _ in fleet.server.named("claim")[before:]]
+        gaps = [later - sooner for sooner, later in itertools.pairwise(instants)]
+        assert gaps[0] < 0.05 and min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5
+        await fleet.server.become("fine")
+        await asyncio.sleep(0.5)
+        assert await fleet.answered(asked := fleet.ask("x")) == ["ok"]
+        assert clock() - asked.at == pytest.approx(0.1, abs=0.002)
 
 
-def test_a_slot_stays_capacity_through_an_outage_and_says_so_at_once_to_a_broker_that_forgot_it() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            await asyncio.sleep(1.2)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(5.05)
-            fleet.server.lose_everything()
-            await fleet.server.become("fine")
-            back = clock()
-            await asyncio.sleep(0.55)
-            [worker] = await fleet.server.inner.workers()
-            assert worker.status is WorkerStatus.HEALTHY
-            [claim, *_] = [at for at, _, _ in fleet.server.named("claim") if at >= back]
-            assert claim in [at for at, _, _ in fleet.server.named("beat") if at >= back]
-            assert fleet.backends[0].starts == 1
-
-    run(main)
+async def test_a_slot_stays_capacity_through_an_outage_and_says_so_at_once_to_a_broker_that_forgot_it(
+    clock: Clock,
+) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await asyncio.sleep(1.2)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(5.05)
+        fleet.server.lose_everything()
+        await fleet.server.become("fine")
+        back = clock()
+        await asyncio.sleep(0.55)
+        [worker] = await fleet.server.inner.workers()
+        assert worker.status is WorkerStatus.HEALTHY
+        [claim, *_] = [at for at, _, _ in fleet.server.named("claim") if at >= back]
+        assert claim in [at for at, _, _ in fleet.server.named("beat") if at >= back]
+        assert fleet.backends[0].starts == 1
 
 
 @pytest.mark.parametrize("mode", ["refuse", "lose", "stall"])
-def test_what_was_computed_is_told_until_the_broker_answers(mode: str) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            fleet.server.script = once("complete", mode, times=3 if mode == "refuse" else 1)
-            asked = fleet.ask("x")
-            assert await fleet.answered(asked) == ["ok"]
-            await asyncio.sleep(15)
-            assert await fleet.answered(asked) == ["ok"]
-            assert fleet.runs("x") == 1
-            assert sum(fleet.counters.batches.values()) == 1
-
-    run(main)
+async def test_what_was_computed_is_told_until_the_broker_answers(mode: str, clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        fleet.server.script = once("complete", mode, times=3 if mode == "refuse" else 1)
+        asked = fleet.ask("x")
+        assert await fleet.answered(asked) == ["ok"]
+        await asyncio.sleep(15)
+        assert await fleet.answered(asked) == ["ok"]
+        assert fleet.runs("x") == 1
+        assert sum(fleet.counters.batches.values()) == 1
 
 
-def test_what_failed_is_told_until_the_broker_answers() -> None:
-    async def main(clock: Clock) -> None:
-        fail = [BatchRaised("once")]
-        backend = FakeBackend(0.1, lambda entries: fail.pop() if fail else None)
-        async with Fleet(clock, backend) as fleet:
-            fleet.server.script = once("release", "refuse", times=4)
-            asked = fleet.ask("x")
-            assert await fleet.answered(asked) == ["ok"]
-            assert asked.reply.attempts == 2
-            assert clock() - asked.at < 0.5
-
-    run(main)
+async def test_what_failed_is_told_until_the_broker_answers(clock: Clock) -> None:
+    fail = [BatchRaised("once")]
+    backend = FakeBackend(0.1, lambda entries: fail.pop() if fail else None)
+    async with Fleet(clock, backend) as fleet:
+        fleet.server.script = once("release", "refuse", times=4)
+        asked = fleet.ask("x")
+        assert await fleet.answered(asked) == ["ok"]
+        assert asked.reply.attempts == 2
+        assert clock() - asked.at < 0.5
 
 
-def test_an_outage_in_which_an_answer_waits_does_not_slow_the_slot_down_in_its_figures() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            for number in range(4):
-                assert await fleet.answered(fleet.ask(f"{number}")) == ["ok"]
-            pace = fleet.batchers[0].figures.items_per_second
-            fleet.server.script = lambda name: "refuse" if name == "complete" else None
-            asked = fleet.ask("x", timeout=30.0)
-            await asyncio.sleep(20)
-            fleet.server.script = lambda name: None
-            assert await fleet.answered(asked) == ["ok"]
-            assert fleet.batchers[0].figures.items_per_second == pytest.approx(pace, rel=0.1)
-
-    run(main)
+async def test_an_outage_in_which_an_answer_waits_does_not_slow_the_slot_down_in_its_figures(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        for number in range(4):
+            assert await fleet.answered(fleet.ask(f"{number}")) == ["ok"]
+        pace = fleet.batchers[0].figures.items_per_second
+        fleet.server.script = lambda name: "refuse" if name == "complete" else None
+        asked = fleet.ask("x", timeout=30.0)
+        await asyncio.sleep(20)
+        fleet.server.script = lambda name: None
+        assert await fleet.answered(asked) == ["ok"]
+        assert fleet.batchers[0].figures.items_per_second == pytest.approx(pace, rel=0.1)
 
 
-def test_a_batch_is_kept_through_an_outage_while_it_runs() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(2.0)) as fleet:
-            asked = fleet.ask("x")
-            await asyncio.sleep(0.5)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            with capture_logs() as lines:
-                await asyncio.sleep(1.0)
-            assert "loop ended, starting it again" not in [line["event"] for line in lines]
-            await fleet.server.become("fine")
-            assert await fleet.answered(asked) == ["ok"]
-            assert clock() - asked.at < 2.1
-            assert fleet.runs("x") == 1
-
-    run(main)
+async def test_a_batch_is_kept_through_an_outage_while_it_runs(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(2.0)) as fleet:
+        asked = fleet.ask("x")
+        await asyncio.sleep(0.5)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        with capture_logs() as lines:
+            await asyncio.sleep(1.0)
+        assert "loop ended, starting it again" not in [line["event"] for line in lines]
+        await fleet.server.become("fine")
+        assert await fleet.answered(asked) == ["ok"]
+        assert clock() - asked.at < 2.1
+        assert fleet.runs("x") == 1
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_given_up() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            fleet.server.script = lambda name: "refuse" if name == "complete" else None
-            with capture_logs() as lines:
-                asked = fleet.ask("x", timeout=3.0)
-                assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
-                await asyncio.sleep(1.5)
-            assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
-            fleet.server.script = lambda name: None
-            assert await fleet.answered(fleet.ask("next")) == ["ok"]
-
-    run(main)
+async def test_an_answer_that_nobody_waits_for_any_more_is_given_up(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        fleet.server.script = lambda name: "refuse" if name == "complete" else None
+        with capture_logs() as lines:
+            asked = fleet.ask("x", timeout=3.0)
+            assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
+            await asyncio.sleep(1.5)
+        assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
+        fleet.server.script = lambda name: None
+        assert await fleet.answered(fleet.ask("next")) == ["ok"]
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
-def test_a_drain_ends_with_the_broker_away(mode: str, busy: bool) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.5)) as fleet:
-            if busy:
-                fleet.ask("x", timeout=3.0)
-            await asyncio.sleep(0.1)
-            await fleet.server.become(mode)
-            fleet.server.cut()
-            await asyncio.sleep(0.05)
-            fleet.batchers[0].drain()
-            async with asyncio.timeout(5.0 if busy else 2.5):
-                await asyncio.gather(*fleet.serving)
-                await fleet.batchers[0].stop()
-
-    run(main)
+async def test_a_drain_ends_with_the_broker_away(mode: str, busy: bool, clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.5)) as fleet:
+        if busy:
+            fleet.ask("x", timeout=3.0)
+        await asyncio.sleep(0.1)
+        await fleet.server.become(mode)
+        fleet.server.cut()
+        await asyncio.sleep(0.05)
+        fleet.batchers[0].drain()
+        async with asyncio.timeout(5.0 if busy else 2.5):
+            await asyncio.gather(*fleet.serving)
+            await fleet.batchers[0].stop()
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])
-def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_tasks(mode: str) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(2.0)) as fleet:
-            fleet.ask("x", timeout=600.0, task=True)
-            await asyncio.sleep(1.2)
-            await fleet.server.become(mode)
-            fleet.server.cut()
-            fleet.batchers[0].drain()
-            with capture_logs() as lines:
-                async with asyncio.timeout(LEASE_SECONDS + CALL_TIMEOUT):
-                    await asyncio.gather(*fleet.serving)
-            assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
-
-    run(main)
-
-
-def test_a_slot_that_drains_hands_in_a_batch_of_tasks_when_the_broker_is_back_within_its_lease() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(2.0), FakeBackend(2.0)) as fleet:
-            asked = fleet.ask("x", timeout=600.0, task=True)
-            await asyncio.sleep(1.2)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            for batcher in fleet.batchers:
-                batcher.drain()
-            await asyncio.sleep(LEASE_SECONDS - 2.0)
-            await fleet.server.become("fine")
-            assert await fleet.answered(asked) == ["ok"]
-            await asyncio.gather(*fleet.serving)
-            assert fleet.runs("x") == 1
-
-    run(main)
-
-
-def test_a_drain_that_begins_after_the_lease_of_a_batch_of_tasks_has_run_out_ends_at_once() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            fleet.server.script = lambda name: "refuse" if name in ("complete", "extend") else None
-            fleet.ask("x", timeout=600.0, task=True)
-            await asyncio.sleep(LEASE_SECONDS * 3)
-            fleet.batchers[0].drain()
-            async with asyncio.timeout(CALL_TIMEOUT):
+async def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_tasks(mode: str, clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(2.0)) as fleet:
+        fleet.ask("x", timeout=600.0, task=True)
+        await asyncio.sleep(1.2)
+        await fleet.server.become(mode)
+        fleet.server.cut()
+        fleet.batchers[0].drain()
+        with capture_logs() as lines:
+            async with asyncio.timeout(LEASE_SECONDS + CALL_TIMEOUT):
                 await asyncio.gather(*fleet.serving)
-
-    run(main)
-
-
-def test_a_batch_that_is_granted_while_the_slot_drains_is_handed_back_uncharged() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), FakeBackend(0.1)) as fleet:
-            first, second = fleet.batchers
-            await asyncio.sleep(0.1)
-            second.drain()
-            await asyncio.sleep(0.1)
-            real = fleet.server.inner.claim
-
-            async def slow(*how: object) -> object:
-                claimed = await real(*how)  # type: ignore[arg-type]
-                if isinstance(claimed, Lease):
-                    first.drain()
-                return claimed
-
-            fleet.server.inner.claim = slow  # type: ignore[method-assign, assignment]
-            fleet.ask("x")
-            await fleet.serving[0]
-            assert fleet.runs("x") == 0
-            [(_, _, (lease, failure))] = fleet.server.named("release")
-            assert failure is None
-            claimed = await real(lease.slot, Paced(None))
-            assert isinstance(claimed, Lease)
-            [running] = fleet.server.inner._running.values()
-            assert [member.attempts for member in running.departure.members] == [1]
-
-    run(main)
+        assert "nobody could be told what came of a batch" in [line["event"] for line in lines]
 
 
-def test_a_batch_is_not_run_on_a_backend_that_went_during_the_claim() -> None:
-    async def main(clock: Clock) -> None:
-        backend = FakeBackend(0.1)
-        async with Fleet(clock, backend) as fleet:
-            await asyncio.sleep(0.1)
-            real = fleet.server.inner.claim
-            ran_dead: list[Sequence[Entry]] = []
-
-            def script(entries: Sequence[Entry]) -> None:
-                if backend.dead.is_set():
-                    ran_dead.append(entries)
-
-            backend.script = script
-
-            async def slow(*how: object) -> object:
-                claimed = await real(*how)  # type: ignore[arg-type]
-                if isinstance(claimed, Lease) and backend.starts == 1:
-                    backend.dead.set()
-                    await asyncio.sleep(0.01)
-                return claimed
-
-            fleet.server.inner.claim = slow  # type: ignore[method-assign, assignment]
-            asked = fleet.ask("x")
-            assert await fleet.answered(asked) == ["ok"]
-            assert asked.reply.attempts == 1
-            assert backend.starts == 2 and not ran_dead
-
-    run(main)
-
-
-def test_a_worker_comes_up_without_the_broker() -> None:
-    async def main(clock: Clock) -> None:
-        fleet = Fleet(clock, FakeBackend(0.1))
+async def test_a_slot_that_drains_hands_in_a_batch_of_tasks_when_the_broker_is_back_within_its_lease(
+    clock: Clock,
+) -> None:
+    async with Fleet(clock, FakeBackend(2.0), FakeBackend(2.0)) as fleet:
+        asked = fleet.ask("x", timeout=600.0, task=True)
+        await asyncio.sleep(1.2)
         await fleet.server.become("refuse")
-        async with fleet:
-            await asyncio.sleep(0.5)
-            await fleet.server.become("fine")
-            await asyncio.sleep(0.5)
-            assert [worker.status for worker in await fleet.server.inner.workers()] == [WorkerStatus.HEALTHY]
-            assert await fleet.answered(fleet.ask("x")) == ["ok"]
+        fleet.server.cut()
+        for batcher in fleet.batchers:
+            batcher.drain()
+        await asyncio.sleep(LEASE_SECONDS - 2.0)
+        await fleet.server.become("fine")
+        assert await fleet.answered(asked) == ["ok"]
+        await asyncio.gather(*fleet.serving)
+        assert fleet.runs("x") == 1
 
-    run(main)
+
+async def test_a_drain_that_begins_after_the_lease_of_a_batch_of_tasks_has_run_out_ends_at_once(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        fleet.server.script = lambda name: "refuse" if name in ("complete", "extend") else None
+        fleet.ask("x", timeout=600.0, task=True)
+        await asyncio.sleep(LEASE_SECONDS * 3)
+        fleet.batchers[0].drain()
+        async with asyncio.timeout(CALL_TIMEOUT):
+            await asyncio.gather(*fleet.serving)
 
 
-def test_all_workers_gone_and_back_while_the_broker_stays() -> None:
-    async def main(clock: Clock) -> None:
-        backends = FakeBackend(0.1), FakeBackend(0.1)
-        async with Fleet(clock, *backends) as fleet:
-            for backend in backends:
-                backend.refuse_start = 10**6
+async def test_a_batch_that_is_granted_while_the_slot_drains_is_handed_back_uncharged(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), FakeBackend(0.1)) as fleet:
+        first, second = fleet.batchers
+        await asyncio.sleep(0.1)
+        second.drain()
+        await asyncio.sleep(0.1)
+        real = fleet.server.inner.claim
+
+        async def slow(*how: object) -> object:
+            claimed = await real(*how)  # type: ignore[arg-type]
+            if isinstance(claimed, Lease):
+                first.drain()
+            return claimed
+
+        fleet.server.inner.claim = slow  # type: ignore[method-assign, assignment]
+        fleet.ask("x")
+        await fleet.serving[0]
+        assert fleet.runs("x") == 0
+        [(_, _, (lease, failure))] = fleet.server.named("release")
+        assert failure is None
+        claimed = await real(lease.slot, Paced(None))
+        assert isinstance(claimed, Lease)
+        [running] = fleet.server.inner._running.values()
+        assert [member.attempts for member in running.departure.members] == [1]
+
+
+async def test_a_batch_is_not_run_on_a_backend_that_went_during_the_claim(clock: Clock) -> None:
+    backend = FakeBackend(0.1)
+    async with Fleet(clock, backend) as fleet:
+        await asyncio.sleep(0.1)
+        real = fleet.server.inner.claim
+        ran_dead: list[Sequence[Entry]] = []
+
+        def script(entries: Sequence[Entry]) -> None:
+            if backend.dead.is_set():
+                ran_dead.append(entries)
+
+        backend.script = script
+
+        async def slow(*how: object) -> object:
+            claimed = await real(*how)  # type: ignore[arg-type]
+            if isinstance(claimed, Lease) and backend.starts == 1:
                 backend.dead.set()
-            await asyncio.sleep(0.5)
-            asked = fleet.ask("too early")
-            assert await fleet.answered(asked) == [errors.NO_WORKERS]
-            assert asked.answered_at - asked.at == pytest.approx(2.0, abs=0.06)
-            held = fleet.ask("held")
-            for backend in backends:
-                backend.refuse_start = 0
-            assert await fleet.answered(held) == ["ok"]
+                await asyncio.sleep(0.01)
+            return claimed
 
-    run(main)
+        fleet.server.inner.claim = slow  # type: ignore[method-assign, assignment]
+        asked = fleet.ask("x")
+        assert await fleet.answered(asked) == ["ok"]
+        assert asked.reply.attempts == 1
+        assert backend.starts == 2 and not ran_dead
 
 
-def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answered_once() -> None:
+async def test_a_worker_comes_up_without_the_broker(clock: Clock) -> None:
+    fleet = Fleet(clock, FakeBackend(0.1))
+    await fleet.server.become("refuse")
+    async with fleet:
+        await asyncio.sleep(0.5)
+        await fleet.server.become("fine")
+        await asyncio.sleep(0.5)
+        assert [worker.status for worker in await fleet.server.inner.workers()] == [WorkerStatus.HEALTHY]
+        assert await fleet.answered(fleet.ask("x")) == ["ok"]
+
+
+async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answered_once(clock: Clock) -> None:
     """A process is stopped and goes on later: its completion is fenced off."""
 
-    async def main(clock: Clock) -> None:
-        def paused(entries: Sequence[Entry]) -> None:
-            fleet.batchers[0]._keeper.lease = None  # Its heartbeat renews nothing.
+    def paused(entries: Sequence[Entry]) -> None:
+        fleet.batchers[0]._keeper.lease = None  # Its heartbeat renews nothing.
 
-        slow, other = FakeBackend(15.0, paused), FakeBackend(0.1)
-        fleet = Fleet(clock, slow, other, request_timeout_ms=30_000, gpu_timeout_ms=30_000, queue_timeout_ms=30_000)
-        async with fleet:
-            fleet.batchers[1].drain()
-            await fleet.serving[1]
-            asked = fleet.ask("x", timeout=30.0)
-            await asyncio.sleep(0.5)
-            assert slow.batches == [["x"]]
-            fleet.batchers[1]._draining = False
-            fleet.batchers[1].run(fleet._supervisor)
-            assert await fleet.answered(asked) == ["ok"]
-            assert asked.answered_at - asked.at < 11
-            await asyncio.sleep(10)
-            assert await fleet.answered(asked) == ["ok"]
-            assert other.batches == [["x"]]
-
-    run(main)
+    slow, other = FakeBackend(15.0, paused), FakeBackend(0.1)
+    fleet = Fleet(clock, slow, other, request_timeout_ms=30_000, gpu_timeout_ms=30_000, queue_timeout_ms=30_000)
+    async with fleet:
+        fleet.batchers[1].drain()
+        await fleet.serving[1]
+        asked = fleet.ask("x", timeout=30.0)
+        await asyncio.sleep(0.5)
+        assert slow.batches == [["x"]]
+        fleet.batchers[1]._draining = False
+        fleet.batchers[1].run(fleet._supervisor)
+        assert await fleet.answered(asked) == ["ok"]
+        assert asked.answered_at - asked.at < 11
+        await asyncio.sleep(10)
+        assert await fleet.answered(asked) == ["ok"]
+        assert other.batches == [["x"]]

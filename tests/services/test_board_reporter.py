@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,21 +13,20 @@ from headway.model import Lease, Slot, WorkerStatus
 from headway.model.board import ARRIVED, RUNNING, BatchDeparture, Notice, RequestFlow
 from headway.runtime.counters import Counters
 from headway.runtime.departure_log import MOST, DepartureLog
-from tests import virtual_time
 from tests.contracts.brokers import ask
 from tests.http.test_admin import Touchy
-from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
+from tests.virtual_time import Clock
 
 SLOT = Slot("gpu-0", "m", 8)
 
 
-def played(scene: Callable[[Stand], Awaitable[None]], backend: FakeBackend | None = None) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, backend or Touchy()) as stand:
-            await scene(stand)
-
-    virtual_time.run(main)
+@pytest.fixture
+def stand(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Stand]:
+    made = Stand(clock, Touchy())
+    virtual_runner.run(made.__aenter__())
+    yield made
+    virtual_runner.run(made.__aexit__())
 
 
 async def told(stand: Stand) -> list[Notice]:
@@ -107,47 +106,36 @@ def test_counts_of_requests_are_told_as_they_grow() -> None:
     assert flow is not None and flow.latencies == {"paid": {3: 1}}
 
 
-def test_a_batch_a_crash_and_the_figures_reach_the_board() -> None:
-    backend = Touchy()
-
-    async def scene(stand: Stand) -> None:
-        await asyncio.gather(*(stand.asking(f"text {number}", tier=number % 3) for number in range(6)))
-        await asyncio.sleep(2 * PERIOD)
-        notices = await told(stand)
-        arrived = [one for notice in notices for one in notice.departures if one.outcome == ARRIVED]
-        assert sum(one.size for one in arrived) == 6
-        assert all(one.seconds == pytest.approx(0.1, abs=0.05) and 0 < one.fill <= 1 for one in arrived)
-        assert sum(sum(notice.flow.answered.values()) for notice in notices if notice.flow is not None) == 6
-        figures = [notice.fleet for notice in notices if notice.fleet is not None]
-        assert (figures[-1].healthy, figures[-1].workers, len(figures[-1].waiting)) == (1, 1, 3)
-        assert {notice.process for notice in notices} == {stand.gateway.name}
-        backend.dead.set()
-        await asyncio.sleep(2 * PERIOD)
-        statuses = [change.status for notice in await told(stand) for change in notice.changes]
-        assert statuses[-2:] == ["starting", "healthy"]
-
-    played(scene, backend)
+async def test_a_batch_a_crash_and_the_figures_reach_the_board(stand: Stand) -> None:
+    await asyncio.gather(*(stand.asking(f"text {number}", tier=number % 3) for number in range(6)))
+    await asyncio.sleep(2 * PERIOD)
+    notices = await told(stand)
+    arrived = [one for notice in notices for one in notice.departures if one.outcome == ARRIVED]
+    assert sum(one.size for one in arrived) == 6
+    assert all(one.seconds == pytest.approx(0.1, abs=0.05) and 0 < one.fill <= 1 for one in arrived)
+    assert sum(sum(notice.flow.answered.values()) for notice in notices if notice.flow is not None) == 6
+    figures = [notice.fleet for notice in notices if notice.fleet is not None]
+    assert (figures[-1].healthy, figures[-1].workers, len(figures[-1].waiting)) == (1, 1, 3)
+    assert {notice.process for notice in notices} == {stand.gateway.name}
+    stand.backends[0].dead.set()
+    await asyncio.sleep(2 * PERIOD)
+    statuses = [change.status for notice in await told(stand) for change in notice.changes]
+    assert statuses[-2:] == ["starting", "healthy"]
 
 
-def test_while_somebody_looks_a_batch_is_seen_as_it_leaves() -> None:
-    async def scene(stand: Stand) -> None:
-        await told(stand)
-        await asyncio.sleep(PERIOD + 0.05)  # From now on four times a second.
-        stand.backends[0].seconds = 2 * WATCHED_PERIOD
-        asked = stand.asking("text")
-        await asyncio.sleep(1.5 * WATCHED_PERIOD)
-        [running] = [one for notice in await told(stand) for one in notice.departures]
-        assert running.outcome == RUNNING
-        await asked
-
-    played(scene)
+async def test_while_somebody_looks_a_batch_is_seen_as_it_leaves(stand: Stand) -> None:
+    await told(stand)
+    await asyncio.sleep(PERIOD + 0.05)  # From now on four times a second.
+    stand.backends[0].seconds = 2 * WATCHED_PERIOD
+    asked = stand.asking("text")
+    await asyncio.sleep(1.5 * WATCHED_PERIOD)
+    [running] = [one for notice in await told(stand) for one in notice.departures]
+    assert running.outcome == RUNNING
+    await asked
 
 
-def test_history_is_bounded_in_time() -> None:
-    async def scene(stand: Stand) -> None:
-        await asyncio.sleep(HISTORY_SECONDS + 60)
-        rows, _ = await stand.board.history()
-        assert HISTORY_SECONDS / STEP - 3 <= len(rows) <= HISTORY_SECONDS / STEP + 1
-        assert len(await told(stand)) <= 185
-
-    played(scene)
+async def test_history_is_bounded_in_time(stand: Stand) -> None:
+    await asyncio.sleep(HISTORY_SECONDS + 60)
+    rows, _ = await stand.board.history()
+    assert HISTORY_SECONDS / STEP - 3 <= len(rows) <= HISTORY_SECONDS / STEP + 1
+    assert len(await told(stand)) <= 185

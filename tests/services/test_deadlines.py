@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,9 +12,8 @@ from headway.gateway.deadlines import Deadlines
 from headway.gateway.pending import NOBODY, Key, PendingRequest, PendingTable
 from headway.model import Entry, Principal
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
-Clock = Callable[[], float]
 USUAL = 4.0
 ANYBODY = Principal("u", "t", 0)
 
@@ -45,64 +44,52 @@ class Story:
                 self.told[key[1]] = self.clock()
 
 
-def test_a_request_that_stays_is_told_of_however_many_come_and_leave_around_it() -> None:
-    async def main(clock: Clock) -> None:
-        story = Story(clock)
-        for number in range(5):
-            story.ask(f"before {number}")
-        due = story.ask("stays")
-        for number in range(5):
-            story.answer(f"before {number}")
-        for number in range(400):
-            story.ask(f"after {number}")
-            await asyncio.sleep(0.01)
-            story.answer(f"after {number}")
-        await asyncio.sleep(1.0)
-        assert due <= story.told["stays"] <= due + DEADLINE_GRAIN
-        assert len(story.told) == 1
-
-    run(main)
+async def test_a_request_that_stays_is_told_of_however_many_come_and_leave_around_it(clock: Clock) -> None:
+    story = Story(clock)
+    for number in range(5):
+        story.ask(f"before {number}")
+    due = story.ask("stays")
+    for number in range(5):
+        story.answer(f"before {number}")
+    for number in range(400):
+        story.ask(f"after {number}")
+        await asyncio.sleep(0.01)
+        story.answer(f"after {number}")
+    await asyncio.sleep(1.0)
+    assert due <= story.told["stays"] <= due + DEADLINE_GRAIN
+    assert len(story.told) == 1
 
 
-def test_a_long_request_ahead_hides_no_deadline() -> None:
-    async def main(clock: Clock) -> None:
-        story = Story(clock)
-        due = {"long": story.ask("long", 60.0), "short": story.ask("short", 0.5), "usual": story.ask("usual")}
-        await asyncio.sleep(61.0)
-        for id, deadline in due.items():
-            assert deadline <= story.told[id] <= deadline + DEADLINE_GRAIN
-
-    run(main)
+async def test_a_long_request_ahead_hides_no_deadline(clock: Clock) -> None:
+    story = Story(clock)
+    due = {"long": story.ask("long", 60.0), "short": story.ask("short", 0.5), "usual": story.ask("usual")}
+    await asyncio.sleep(61.0)
+    for id, deadline in due.items():
+        assert deadline <= story.told[id] <= deadline + DEADLINE_GRAIN
 
 
-def test_nothing_is_looked_at_while_nobody_waits() -> None:
-    async def main(clock: Clock) -> None:
-        story = Story(clock)
-        story.ask("once")
-        story.answer("once")
-        await asyncio.sleep(2 * USUAL)
-        assert story.deadlines.runs is False
-        due = story.ask("again")
-        await asyncio.sleep(2 * USUAL)
-        assert due <= story.told["again"] <= due + DEADLINE_GRAIN
-
-    run(main)
+async def test_nothing_is_looked_at_while_nobody_waits(clock: Clock) -> None:
+    story = Story(clock)
+    story.ask("once")
+    story.answer("once")
+    await asyncio.sleep(2 * USUAL)
+    assert story.deadlines.runs is False
+    due = story.ask("again")
+    await asyncio.sleep(2 * USUAL)
+    assert due <= story.told["again"] <= due + DEADLINE_GRAIN
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_is_told_of_once_and_in_time(seed: int) -> None:
-    async def main(clock: Clock) -> None:
-        rng, story, due = random.Random(seed), Story(clock), dict[str, float]()
-        for number in range(400):
-            timeout = USUAL if rng.random() < 0.7 else rng.choice([0.01, 1.0, 3.99, 30.0])
-            due[str(number)] = story.ask(str(number), timeout)
-            await asyncio.sleep(rng.choice([0.0, 0.001, 0.05]))
-            while story.pending and rng.random() < 0.5:
-                _, id = rng.choice(list(story.pending))
-                story.answer(id)
-                del due[id]
-        await asyncio.sleep(31.0)
-        assert story.told.keys() == due.keys()
-        assert all(due[id] <= told <= due[id] + DEADLINE_GRAIN + 1e-6 for id, told in story.told.items())
-
-    run(main)
+async def test_each_is_told_of_once_and_in_time(seed: int, clock: Clock) -> None:
+    rng, story, due = random.Random(seed), Story(clock), dict[str, float]()
+    for number in range(400):
+        timeout = USUAL if rng.random() < 0.7 else rng.choice([0.01, 1.0, 3.99, 30.0])
+        due[str(number)] = story.ask(str(number), timeout)
+        await asyncio.sleep(rng.choice([0.0, 0.001, 0.05]))
+        while story.pending and rng.random() < 0.5:
+            _, id = rng.choice(list(story.pending))
+            story.answer(id)
+            del due[id]
+    await asyncio.sleep(31.0)
+    assert story.told.keys() == due.keys()
+    assert all(due[id] <= told <= due[id] + DEADLINE_GRAIN + 1e-6 for id, told in story.told.items())

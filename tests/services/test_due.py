@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
+from typing import Any
 
 from headway.brokers.memory.broker import COMING_SECONDS, REST_SECONDS
 from headway.brokers.reap_timer import GRAIN
@@ -16,26 +17,28 @@ from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import ending_at_tick, until_tick
 from headway.worker.lease_keeper import LeaseKeeper
-from tests.contracts.brokers import AT_ONCE, Harness, MemoryHarness, ask, drained, slot
+from tests.contracts.brokers import AT_ONCE, MemoryHarness, ask, drained, slot
 from tests.contracts.dedup_keys import poll, task
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
-def reaped(story: Callable[[MemoryHarness], object]) -> None:
-    """Run a story with a reaper beside it."""
-    harness = MemoryHarness()
+def reaped(story: Callable[[MemoryHarness], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Makes a test of a story that is told beside a reaper."""
 
-    async def main() -> None:
-        reaper = asyncio.ensure_future(reap_on(harness.broker))
-        await asyncio.sleep(0.3)
-        async with asyncio.timeout(10.0):
-            await story(harness)  # type: ignore[misc]
-        reaper.cancel()
+    def test() -> None:
+        harness = MemoryHarness()
 
-    harness.run(main())
-    harness.close()
+        async def main() -> None:
+            reaper = asyncio.ensure_future(reap_on(harness.broker))
+            await asyncio.sleep(0.3)
+            async with asyncio.timeout(10.0):
+                await story(harness)
+            reaper.cancel()
+
+        harness.run(main())
+        harness.close()
+
+    return test
 
 
 def test_at_rest_it_is_reaped_once_a_second() -> None:
@@ -51,107 +54,91 @@ def test_at_rest_it_is_reaped_once_a_second() -> None:
     harness.close()
 
 
-def test_what_is_due_before_the_reaper_comes_expires_on_time() -> None:
-    async def story(harness: Harness) -> None:
-        await harness.broker.enqueue([ask(id="a", queue_timeout=0.2), ask(id="b", queue_timeout=0.23)])
-        begun = harness.now()
-        replies, cursor = await harness.broker.replies("g", 0)
-        assert [reply.id for reply in replies] == ["a"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
-        replies, _ = await harness.broker.replies("g", cursor)
-        assert [reply.id for reply in replies] == ["b"] and 0.23 <= harness.now() - begun <= 0.23 + GRAIN
-
-    reaped(story)
+@reaped
+async def test_what_is_due_before_the_reaper_comes_expires_on_time(harness: MemoryHarness) -> None:
+    await harness.broker.enqueue([ask(id="a", queue_timeout=0.2), ask(id="b", queue_timeout=0.23)])
+    begun = harness.now()
+    replies, cursor = await harness.broker.replies("g", 0)
+    assert [reply.id for reply in replies] == ["a"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
+    replies, _ = await harness.broker.replies("g", cursor)
+    assert [reply.id for reply in replies] == ["b"] and 0.23 <= harness.now() - begun <= 0.23 + GRAIN
 
 
-def test_a_follower_s_own_deadline_is_kept_too() -> None:
-    async def story(harness: Harness) -> None:
-        await harness.broker.enqueue([ask(id="job", dedup_keys=(task("job"),))])
-        begun = harness.now()
-        await harness.broker.subscribe([poll("s", "job", gateway="g2", timeout=0.2)])
-        replies, _ = await harness.broker.replies("g2", 0)
-        assert [reply.id for reply in replies] == ["s"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
-
-    reaped(story)
+@reaped
+async def test_a_follower_s_own_deadline_is_kept_too(harness: MemoryHarness) -> None:
+    await harness.broker.enqueue([ask(id="job", dedup_keys=(task("job"),))])
+    begun = harness.now()
+    await harness.broker.subscribe([poll("s", "job", gateway="g2", timeout=0.2)])
+    replies, _ = await harness.broker.replies("g2", 0)
+    assert [reply.id for reply in replies] == ["s"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
 
 
-def test_a_woken_worker_that_does_not_come_keeps_others_asleep_for_a_moment_only() -> None:
-    async def story(harness: Harness) -> None:
-        for worker in ("gpu-0", "gpu-1"):
-            assert isinstance(await harness.broker.claim(slot(worker), AT_ONCE), NoWork)
-        waiting = [asyncio.ensure_future(harness.broker.wait_for_work(slot(f"gpu-{n}"), None)) for n in range(2)]
-        await asyncio.sleep(0)
-        begun = harness.now()
-        await harness.broker.enqueue([ask(id="a")])
-        await waiting[0]
-        await waiting[1]
-        assert 0.0 < harness.now() - begun <= COMING_SECONDS + GRAIN
-        assert isinstance(await harness.broker.claim(slot("gpu-1"), AT_ONCE), Lease)
-
-    reaped(story)
+@reaped
+async def test_a_woken_worker_that_does_not_come_keeps_others_asleep_for_a_moment_only(harness: MemoryHarness) -> None:
+    for worker in ("gpu-0", "gpu-1"):
+        assert isinstance(await harness.broker.claim(slot(worker), AT_ONCE), NoWork)
+    waiting = [asyncio.ensure_future(harness.broker.wait_for_work(slot(f"gpu-{n}"), None)) for n in range(2)]
+    await asyncio.sleep(0)
+    begun = harness.now()
+    await harness.broker.enqueue([ask(id="a")])
+    await waiting[0]
+    await waiting[1]
+    assert 0.0 < harness.now() - begun <= COMING_SECONDS + GRAIN
+    assert isinstance(await harness.broker.claim(slot("gpu-1"), AT_ONCE), Lease)
 
 
-def test_what_has_left_needs_no_reap() -> None:
-    async def story(harness: Harness) -> None:
-        await harness.broker.enqueue([ask(id="a", queue_timeout=0.2)])
-        await harness.broker.withdraw([("t", "a", 0)], "g")
-        await asyncio.sleep(1.0)
-        assert not await drained(harness)
-
-    reaped(story)
+@reaped
+async def test_what_has_left_needs_no_reap(harness: MemoryHarness) -> None:
+    await harness.broker.enqueue([ask(id="a", queue_timeout=0.2)])
+    await harness.broker.withdraw([("t", "a", 0)], "g")
+    await asyncio.sleep(1.0)
+    assert not await drained(harness)
 
 
-def test_a_worker_that_falls_silent_counts_no_more_as_soon_as_it_is_not_believed() -> None:
-    async def story(harness: Harness) -> None:
-        await harness.healthy("gpu-0")
-        await asyncio.sleep(DEGRADED_AFTER - 0.01)
-        assert (await harness.broker.loads())["m"].slots == 1
-        await asyncio.sleep(0.03)
-        assert (await harness.broker.loads())["m"].slots == 0
-
-    reaped(story)
+@reaped
+async def test_a_worker_that_falls_silent_counts_no_more_as_soon_as_it_is_not_believed(harness: MemoryHarness) -> None:
+    await harness.healthy("gpu-0")
+    await asyncio.sleep(DEGRADED_AFTER - 0.01)
+    assert (await harness.broker.loads())["m"].slots == 1
+    await asyncio.sleep(0.03)
+    assert (await harness.broker.loads())["m"].slots == 0
 
 
-def test_what_is_periodic_wakes_up_together() -> None:
-    async def main(clock: Clock) -> None:
-        seen: dict[float, list[str]] = {}
-        supervisor = Supervisor()
+async def test_what_is_periodic_wakes_up_together(clock: Clock) -> None:
+    seen: dict[float, list[str]] = {}
+    supervisor = Supervisor()
 
-        def loop(name: str, every: float) -> Periodic:
-            async def act() -> None:
-                seen.setdefault(round(clock(), 6), []).append(name)
+    def loop(name: str, every: float) -> Periodic:
+        async def act() -> None:
+            seen.setdefault(round(clock(), 6), []).append(name)
 
-            return Periodic(name, act, clock, every=every)
+        return Periodic(name, act, clock, every=every)
 
-        loops = [loop("a", 1.0), loop("b", 0.5), loop("c", 1.0)]
-        for number, one in enumerate(loops):
-            await asyncio.sleep(0.13 * number)
-            one.start(supervisor)
-        await asyncio.sleep(4.0)
-        begun = 1001.0
-        together = {at: sorted(names) for at, names in seen.items() if begun <= at < begun + 2.0}
-        assert together == {1001.0: ["a", "b", "c"], 1001.5: ["b"], 1002.0: ["a", "b", "c"], 1002.5: ["b"]}
-        for one in loops:
-            await one.stop()
-        await supervisor.stop()
-
-    run(main)
+    loops = [loop("a", 1.0), loop("b", 0.5), loop("c", 1.0)]
+    for number, one in enumerate(loops):
+        await asyncio.sleep(0.13 * number)
+        one.start(supervisor)
+    await asyncio.sleep(4.0)
+    begun = 1001.0
+    together = {at: sorted(names) for at, names in seen.items() if begun <= at < begun + 2.0}
+    assert together == {1001.0: ["a", "b", "c"], 1001.5: ["b"], 1002.0: ["a", "b", "c"], 1002.5: ["b"]}
+    for one in loops:
+        await one.stop()
+    await supervisor.stop()
 
 
-def test_a_tick_that_is_near_counts_as_passed() -> None:
-    async def main(clock: Clock) -> None:
-        assert math.isclose(until_tick(1.0), 1.0)
-        await asyncio.sleep(0.95)
-        assert math.isclose(until_tick(1.0), 1.05)
-        assert math.isclose(until_tick(0.5), 0.55)
-        assert math.isclose(ending_at_tick(0.01), 0.01)
-        assert math.isclose(ending_at_tick(0.8), 0.55)
-        assert math.isclose(ending_at_tick(1.0), 0.55)
-        await asyncio.sleep(0.55)
-        assert math.isclose(ending_at_tick(1.0), 0.5), "who is between two seconds comes to a whole one"
-        await asyncio.sleep(0.5)
-        assert math.isclose(ending_at_tick(1.0), 1.0)
-
-    run(main)
+async def test_a_tick_that_is_near_counts_as_passed(clock: Clock) -> None:
+    assert math.isclose(until_tick(1.0), 1.0)
+    await asyncio.sleep(0.95)
+    assert math.isclose(until_tick(1.0), 1.05)
+    assert math.isclose(until_tick(0.5), 0.55)
+    assert math.isclose(ending_at_tick(0.01), 0.01)
+    assert math.isclose(ending_at_tick(0.8), 0.55)
+    assert math.isclose(ending_at_tick(1.0), 0.55)
+    await asyncio.sleep(0.55)
+    assert math.isclose(ending_at_tick(1.0), 0.5), "who is between two seconds comes to a whole one"
+    await asyncio.sleep(0.5)
+    assert math.isclose(ending_at_tick(1.0), 1.0)
 
 
 def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it() -> None:

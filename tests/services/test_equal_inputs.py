@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,28 +15,13 @@ from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import Ending, PendingRequest
 from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand
-from tests.services.test_input_policy import JUDGED, Functions, policed
-from tests.virtual_time import run
+from tests.services.stand import Stand, served
+from tests.services.test_input_policy import JUDGED, policed
+from tests.virtual_time import Clock
 
 ADA = Principal("ada", "acme", 1)
 LIMITED = Principal("bob", "acme", 1, (Limit("key-1", "key", 6000.0, 2000.0),))
 MANY = 5 * AT_ONCE
-
-
-def served(act: Callable[[Stand], Awaitable[None]], **settings: object) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, FakeBackend(0.1), **({"collapse": True} | settings))  # type: ignore[arg-type]
-        await stand.service.start()
-        try:
-            await act(stand)
-            assert stand.gateway.pending == 0
-            await stand.service.drain()
-        finally:
-            await stand.service.stop()
-
-    run(main)
 
 
 def begun(
@@ -70,8 +55,10 @@ class Endings:
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_equal_inputs_run_once_and_the_broker_has_one_of_them(near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(stand: Stand) -> None:
+async def test_equal_inputs_run_once_and_the_broker_has_one_of_them(
+    near: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    async with served(clock, collapse=True) as stand:
         offered: list[str] = []
         offer = stand.gateway._session.offer
 
@@ -93,23 +80,20 @@ def test_equal_inputs_run_once_and_the_broker_has_one_of_them(near: bool, monkey
         assert max(endings.turns) == AT_ONCE, "no turn of the loop answers all of them"
         assert len({one.entry.id for one in endings.rows}) == MANY
 
-    served(act)
 
-
-def test_each_gets_the_output_of_its_own_text_in_order() -> None:
-    async def act(stand: Stand) -> None:
+async def test_each_gets_the_output_of_its_own_text_in_order(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         inputs = [f"{number * number % 7}" for number in range(3 * AT_ONCE)]
         replies = await begun(stand, inputs)[1]
         assert [reply.output for reply in replies] == inputs
         assert sorted(ran(stand)) == sorted(set(inputs))
 
-    served(act)
 
-
-def test_those_that_are_submitted_after_the_first_has_its_output_run_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_are_submitted_after_the_first_has_its_output_run_no_more(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     """The parts of a long list are submitted in slices, and the first goes ahead of them."""
-
-    async def act(stand: Stand) -> None:
+    async with served(clock, collapse=True) as stand:
         turns, wait = stand.gateway.turns, stand.gateway.turns.wait
 
         def late(tenant: str, begin: Callable[[], None]) -> None:
@@ -120,29 +104,25 @@ def test_those_that_are_submitted_after_the_first_has_its_output_run_no_more(mon
         assert [reply.output for reply in replies] == ["A"] * MANY
         assert ran(stand) == ["a"]
 
-    served(act)
-
 
 @pytest.mark.parametrize(("settings", "options"), [({"collapse": False}, {}), ({"cache": True}, {"fresh": True})])
-def test_without_sharing_every_input_runs(settings: dict[str, object], options: dict[str, Any]) -> None:
-    async def act(stand: Stand) -> None:
+async def test_without_sharing_every_input_runs(
+    settings: dict[str, object], options: dict[str, Any], clock: Clock
+) -> None:
+    async with served(clock, **{"collapse": True, **settings}) as stand:
         await begun(stand, ["a"] * 20, **options)[1]
         assert ran(stand) == ["a"] * 20
 
-    served(act, **settings)
 
-
-def test_limits_are_charged_for_every_input() -> None:
-    async def act(stand: Stand) -> None:
+async def test_limits_are_charged_for_every_input(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         await begun(stand, ["a"] * MANY, LIMITED)[1]
         assert stand.broker.rate_limit_debt(LIMITED.limits[0]) == pytest.approx(MANY / 100 - 0.1, abs=0.3)
 
-    served(act)
-
 
 @pytest.mark.parametrize("key", ["", "k"])
-def test_under_a_key_they_run_once_and_are_replayed(key: str) -> None:
-    async def act(stand: Stand) -> None:
+async def test_under_a_key_they_run_once_and_are_replayed(key: str, clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         for _ in range(2):
             replies = await begun(stand, ["a", "b", "a", "b", "a"] * 20, key=key)[1]
             assert [reply.output for reply in replies] == ["A", "B", "A", "B", "A"] * 20
@@ -150,11 +130,9 @@ def test_under_a_key_they_run_once_and_are_replayed(key: str) -> None:
             assert {(reply.shared, reply.kept) for reply in replies} == {(DedupKind.KEY, True)}
         assert sorted(ran(stand)) == (["a", "b"] if key else ["a", "a", "b", "b"])
 
-    served(act)
 
-
-def test_the_failure_of_the_first_is_that_of_the_request_and_the_others_are_let_go_of() -> None:
-    async def act(stand: Stand) -> None:
+async def test_the_failure_of_the_first_is_that_of_the_request_and_the_others_are_let_go_of(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         endings = Endings(stand)
         _, ended = begun(stand, ["a"] * MANY)
         await asyncio.sleep(0.05)
@@ -166,11 +144,9 @@ def test_the_failure_of_the_first_is_that_of_the_request_and_the_others_are_let_
         await asyncio.sleep(1.0)
         assert endings.of == {Ending.TIMED_OUT: 1, Ending.LEFT: MANY - 1}
 
-    served(act)
 
-
-def test_whoever_leaves_leaves_all_of_them() -> None:
-    async def act(stand: Stand) -> None:
+async def test_whoever_leaves_leaves_all_of_them(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         whole, ended = begun(stand, ["a"] * MANY)
         await asyncio.sleep(0.05)
         whole.abandon()
@@ -178,11 +154,9 @@ def test_whoever_leaves_leaves_all_of_them() -> None:
         assert not ended.done()
         assert stand.gateway.pending == 0
 
-    served(act)
 
-
-def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_lets_go_of_all() -> None:
-    async def act(stand: Stand) -> None:
+async def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_lets_go_of_all(clock: Clock) -> None:
+    async with served(clock, collapse=True) as stand:
         endings = Endings(stand)
         most = 100_000
         _, ended = begun(stand, ["a" * 1000] * MANY, room=AnswerRoom(HeldBytes(1 << 30), "acme", most))
@@ -196,26 +170,22 @@ def test_outputs_that_are_too_large_together_end_the_request_and_no_turn_lets_go
         assert sum(endings.of.values()) == MANY
         assert endings.of[Ending.LEFT] > MANY / 2
 
-    served(act)
 
-
-def test_inputs_that_wait_for_a_verdict_run_once_too() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_inputs_that_wait_for_a_verdict_run_once_too(clock: Clock) -> None:
+    async with policed(clock, JUDGED, collapse=True) as (stand, _):
         _, ended = begun(stand, ["good", "fine", "good"] * 20)
         assert [reply.output for reply in await ended] == ["GOOD", "FINE", "GOOD"] * 20
         assert sorted(ran(stand)) == ["fine", "good"]
 
-    policed(act, JUDGED, collapse=True)
-
 
 @pytest.mark.parametrize(("first", "again"), [(True, False), (False, True), (False, False)])
-def test_under_an_idempotency_key_each_part_keeps_the_outcome_that_it_had(first: bool, again: bool) -> None:
-    async def act(stand: Stand) -> None:
+async def test_under_an_idempotency_key_each_part_keeps_the_outcome_that_it_had(
+    first: bool, again: bool, clock: Clock
+) -> None:
+    async with served(clock, collapse=True) as stand:
         _, ended = begun(stand, ["a", "b", "a"], key="k", fresh=first)
         await ended
         before = ran(stand)
         _, ended = begun(stand, ["a", "b", "a"], key="k", fresh=again)
         assert [(reply.shared, reply.kept) for reply in await ended] == [(DedupKind.KEY, True)] * 3
         assert ran(stand) == before
-
-    served(act)

@@ -37,55 +37,43 @@ class Stage:
         await self.settle()
 
 
-def test_tenants_take_turns_and_each_keeps_its_order() -> None:
-    async def main() -> None:
-        stage = Stage()
-        stage.ask("a1", "a2", "a3", "a4", "b1", "b2", "c1")
-        await stage.settle()
-        assert stage.begun == ["a1", "a2"]
-        for name in ("a1", "a2", "a3", "b1", "c1", "a4", "b2"):
-            await stage.end(name)
-        assert stage.begun == ["a1", "a2", "a3", "b1", "c1", "a4", "b2"]
-        stage.ask("d1", "d2", "d3")
-        await stage.settle()
-        assert stage.begun[-2:] == ["d1", "d2"], "all places are free again"
-
-    asyncio.run(main())
+async def test_tenants_take_turns_and_each_keeps_its_order() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+    await stage.settle()
+    assert stage.begun == ["a1", "a2"]
+    for name in ("a1", "a2", "a3", "b1", "c1", "a4", "b2"):
+        await stage.end(name)
+    assert stage.begun == ["a1", "a2", "a3", "b1", "c1", "a4", "b2"]
+    stage.ask("d1", "d2", "d3")
+    await stage.settle()
+    assert stage.begun[-2:] == ["d1", "d2"], "all places are free again"
 
 
-def test_who_left_is_passed_over() -> None:
-    async def main() -> None:
-        stage = Stage()
-        stage.ask("a1", "a2", "a3", "b1")
-        await stage.settle()
-        stage.tasks["a3"].cancel()
-        await stage.settle()
-        await stage.end("a1")
-        assert stage.begun == ["a1", "a2", "b1"]
-
-    asyncio.run(main())
+async def test_who_left_is_passed_over() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "a3", "b1")
+    await stage.settle()
+    stage.tasks["a3"].cancel()
+    await stage.settle()
+    await stage.end("a1")
+    assert stage.begun == ["a1", "a2", "b1"]
 
 
-def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
-    async def main() -> None:
-        stage = Stage()
-        async with stage.slots.of("z"):
-            stage.ask("a1", "a2", "b1")
-            await stage.settle()
-        stage.tasks["a2"].cancel()  # It has got the place in this turn of the loop, and has not heard of it.
-        await stage.settle()
-        assert stage.begun == ["a1", "b1"]
-
-    asyncio.run(main())
-
-
-def test_a_place_is_free_again_after_an_error() -> None:
-    async def main() -> None:
-        stage = Stage()
+async def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
+    stage = Stage()
+    async with stage.slots.of("z"):
         stage.ask("a1", "a2", "b1")
         await stage.settle()
-        stage.tasks["a1"].cancel()
-        await stage.settle()
-        assert stage.begun == ["a1", "a2", "b1"]
+    stage.tasks["a2"].cancel()  # It has got the place in this turn of the loop, and has not heard of it.
+    await stage.settle()
+    assert stage.begun == ["a1", "b1"]
 
-    asyncio.run(main())
+
+async def test_a_place_is_free_again_after_an_error() -> None:
+    stage = Stage()
+    stage.ask("a1", "a2", "b1")
+    await stage.settle()
+    stage.tasks["a1"].cancel()
+    await stage.settle()
+    assert stage.begun == ["a1", "a2", "b1"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -16,27 +16,12 @@ from headway.gateway.pending import Ending, FutureSink, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions, Value
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand
-from tests.virtual_time import run
+from tests.services.stand import Stand, served
+from tests.virtual_time import Clock
 
 ADA = Principal("ada", "acme", 1)
 FREE = Principal("bob", "acme", 2, (Limit("key-1", "key", 6000.0, 1000.0),))
 ID = "0189f7a4-1111-7222-8333-444455556666"
-
-
-def served(act: Callable[[Stand, Callable[[float], Awaitable[None]]], Awaitable[None]], **settings: object) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
-        await stand.service.start()
-        try:
-            await act(stand, asyncio.sleep)
-            assert stand.gateway.pending == 0
-            await stand.service.drain()
-        finally:
-            await stand.service.stop()
-
-    run(main)
 
 
 def fan_out(
@@ -48,55 +33,51 @@ def fan_out(
     return whole, ended
 
 
-def test_a_list_longer_than_a_batch_is_answered_in_order() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_list_longer_than_a_batch_is_answered_in_order(clock: Clock) -> None:
+    async with served(clock) as stand:
         inputs = [f"text {number}" for number in range(2 * AT_ONCE + 5)]
         _, ended = fan_out(stand, inputs)
         assert [reply.output for reply in await ended] == [text.upper() for text in inputs]
         assert max(map(len, stand.backends[0].batches)) == 8
 
-    served(act)
 
-
-def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named(clock: Clock) -> None:
+    async with served(clock) as stand:
         _, ended = fan_out(stand, ["a"] * 20, timeout=0.15)
         [reply] = await ended
         assert reply.failure is not None
         assert (reply.id, reply.failure.code) == (ID, errors.DEADLINE_EXCEEDED)
         assert reply.failure.message.startswith("input 8 of 20, counted from 0: ")
-        await sleep(1.0)
-
-    served(act)
+        await asyncio.sleep(1.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_many_inputs_come(count: int) -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_many_inputs_come(
+    count: int, clock: Clock
+) -> None:
+    async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
         [reply] = await fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1]
         assert reply.failure is not None
         assert reply.failure.code == errors.DEADLINE_EXCEEDED
 
-    served(act)
 
-
-def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(clock: Clock) -> None:
+    async with served(clock, max_queue=10) as stand:
         _, ended = fan_out(stand, ["a"] * 20)
         [reply] = await ended
         assert reply.failure is not None
         assert reply.failure.code == errors.SERVICE_OVERLOADED
-        await sleep(1.0)
+        await asyncio.sleep(1.0)
         assert not any(tier.depth for tier in await stand.broker.depths())
-
-    served(act, max_queue=10)
 
 
 @pytest.mark.parametrize(("tier", "caller"), [(1, ADA), (2, FREE)])
-def test_a_list_that_could_never_be_answered_in_time_is_no_demand(tier: int, caller: Principal) -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_list_that_could_never_be_answered_in_time_is_no_demand(
+    tier: int, caller: Principal, clock: Clock
+) -> None:
+    async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
         throttle = stand.gateway.limiter.throttles["m"]
@@ -107,18 +88,14 @@ def test_a_list_that_could_never_be_answered_in_time_is_no_demand(tier: int, cal
             assert reply.failure.reason == failures.LIST
             assert (throttle.higher, throttle.lowest) == (0, 0)
 
-    served(act)
 
-
-def test_a_list_that_is_left_runs_no_further() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_list_that_is_left_runs_no_further(clock: Clock) -> None:
+    async with served(clock) as stand:
         whole, ended = fan_out(stand, [f"text {number}" for number in range(3 * AT_ONCE)])
         whole.abandon()
-        await sleep(2.0)
+        await asyncio.sleep(2.0)
         assert sum(map(len, stand.backends[0].batches)) <= 8
         assert not ended.done()
-
-    served(act)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +127,9 @@ def test_joined_replies_tell_all_versions_that_answered_and_one_by_one_the_only_
     assert runs["3"].version == "3", "the run of a batch is shared by its answers"
 
 
-def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     read: list[Value] = []
     canonical = values.canonical
 
@@ -159,8 +138,7 @@ def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(monkeypatch: 
         return canonical(value)
 
     monkeypatch.setattr(values, "canonical", noted)
-
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async with served(clock) as stand:
         inputs = ["a"] * (AT_ONCE + 9) + ["b"] * 50
         for key in ("k", "k", "l"):
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
@@ -170,8 +148,6 @@ def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(monkeypatch: 
             assert [reply.output for reply in replies] == [text.upper() for text in inputs]
             assert sorted(map(str, read)) == ["a", "a", "b", "b"], "for the whole, and for its parts"
             read.clear()
-
-    served(act)
 
 
 def throttled(stand: Stand, burst: float) -> None:
@@ -188,8 +164,8 @@ async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
     return reply.failure
 
 
-def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged(clock: Clock) -> None:
+    async with served(clock) as stand:
         throttled(stand, 100.0)
         assert stand.gateway.limiter.throttles["m"].admit("acme", stand._clock(), 80) == 0.0
         failure = await refusal(stand, 90)
@@ -203,13 +179,11 @@ def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged() 
         _, ended = fan_out(stand, ["a"] * 20, caller=FREE, tier=2)
         assert len(await ended) == 20
 
-    served(act)
 
-
-def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async with served(clock, max_queue=5_000) as stand:
         calls: list[int] = []
         enqueue = stand.broker.enqueue
 
@@ -225,13 +199,12 @@ def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_long_for(
         assert len(await asyncio.gather(*(sink.reply for sink in asked))) == len(asked)
         assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
-    served(act, max_queue=5_000)
 
-
-def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     """A list whose parts have the same parameters is as many copies of these, however few its entries are."""
-
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async with served(clock) as stand:
         calls: list[int] = []
         enqueue = stand.broker.enqueue
         monkeypatch.setattr(type(stand.broker), "apart_from", 64 << 10)
@@ -246,8 +219,6 @@ def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(monkeypatch
         assert sum(calls) == 120 * 60_002
         assert max(calls) < MOST_COPIED + 60_002
 
-    served(act)
-
 
 async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Reply]:
     """Replies to a list of so many inputs with these parameters."""
@@ -257,8 +228,10 @@ async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Re
     return await ended
 
 
-def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_told_how_many_may_be() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_told_how_many_may_be(
+    clock: Clock,
+) -> None:
+    async with served(clock, max_body_bytes=10_000) as stand:
         [reply] = await asked_with(stand, 160, b"x" * 900)
         assert reply.failure is not None
         assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
@@ -270,13 +243,11 @@ def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_t
         assert len(await asked_with(stand, 80, b"x" * 900)) == 80
         assert len(await asked_with(stand, 1, b"x" * 90_000)) == 1, "one input is bounded by the body"
 
-    served(act, max_body_bytes=10_000)
 
-
-def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_request() -> None:
+async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_request(clock: Clock) -> None:
     limited = Principal("eve", "acme", 1, (Limit("key-2", "key", 60.0, 10.0),))
+    async with served(clock, max_body_bytes=10_000) as stand:
 
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
         def wrong() -> float:
             return stand.counters.requests["m", "paid", "payload_too_large"]
 
@@ -301,15 +272,14 @@ def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_req
         assert reply.failure.code == errors.RATE_LIMITED, "a door may know a limit for one model only now"
         assert dict(limiter.debts) == debts, "a refusal by rate costs nothing"
 
-    served(act, max_body_bytes=10_000)
-
 
 @pytest.mark.parametrize("count", [3, 11], ids=["that would fit", "that never fits"])
-def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_for_it_is(count: int) -> None:
+async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_for_it_is(
+    count: int, clock: Clock
+) -> None:
     limits = (Limit("key-1", "key", 0.001, 3.0),)
     some, all_ = Principal("cyd", "acme", 1, limits, models=frozenset(["m"])), Principal("cyd", "acme", 1, limits)
-
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async with served(clock) as stand:
         asked = RequestOptions(30.0, 1)
         for caller, code in ((all_, errors.NOT_FOUND), (some, errors.FORBIDDEN)):
             stand.gateway.limiter.debts.clear()
@@ -325,19 +295,15 @@ def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_for_it_i
             assert codes == [(code, code)] * 3
             assert stand.gateway.limiter.excess(limits, stand.gateway.broker) is not None, "each was charged as one"
 
-    served(act)
 
-
-def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    async with served(clock, max_queue_mb=64) as stand:
         line = stand.gateway.turns = Line()
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options, parameters = RequestOptions(30.0, 1), b"x" * (BYTES_AT_ONCE // 4)
         FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * 20, parameters, ended.set_result).start()
         assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
         assert len(await ended) == 20
-
-    served(act, max_queue_mb=64)
 
 
 class Line(FairTurns):
@@ -372,8 +338,10 @@ async def slices(stand: Stand, line: Line, monkeypatch: pytest.MonkeyPatch) -> l
     return steps
 
 
-def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    async with served(clock) as stand:
         line = stand.gateway.turns = Line()
         _, few = fan_out(stand, ["few"] * FEW)
         assert stand.gateway.pending == FEW
@@ -382,13 +350,10 @@ def test_many_inputs_wait_for_their_turn_slice_by_slice_and_few_do_not(monkeypat
         assert await slices(stand, line, monkeypatch) == [1, AT_ONCE, 1], "the first goes ahead"
         assert (len(await few), len(await many)) == (FEW, AT_ONCE + 2)
 
-    served(act)
 
-
-def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The first of them is judged for all, and nothing of the others is made or runs."""
-
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async with served(clock) as stand:
         await fan_out(stand, ["a"] * 16)[1]
         ran = sum(map(len, stand.backends[0].batches))
         line = stand.gateway.turns = Line()
@@ -398,41 +363,35 @@ def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.Monk
         assert reply.failure is not None
         assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
         assert reply.failure.message.startswith("so many inputs in one request")
-        await sleep(2.0)
+        await asyncio.sleep(2.0)
         assert sum(map(len, stand.backends[0].batches)) == ran
 
-    served(act)
 
-
-def test_what_a_request_waits_for_its_turn_is_of_its_deadline() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(clock: Clock) -> None:
+    async with served(clock) as stand:
         line = stand.gateway.turns = Line()
         _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
-        await sleep(0.3)
+        await asyncio.sleep(0.3)
         line.waiting.pop()[1]()
         [reply] = await ended
         assert reply.failure is not None
         assert reply.failure.code == errors.DEADLINE_EXCEEDED
 
-    served(act)
 
-
-def test_places_of_inputs_that_were_not_submitted_are_given_back() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Clock) -> None:
+    async with served(clock) as stand:
         throttled(stand, 200.0)
         whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
-        await sleep(0.0)
+        await asyncio.sleep(0.0)
         whole.abandon()
         throttle = stand.gateway.limiter.throttles["m"]
         assert throttle.admit("acme", stand._clock(), 200) > 0.0
         assert throttle.admit("acme", stand._clock(), 199) == 0.0
-        await sleep(2.0)
-
-    served(act)
+        await asyncio.sleep(2.0)
 
 
-def test_a_refusal_of_all_is_noted_once_and_names_no_input() -> None:
-    async def act(stand: Stand, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def test_a_refusal_of_all_is_noted_once_and_names_no_input(clock: Clock) -> None:
+    async with served(clock) as stand:
         noted: list[str] = []
 
         class Notes:
@@ -444,5 +403,3 @@ def test_a_refusal_of_all_is_noted_once_and_names_no_input() -> None:
         assert failure.code == errors.NOT_FOUND
         assert failure.message == "no model named 'none' is served here; there is: m"
         assert noted == [ID]
-
-    served(act)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from headway import errors
 from headway.gateway.broker_session import Replied
@@ -11,180 +10,156 @@ from headway.model import Failure, Reply
 from tests.services.calls import offered, once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
-def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs_twice() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.1)
-        async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=4) as fleet:
-            await fleet.answered(fleet.ask("all is well"))
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            held = [fleet.ask(f"held {number}") for number in range(10)]
-            assert await fleet.answered(*held) == ["ok"] * 10
-            assert clock() - held[0].at < 1.5
-            direct = fleet.ask("direct")
-            assert await fleet.answered(direct) == ["ok"]
-            assert clock() - direct.at < 0.15
-            assert fleet.counters.direct == {"m": 11}
-            assert fleet.counters.requests == {("m", "paid", "ok"): 12}
-            finishing = fleet.ask("finishes there")
-            await asyncio.sleep(0.05)
-            await fleet.server.become("fine")
-            await asyncio.sleep(0.6)
-            after = fleet.ask("after")
-            assert await fleet.answered(finishing, after) == ["ok", "ok"]
-            for one in [*held, direct, finishing, after]:
-                assert fleet.runs(one.text, [fallback]) == (one is not after)
-                assert fleet.runs(one.text) == (one is after)
-
-    run(main)
+async def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs_twice(clock: Clock) -> None:
+    fallback = FakeBackend(0.1)
+    async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=4) as fleet:
+        await fleet.answered(fleet.ask("all is well"))
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        held = [fleet.ask(f"held {number}") for number in range(10)]
+        assert await fleet.answered(*held) == ["ok"] * 10
+        assert clock() - held[0].at < 1.5
+        direct = fleet.ask("direct")
+        assert await fleet.answered(direct) == ["ok"]
+        assert clock() - direct.at < 0.15
+        assert fleet.counters.direct == {"m": 11}
+        assert fleet.counters.requests == {("m", "paid", "ok"): 12}
+        finishing = fleet.ask("finishes there")
+        await asyncio.sleep(0.05)
+        await fleet.server.become("fine")
+        await asyncio.sleep(0.6)
+        after = fleet.ask("after")
+        assert await fleet.answered(finishing, after) == ["ok", "ok"]
+        for one in [*held, direct, finishing, after]:
+            assert fleet.runs(one.text, [fallback]) == (one is not after)
+            assert fleet.runs(one.text) == (one is after)
 
 
-def test_what_the_fallback_does_not_answer_for_is_held_and_new_requests_for_it_are_refused() -> None:
-    async def main(clock: Clock) -> None:
-        backends, fallback = (FakeBackend(0.1), FakeBackend(0.1)), FakeBackend(0.1)
-        async with Fleet(clock, *backends, fallback=fallback, models=("m", "n"), of_version="3") as fleet:
-            assert await fleet.answered(fleet.ask("before"), fleet.ask("before", model="n")) == ["ok", "ok"]
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            held = fleet.ask("held")
-            waits = [fleet.ask(text, model="n") for text in ("waits", "waits, too")]
-            assert await fleet.answered(held) == ["ok"]
-            other = fleet.ask("refused", model="n")
-            of_version = fleet.ask("the fallback's version", version="3")
-            of_another = fleet.ask("another version", version="1")
-            assert await fleet.answered(other, of_version, of_another) == [
-                errors.SERVICE_OVERLOADED, "ok", errors.NO_WORKERS,
-            ]  # fmt: skip
-            assert other.reply.failure is not None
-            assert "only other models than 'n' are answered" in other.reply.failure.message
-            assert other.reply.failure.reason == "broker"
-            assert fleet.counters.direct == {"m": 2}
-            await fleet.server.become("fine")
-            assert await fleet.answered(*waits) == ["ok", "ok"]
-            assert [sorted(batch) for batch in backends[1].batches] == [["before"], ["waits", "waits, too"]]
-            assert fallback.batches == [["held"], ["the fallback's version"]]
-
-    run(main)
+async def test_what_the_fallback_does_not_answer_for_is_held_and_new_requests_for_it_are_refused(clock: Clock) -> None:
+    backends, fallback = (FakeBackend(0.1), FakeBackend(0.1)), FakeBackend(0.1)
+    async with Fleet(clock, *backends, fallback=fallback, models=("m", "n"), of_version="3") as fleet:
+        assert await fleet.answered(fleet.ask("before"), fleet.ask("before", model="n")) == ["ok", "ok"]
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        held = fleet.ask("held")
+        waits = [fleet.ask(text, model="n") for text in ("waits", "waits, too")]
+        assert await fleet.answered(held) == ["ok"]
+        other = fleet.ask("refused", model="n")
+        of_version = fleet.ask("the fallback's version", version="3")
+        of_another = fleet.ask("another version", version="1")
+        assert await fleet.answered(other, of_version, of_another) == [
+            errors.SERVICE_OVERLOADED, "ok", errors.NO_WORKERS,
+        ]  # fmt: skip
+        assert other.reply.failure is not None
+        assert "only other models than 'n' are answered" in other.reply.failure.message
+        assert other.reply.failure.reason == "broker"
+        assert fleet.counters.direct == {"m": 2}
+        await fleet.server.become("fine")
+        assert await fleet.answered(*waits) == ["ok", "ok"]
+        assert [sorted(batch) for batch in backends[1].batches] == [["before"], ["waits", "waits, too"]]
+        assert fallback.batches == [["held"], ["the fallback's version"]]
 
 
-def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(1.5)
-        async with Fleet(clock, FakeBackend(1.5), fallback=fallback) as fleet:
-            asked = fleet.ask("x")
-            await asyncio.sleep(0.5)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(1.3)
-            assert fleet.gateway.broker is not fleet.gateway._shared.broker
-            await fleet.server.become("fine")  # The shared broker's answer comes first.
-            assert await fleet.answered(asked) == ["ok"]
-            assert asked.answered_at - asked.at < 2.5
-            await asyncio.sleep(3)
-            assert await fleet.answered(asked) == ["ok"]
-            assert fleet.counters.direct == {}
-            assert fleet.gateway.broker is fleet.gateway._shared.broker
-
-    run(main)
+async def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode(clock: Clock) -> None:
+    fallback = FakeBackend(1.5)
+    async with Fleet(clock, FakeBackend(1.5), fallback=fallback) as fleet:
+        asked = fleet.ask("x")
+        await asyncio.sleep(0.5)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(1.3)
+        assert fleet.gateway.broker is not fleet.gateway._shared.broker
+        await fleet.server.become("fine")  # The shared broker's answer comes first.
+        assert await fleet.answered(asked) == ["ok"]
+        assert asked.answered_at - asked.at < 2.5
+        await asyncio.sleep(3)
+        assert await fleet.answered(asked) == ["ok"]
+        assert fleet.counters.direct == {}
+        assert fleet.gateway.broker is fleet.gateway._shared.broker
 
 
-def test_what_waits_in_the_queue_of_the_broker_that_went_is_withdrawn_when_it_was_answered_in_direct_mode() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.1)
-        async with Fleet(clock, FakeBackend(2.5), fallback=fallback, max_batch=1, queue_timeout_ms=4000) as fleet:
-            running = fleet.ask("runs", timeout=8.0)
-            await asyncio.sleep(0.1)
-            queued = fleet.ask("waits")
-            await asyncio.sleep(0.1)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            assert await fleet.answered(running, queued) == ["ok", "ok"]
-            await fleet.server.become("fine")
-            await asyncio.sleep(5)
-            assert fleet.backends[0].batches == [["runs"]]
-
-    run(main)
-
-
-def test_what_waits_in_direct_mode_is_withdrawn_when_the_broker_brings_its_answer_after_all() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(1.0)
-        async with Fleet(clock, FakeBackend(1.5), fallback=fallback, max_batch=1) as fleet:
-            first = fleet.ask("first")
-            await asyncio.sleep(0.2)
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(0.7)
-            # Its turn comes second there: a higher tier goes first.
-            ahead = fleet.ask("ahead", tier=0)
-            await asyncio.sleep(0.7)
-            await fleet.server.become("fine")
-            assert await fleet.answered(first, ahead) == ["ok", "ok"]
-            await asyncio.sleep(3)
-            assert fleet.runs("first") == 1
-            assert fallback.batches == [["ahead"]]
-
-    run(main)
+async def test_what_waits_in_the_queue_of_the_broker_that_went_is_withdrawn_when_it_was_answered_in_direct_mode(
+    clock: Clock,
+) -> None:
+    fallback = FakeBackend(0.1)
+    async with Fleet(clock, FakeBackend(2.5), fallback=fallback, max_batch=1, queue_timeout_ms=4000) as fleet:
+        running = fleet.ask("runs", timeout=8.0)
+        await asyncio.sleep(0.1)
+        queued = fleet.ask("waits")
+        await asyncio.sleep(0.1)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        assert await fleet.answered(running, queued) == ["ok", "ok"]
+        await fleet.server.become("fine")
+        await asyncio.sleep(5)
+        assert fleet.backends[0].batches == [["runs"]]
 
 
-def test_a_failure_by_the_line_that_a_request_has_left_is_not_its_answer() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.8)
-        async with Fleet(clock, FakeBackend(3.0), fallback=fallback, max_batch=1, queue_timeout_ms=1300) as fleet:
-            fleet.ask("occupies the GPU")
-            await asyncio.sleep(0.01)
-            moved = fleet.ask("moved")
-            await asyncio.sleep(0.1)
-            await fleet.server.become("stall")
-            fleet.server.script = once("enqueue", "refuse")
-            fleet.ask("finds out")
-            await asyncio.sleep(1.25)
-            gateway = fleet.gateway
-            [id] = [entry.id for entry in offered(fleet) if entry.input == "moved"]
-            late = Reply(id, ANYBODY.tenant, None, Failure(errors.DEADLINE_EXCEEDED, "too late", None, "queue"))
-            gateway.on_event(gateway._shared, Replied([late]))
-            assert not moved.replies
-            await fleet.server.become("fine")
-            assert await fleet.answered(moved) == ["ok"]
-
-    run(main)
+async def test_what_waits_in_direct_mode_is_withdrawn_when_the_broker_brings_its_answer_after_all(clock: Clock) -> None:
+    fallback = FakeBackend(1.0)
+    async with Fleet(clock, FakeBackend(1.5), fallback=fallback, max_batch=1) as fleet:
+        first = fleet.ask("first")
+        await asyncio.sleep(0.2)
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(0.7)
+        # Its turn comes second there: a higher tier goes first.
+        ahead = fleet.ask("ahead", tier=0)
+        await asyncio.sleep(0.7)
+        await fleet.server.become("fine")
+        assert await fleet.answered(first, ahead) == ["ok", "ok"]
+        await asyncio.sleep(3)
+        assert fleet.runs("first") == 1
+        assert fallback.batches == [["ahead"]]
 
 
-def test_direct_mode_is_bounded_like_any_queue() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.5)
-        async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=2) as fleet:
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(1.2)
-            await fleet.answered(fleet.ask("measures"))
-            asked = [fleet.ask(f"text {number}") for number in range(100)]
-            outcomes = await fleet.answered(*asked)
-            assert set(outcomes) <= {"ok", errors.SHED, errors.SERVICE_OVERLOADED}
-            assert 4 <= outcomes.count("ok") <= 16
-            assert max(map(len, fallback.batches)) == 2
+async def test_a_failure_by_the_line_that_a_request_has_left_is_not_its_answer(clock: Clock) -> None:
+    fallback = FakeBackend(0.8)
+    async with Fleet(clock, FakeBackend(3.0), fallback=fallback, max_batch=1, queue_timeout_ms=1300) as fleet:
+        fleet.ask("occupies the GPU")
+        await asyncio.sleep(0.01)
+        moved = fleet.ask("moved")
+        await asyncio.sleep(0.1)
+        await fleet.server.become("stall")
+        fleet.server.script = once("enqueue", "refuse")
+        fleet.ask("finds out")
+        await asyncio.sleep(1.25)
+        gateway = fleet.gateway
+        [id] = [entry.id for entry in offered(fleet) if entry.input == "moved"]
+        late = Reply(id, ANYBODY.tenant, None, Failure(errors.DEADLINE_EXCEEDED, "too late", None, "queue"))
+        gateway.on_event(gateway._shared, Replied([late]))
+        assert not moved.replies
+        await fleet.server.become("fine")
+        assert await fleet.answered(moved) == ["ok"]
 
-    run(main)
+
+async def test_direct_mode_is_bounded_like_any_queue(clock: Clock) -> None:
+    fallback = FakeBackend(0.5)
+    async with Fleet(clock, FakeBackend(0.1), fallback=fallback, max_batch=2) as fleet:
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(1.2)
+        await fleet.answered(fleet.ask("measures"))
+        asked = [fleet.ask(f"text {number}") for number in range(100)]
+        outcomes = await fleet.answered(*asked)
+        assert set(outcomes) <= {"ok", errors.SHED, errors.SERVICE_OVERLOADED}
+        assert 4 <= outcomes.count("ok") <= 16
+        assert max(map(len, fallback.batches)) == 2
 
 
-def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving() -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.1)
-        fallback.refuse_start = 3
-        async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
-            assert await fleet.answered(fleet.ask("x")) == ["ok"]
-            await asyncio.sleep(5)
-            assert fallback.starts == 1
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            assert await fleet.answered(fleet.ask("y")) == ["ok"]
-            assert fleet.direct is not None
-            await fleet.direct.drain()
-        assert fallback.stops == 4
-
-    run(main)
+async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(clock: Clock) -> None:
+    fallback = FakeBackend(0.1)
+    fallback.refuse_start = 3
+    async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
+        assert await fleet.answered(fleet.ask("x")) == ["ok"]
+        await asyncio.sleep(5)
+        assert fallback.starts == 1
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        assert await fleet.answered(fleet.ask("y")) == ["ok"]
+        assert fleet.direct is not None
+        await fleet.direct.drain()
+    assert fallback.stops == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,327 +25,239 @@ from tests.services.calls import offered, once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.services.troubled import CALL_TIMEOUT, Server
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 @pytest.mark.parametrize("mode", ["refuse", "lose"])
-def test_a_call_that_was_not_answered_is_made_again_under_the_same_id_with_the_time_that_is_left(mode: str) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            fleet.server.script = once("enqueue", mode)
-            asked = fleet.ask("hello")
-            assert await fleet.answered(asked) == ["ok"]
-            assert clock() - asked.at < 0.15
-            assert fleet.runs("hello") == 1
-            first, *again = offered(fleet)
-            assert again and {entry.id for entry in again} == {first.id}
-            assert all(first.timeout - 0.1 < entry.timeout < first.timeout for entry in again)
-            assert fleet.counters.refusals == {}
-
-    run(main)
-
-
-def test_a_call_is_made_again_with_the_time_left_when_another_call_found_the_broker_there() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            first = fleet.ask("first")
-            await asyncio.sleep(0.099)
-            fleet.server.script = once("enqueue", "refuse")
-            second = fleet.ask("second")
-            assert await fleet.answered(first, second) == ["ok", "ok"]
-            times = [entry.timeout for entry in offered(fleet) if entry.input == "second"]
-            assert len(times) > 1 and max(times[1:]) < times[0]
-
-    run(main)
+async def test_a_call_that_was_not_answered_is_made_again_under_the_same_id_with_the_time_that_is_left(
+    mode: str, clock: Clock
+) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        fleet.server.script = once("enqueue", mode)
+        asked = fleet.ask("hello")
+        assert await fleet.answered(asked) == ["ok"]
+        assert clock() - asked.at < 0.15
+        assert fleet.runs("hello") == 1
+        first, *again = offered(fleet)
+        assert again and {entry.id for entry in again} == {first.id}
+        assert all(first.timeout - 0.1 < entry.timeout < first.timeout for entry in again)
+        assert fleet.counters.refusals == {}
 
 
-def test_a_broker_that_answers_is_asked_once_for_a_request_and_not_probed() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            assert await fleet.answered(fleet.ask("hello")) == ["ok"]
-            assert len(fleet.server.named("enqueue")) == 1
-            assert fleet.server.named("withdraw", "cancel_task", "probe") == []
-
-    run(main)
-
-
-def test_pauses_between_attempts_grow_up_to_a_bound() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            await fleet.answered(fleet.ask("before"))
-            since = clock()
-            await fleet.server.become("refuse")
-            fleet.ask("x", timeout=30.0)
-            await asyncio.sleep(10)
-            attempts = [at for at, _, _ in fleet.server.named("withdraw", "probe", "enqueue") if at >= since]
-            gaps = [later - sooner for sooner, later in itertools.pairwise(attempts)]
-            assert gaps[0] <= BACKOFF_BASE
-            assert min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5
-
-    run(main)
+async def test_a_call_is_made_again_with_the_time_left_when_another_call_found_the_broker_there(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        first = fleet.ask("first")
+        await asyncio.sleep(0.099)
+        fleet.server.script = once("enqueue", "refuse")
+        second = fleet.ask("second")
+        assert await fleet.answered(first, second) == ["ok", "ok"]
+        times = [entry.timeout for entry in offered(fleet) if entry.input == "second"]
+        assert len(times) > 1 and max(times[1:]) < times[0]
 
 
-def test_a_short_outage_costs_time_and_nothing_else() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            for number in range(40):  # So that its pace is known, and a batch held up by the outage says little of it.
-                await fleet.answered(fleet.ask(f"warm {number}"))
-            asked = [fleet.ask(f"before {number}") for number in range(12)]
-            await asyncio.sleep(0.02)
+async def test_a_broker_that_answers_is_asked_once_for_a_request_and_not_probed(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        assert await fleet.answered(fleet.ask("hello")) == ["ok"]
+        assert len(fleet.server.named("enqueue")) == 1
+        assert fleet.server.named("withdraw", "cancel_task", "probe") == []
+
+
+async def test_pauses_between_attempts_grow_up_to_a_bound(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await fleet.answered(fleet.ask("before"))
+        since = clock()
+        await fleet.server.become("refuse")
+        fleet.ask("x", timeout=30.0)
+        await asyncio.sleep(10)
+        attempts = [at for at, _, _ in fleet.server.named("withdraw", "probe", "enqueue") if at >= since]
+        gaps = [later - sooner for sooner, later in itertools.pairwise(attempts)]
+        assert gaps[0] <= BACKOFF_BASE
+        assert min(gaps[8:]) >= 0.25 and max(gaps) <= 0.5
+
+
+async def test_one_call_that_is_lost_is_no_outage_for_clients(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        fleet.server.script = once("enqueue", "stall")
+        asked = [fleet.ask("stalled")]
+        await asyncio.sleep(0.98)
+        for number in range(100):
+            await asyncio.sleep(0.0005)
+            asked.append(fleet.ask(f"behind {number}"))
+        assert set(await fleet.answered(*asked)) == {"ok"}
+
+
+async def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_held_ones_wait(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        await fleet.server.become("refuse")
+        patient, hasty = fleet.ask("patient", timeout=30.0), fleet.ask("hasty", timeout=2.0)
+        await asyncio.sleep(1.05)
+        before = clock()
+        refused = fleet.ask("refused")
+        assert await fleet.answered(refused) == [errors.SERVICE_OVERLOADED]
+        assert clock() == before
+        failure = refused.reply.failure
+        assert failure is not None and failure.reason == "broker"
+        assert failure.retry_after == pytest.approx(1.05, abs=0.01)
+        assert fleet.counters.refusals == {("broker", "paid", "m"): 1}
+        assert await fleet.answered(hasty) == [errors.DEADLINE_EXCEEDED]
+        assert hasty.answered_at - hasty.at == pytest.approx(2.0, abs=0.021)
+        await asyncio.sleep(8)
+        await fleet.server.become("fine")
+        assert await fleet.answered(patient) == ["ok"]
+        assert await fleet.answered(fleet.ask("after")) == ["ok"]
+        assert fleet.runs("hasty") == fleet.runs("refused") == 0
+
+
+async def test_while_the_broker_is_away_even_the_first_request_is_refused(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(2.0)
+        assert await fleet.answered(fleet.ask("first")) == [errors.SERVICE_OVERLOADED]
+        await fleet.server.become("fine")
+        await asyncio.sleep(1.0)
+        assert await fleet.answered(fleet.ask("second")) == ["ok"]
+
+
+async def test_a_stall_is_known_for_one_as_soon_as_a_second_call_is_not_answered_either(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        await fleet.server.become("stall")
+        first = fleet.ask("first")
+        await asyncio.sleep(1.15)
+        assert await fleet.answered(fleet.ask("refused")) == [errors.SERVICE_OVERLOADED]
+        await asyncio.sleep(1)
+        await fleet.server.become("fine")
+        assert await fleet.answered(first) == ["ok"]
+        assert fleet.runs("first") == 1
+
+
+async def test_what_was_given_up_in_a_stall_does_not_run_after_it(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.5), max_batch=1) as fleet:
+        running = fleet.ask("running")
+        await asyncio.sleep(0.2)
+        await fleet.server.become("stall")
+        late = [fleet.ask(f"late {number}", timeout=0.5) for number in range(3)]
+        assert set(await fleet.answered(*late)) == {errors.DEADLINE_EXCEEDED}
+        await asyncio.sleep(1.5)
+        await fleet.server.become("fine")
+        assert await fleet.answered(running) == ["ok"]
+        await asyncio.sleep(5)
+        assert sum(fleet.runs(one.text) for one in late) <= 1  # One may have left before it could be withdrawn.
+
+
+async def test_the_time_that_the_broker_was_away_is_no_time_in_the_queue(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05), queue_timeout_ms=500) as fleet:
+        await fleet.server.become("refuse")
+        asked = fleet.ask("x")
+        await asyncio.sleep(0.9)
+        await fleet.server.become("fine")
+        assert await fleet.answered(asked) == ["ok"]
+
+
+async def test_a_reply_of_another_tenant_is_nobodys(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        asked = fleet.ask("mine", id=(id := new_id()), caller=Principal("u", "ours", 1))
+        real = fleet.server.inner.replies
+
+        async def forged(gateway: str, after: int) -> tuple[Sequence[Reply], int]:
+            replies, cursor = await real(gateway, after)
+            return [Reply(id, "theirs", "A SECRET"), *replies], cursor
+
+        fleet.server.inner.replies = forged  # type: ignore[method-assign]
+        fleet.server.cut()
+        assert await fleet.answered(asked) == ["ok"]
+
+
+async def test_what_is_not_handed_over_is_bounded(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05), max_queue=50) as fleet:
+        await fleet.server.become("refuse")
+        asked = [fleet.ask(f"text {number}") for number in range(80)]
+        await asyncio.sleep(0.1)
+        refused = [one for one in asked if one.replies]
+        assert len(refused) == 30
+        failures = [one.reply.failure for one in refused if one.reply.failure]
+        assert {(failure.reason, failure.retry_after) for failure in failures} == {("overloaded", 1.0)}
+        more = fleet.ask("more")
+        await more.told.wait()
+        assert more.reply.failure is not None and more.reply.failure.reason == "broker"
+        await fleet.server.become("fine")
+        assert set(await fleet.answered(*(one for one in asked if one not in refused))) == {"ok"}
+
+
+async def test_a_client_that_leaves_before_its_request_is_handed_over_never_reaches_a_gpu(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        stays, at_once = fleet.ask("stays"), fleet.ask("at once")
+        fleet.gateway.abandon(at_once, ANYBODY.tenant, at_once.id)
+        assert await fleet.answered(stays) == ["ok"]
+        await fleet.server.become("refuse")
+        gone = fleet.ask("gone")
+        await asyncio.sleep(0.5)
+        fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
+        await fleet.server.become("fine")
+        await asyncio.sleep(2)
+        assert fleet.runs("at once") == fleet.runs("gone") == 0
+        assert fleet.gateway.pending == 0
+
+
+async def test_an_answer_that_comes_long_after_the_deadline_is_not_given(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.2)) as fleet:
+        asked = fleet.ask("x", timeout=0.5)
+        await asyncio.sleep(0.1)
+        loop: Any = asyncio.get_running_loop()
+        loop.now += 2.0  # The process stood still; the answer and the end of the deadline come together.
+        fleet.gateway.on_event(fleet.gateway._shared, Replied([Reply(offered(fleet)[0].id, ANYBODY.tenant, "X")]))
+        assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
+
+
+async def test_status_is_told_without_the_broker(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.5)) as fleet:
+        fleet.ask("x", id=(id := new_id()))
+        await asyncio.sleep(0.1)
+        known = await fleet.gateway.status(id)
+        assert known is not None and known.state is EntryState.PROCESSING
+        await fleet.server.become("refuse")
+        known = await fleet.gateway.status(id)
+        assert known is not None and known.state is EntryState.QUEUED
+
+
+async def test_a_drain_ends_with_the_broker_away(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.5)) as fleet:
+        asked = [fleet.ask(f"text {number}") for number in range(5)]
+        await asyncio.sleep(0.1)
+        await fleet.server.become("stall")
+        fleet.server.cut()
+        async with asyncio.timeout(4.1):
+            await fleet.gateway.emptied()
+        assert set(await fleet.answered(*asked)) == {errors.DEADLINE_EXCEEDED}
+
+
+async def test_the_log_tells_of_an_outage_once(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        with capture_logs() as lines:
             await fleet.server.become("refuse")
             fleet.server.cut()
-            asked += [fleet.ask(f"during {number}") for number in range(12)]
-            await asyncio.sleep(0.8)
-            asked += [fleet.ask(f"late {number}") for number in range(12)]
+            asked = fleet.ask("x", timeout=30.0)
+            await asyncio.sleep(20)
             await fleet.server.become("fine")
-            assert await fleet.answered(*asked) == ["ok"] * 36
-            assert all(fleet.runs(one.text) == 1 for one in asked)
-
-    run(main)
-
-
-def test_one_call_that_is_lost_is_no_outage_for_clients() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            fleet.server.script = once("enqueue", "stall")
-            asked = [fleet.ask("stalled")]
-            await asyncio.sleep(0.98)
-            for number in range(100):
-                await asyncio.sleep(0.0005)
-                asked.append(fleet.ask(f"behind {number}"))
-            assert set(await fleet.answered(*asked)) == {"ok"}
-
-    run(main)
+            await fleet.answered(asked)
+        told = [line["event"] for line in lines if line.get("who") == "gateway"]
+        assert told == ["the broker is out of reach", "the broker is back"]
+        assert len([line for line in lines if line.get("who") == "gpu-0"]) == 2
 
 
-def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_held_ones_wait() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            await fleet.server.become("refuse")
-            patient, hasty = fleet.ask("patient", timeout=30.0), fleet.ask("hasty", timeout=2.0)
-            await asyncio.sleep(1.05)
-            before = clock()
-            refused = fleet.ask("refused")
-            assert await fleet.answered(refused) == [errors.SERVICE_OVERLOADED]
-            assert clock() == before
-            failure = refused.reply.failure
-            assert failure is not None and failure.reason == "broker"
-            assert failure.retry_after == pytest.approx(1.05, abs=0.01)
-            assert fleet.counters.refusals == {("broker", "paid", "m"): 1}
-            assert await fleet.answered(hasty) == [errors.DEADLINE_EXCEEDED]
-            assert hasty.answered_at - hasty.at == pytest.approx(2.0, abs=0.021)
-            await asyncio.sleep(8)
-            await fleet.server.become("fine")
-            assert await fleet.answered(patient) == ["ok"]
-            assert await fleet.answered(fleet.ask("after")) == ["ok"]
-            assert fleet.runs("hasty") == fleet.runs("refused") == 0
-
-    run(main)
-
-
-def test_while_the_broker_is_away_even_the_first_request_is_refused() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(2.0)
-            assert await fleet.answered(fleet.ask("first")) == [errors.SERVICE_OVERLOADED]
-            await fleet.server.become("fine")
-            await asyncio.sleep(1.0)
-            assert await fleet.answered(fleet.ask("second")) == ["ok"]
-
-    run(main)
-
-
-def test_a_stall_is_known_for_one_as_soon_as_a_second_call_is_not_answered_either() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            await fleet.server.become("stall")
-            first = fleet.ask("first")
-            await asyncio.sleep(1.15)
-            assert await fleet.answered(fleet.ask("refused")) == [errors.SERVICE_OVERLOADED]
-            await asyncio.sleep(1)
-            await fleet.server.become("fine")
-            assert await fleet.answered(first) == ["ok"]
-            assert fleet.runs("first") == 1
-
-    run(main)
-
-
-def test_what_was_given_up_in_a_stall_does_not_run_after_it() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.5), max_batch=1) as fleet:
-            running = fleet.ask("running")
-            await asyncio.sleep(0.2)
-            await fleet.server.become("stall")
-            late = [fleet.ask(f"late {number}", timeout=0.5) for number in range(3)]
-            assert set(await fleet.answered(*late)) == {errors.DEADLINE_EXCEEDED}
-            await asyncio.sleep(1.5)
-            await fleet.server.become("fine")
-            assert await fleet.answered(running) == ["ok"]
-            await asyncio.sleep(5)
-            assert sum(fleet.runs(one.text) for one in late) <= 1  # One may have left before it could be withdrawn.
-
-    run(main)
-
-
-def test_the_time_that_the_broker_was_away_is_no_time_in_the_queue() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05), queue_timeout_ms=500) as fleet:
-            await fleet.server.become("refuse")
-            asked = fleet.ask("x")
-            await asyncio.sleep(0.9)
-            await fleet.server.become("fine")
-            assert await fleet.answered(asked) == ["ok"]
-
-    run(main)
-
-
-def test_answers_come_after_the_reply_connection_was_cut() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), max_batch=4) as fleet:
-            asked = []
-            for number in range(100):
-                asked.append(fleet.ask(f"text {number}"))
-                await asyncio.sleep(0.01)
-                if number % 7 == 0:
-                    fleet.server.cut()
-            assert await fleet.answered(*asked) == ["ok"] * 100
-            assert all(fleet.runs(one.text) == 1 for one in asked)
-
-    run(main)
-
-
-def test_a_reply_of_another_tenant_is_nobodys() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            asked = fleet.ask("mine", id=(id := new_id()), caller=Principal("u", "ours", 1))
-            real = fleet.server.inner.replies
-
-            async def forged(gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-                replies, cursor = await real(gateway, after)
-                return [Reply(id, "theirs", "A SECRET"), *replies], cursor
-
-            fleet.server.inner.replies = forged  # type: ignore[method-assign]
-            fleet.server.cut()
-            assert await fleet.answered(asked) == ["ok"]
-
-    run(main)
-
-
-def test_what_is_not_handed_over_is_bounded() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05), max_queue=50) as fleet:
-            await fleet.server.become("refuse")
-            asked = [fleet.ask(f"text {number}") for number in range(80)]
-            await asyncio.sleep(0.1)
-            refused = [one for one in asked if one.replies]
-            assert len(refused) == 30
-            failures = [one.reply.failure for one in refused if one.reply.failure]
-            assert {(failure.reason, failure.retry_after) for failure in failures} == {("overloaded", 1.0)}
-            more = fleet.ask("more")
-            await more.told.wait()
-            assert more.reply.failure is not None and more.reply.failure.reason == "broker"
-            await fleet.server.become("fine")
-            assert set(await fleet.answered(*(one for one in asked if one not in refused))) == {"ok"}
-
-    run(main)
-
-
-def test_a_client_that_leaves_before_its_request_is_handed_over_never_reaches_a_gpu() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.05)) as fleet:
-            stays, at_once = fleet.ask("stays"), fleet.ask("at once")
-            fleet.gateway.abandon(at_once, ANYBODY.tenant, at_once.id)
-            assert await fleet.answered(stays) == ["ok"]
-            await fleet.server.become("refuse")
-            gone = fleet.ask("gone")
-            await asyncio.sleep(0.5)
-            fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
-            await fleet.server.become("fine")
-            await asyncio.sleep(2)
-            assert fleet.runs("at once") == fleet.runs("gone") == 0
-            assert fleet.gateway.pending == 0
-
-    run(main)
-
-
-def test_an_answer_that_comes_long_after_the_deadline_is_not_given() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.2)) as fleet:
-            asked = fleet.ask("x", timeout=0.5)
-            await asyncio.sleep(0.1)
-            loop: Any = asyncio.get_running_loop()
-            loop.now += 2.0  # The process stood still; the answer and the end of the deadline come together.
-            fleet.gateway.on_event(fleet.gateway._shared, Replied([Reply(offered(fleet)[0].id, ANYBODY.tenant, "X")]))
-            assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
-
-    run(main)
-
-
-def test_status_is_told_without_the_broker() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.5)) as fleet:
-            fleet.ask("x", id=(id := new_id()))
-            await asyncio.sleep(0.1)
-            known = await fleet.gateway.status(id)
-            assert known is not None and known.state is EntryState.PROCESSING
-            await fleet.server.become("refuse")
-            known = await fleet.gateway.status(id)
-            assert known is not None and known.state is EntryState.QUEUED
-
-    run(main)
-
-
-def test_a_drain_ends_with_the_broker_away() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.5)) as fleet:
-            asked = [fleet.ask(f"text {number}") for number in range(5)]
-            await asyncio.sleep(0.1)
-            await fleet.server.become("stall")
-            fleet.server.cut()
-            async with asyncio.timeout(4.1):
-                await fleet.gateway.emptied()
-            assert set(await fleet.answered(*asked)) == {errors.DEADLINE_EXCEEDED}
-
-    run(main)
-
-
-def test_the_log_tells_of_an_outage_once() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            with capture_logs() as lines:
-                await fleet.server.become("refuse")
-                fleet.server.cut()
-                asked = fleet.ask("x", timeout=30.0)
-                await asyncio.sleep(20)
-                await fleet.server.become("fine")
-                await fleet.answered(asked)
-            told = [line["event"] for line in lines if line.get("who") == "gateway"]
-            assert told == ["the broker is out of reach", "the broker is back"]
-            assert len([line for line in lines if line.get("who") == "gpu-0"]) == 2
-
-    run(main)
-
-
-def test_who_was_held_through_an_outage_is_not_shed_for_it() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.5)) as fleet:
-            warm = [fleet.ask(f"warm {number}") for number in range(24)]
-            await fleet.answered(*warm)
-            await fleet.server.become("refuse")
-            asked = [fleet.ask(f"held {number}", tier=2) for number in range(100)]
-            await asyncio.sleep(2.5)
-            await fleet.server.become("fine")
-            outcomes = Counter(await fleet.answered(*asked))
-            assert outcomes["ok"]
-            assert outcomes[errors.SERVICE_OVERLOADED]
-            assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
-            assert not any(reason == "shed" for reason, _, _ in fleet.counters.refusals)
-
-    run(main)
+async def test_who_was_held_through_an_outage_is_not_shed_for_it(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.5)) as fleet:
+        warm = [fleet.ask(f"warm {number}") for number in range(24)]
+        await fleet.answered(*warm)
+        await fleet.server.become("refuse")
+        asked = [fleet.ask(f"held {number}", tier=2) for number in range(100)]
+        await asyncio.sleep(2.5)
+        await fleet.server.become("fine")
+        outcomes = Counter(await fleet.answered(*asked))
+        assert outcomes["ok"]
+        assert outcomes[errors.SERVICE_OVERLOADED]
+        assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
+        assert not any(reason == "shed" for reason, _, _ in fleet.counters.refusals)
 
 
 class _Stalling:
@@ -361,34 +273,28 @@ class _Stalling:
         return await self._server.call("members", None, lambda _: self._inner.members())
 
 
-def test_a_gateway_at_rest_finds_a_stalled_broker_within_a_beat_and_one_call() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            watcher = CapacityWatcher(fleet.gateway, _Stalling(fleet.server, clock), clock)  # type: ignore[arg-type]
-            supervisor = Supervisor()
-            watcher.start(supervisor)
-            await fleet.answered(fleet.ask("before"))
-            await asyncio.sleep(20.03)
-            holding = [fleet.gateway.holding]
-            for mode, pause in (("stall", PERIOD + CALL_TIMEOUT + SECOND_CHANCE + 0.02), ("fine", 1.0)):
-                await fleet.server.become(mode)
-                await asyncio.sleep(pause)
-                holding.append(fleet.gateway.holding)
-            assert holding == [True, False, True]
-            await supervisor.stop()
-
-    run(main)
+async def test_a_gateway_at_rest_finds_a_stalled_broker_within_a_beat_and_one_call(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        watcher = CapacityWatcher(fleet.gateway, _Stalling(fleet.server, clock), clock)  # type: ignore[arg-type]
+        supervisor = Supervisor()
+        watcher.start(supervisor)
+        await fleet.answered(fleet.ask("before"))
+        await asyncio.sleep(20.03)
+        holding = [fleet.gateway.holding]
+        for mode, pause in (("stall", PERIOD + CALL_TIMEOUT + SECOND_CHANCE + 0.02), ("fine", 1.0)):
+            await fleet.server.become(mode)
+            await asyncio.sleep(pause)
+            holding.append(fleet.gateway.holding)
+        assert holding == [True, False, True]
+        await supervisor.stop()
 
 
-def test_a_call_of_others_that_fails_is_no_outage_for_a_gateway_that_was_answered_since() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            began = clock()
-            await asyncio.sleep(0.1)
-            await fleet.answered(fleet.ask("answered"))
-            with capture_logs() as logs:
-                fleet.gateway.note_silence(began, BrokerUnavailable("timed out"))
-                await asyncio.sleep(0.2)
-            assert not fleet.server.named("probe") and not logs
-
-    run(main)
+async def test_a_call_of_others_that_fails_is_no_outage_for_a_gateway_that_was_answered_since(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        began = clock()
+        await asyncio.sleep(0.1)
+        await fleet.answered(fleet.ask("answered"))
+        with capture_logs() as logs:
+            fleet.gateway.note_silence(began, BrokerUnavailable("timed out"))
+            await asyncio.sleep(0.2)
+        assert not fleet.server.named("probe") and not logs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -29,10 +30,10 @@ from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.troubled import Connection
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
-Clock = Callable[[], float]
 TENANT = ANYBODY.tenant
+Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 def output(found: Reply | EntryState | None) -> Value | None:
@@ -52,18 +53,17 @@ async def busy(fleet: Fleet) -> None:
     assert all(backend.busy for backend in fleet.backends)
 
 
-def scene(**how: Any) -> Callable[[Callable[[Fleet, Clock], Coroutine[Any, Any, None]]], Callable[[], None]]:
+def scene(**how: Any) -> Callable[[Test], Test]:
     """Makes a test of a coroutine function over two gateways and a GPU that takes a second."""
 
-    def made(act: Callable[[Fleet, Clock], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-        async def main(clock: Clock) -> None:
+    def made(act: Test) -> Test:
+        async def test(clock: Clock, **given: Any) -> None:
             async with Fleet(clock, FakeBackend(1.0), **{"gateways": 2, "model": "m", **how}) as fleet:
-                await act(fleet, clock)
+                await act(fleet, clock, **given)
 
-        def test() -> None:
-            run(main)
-
-        test.__name__, test.__doc__ = act.__name__, act.__doc__
+        wanted = inspect.signature(act)
+        others = [one for one in wanted.parameters.values() if one.name != "fleet"]
+        vars(test)["__signature__"] = wanted.replace(parameters=others)
         return test
 
     return made
@@ -87,13 +87,6 @@ async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(flee
     assert fleet.journals[0].outcomes == [("a", "ok")]
     await asyncio.sleep(fleet.settings.result_ttl_s)
     assert await here.outcome(TENANT, asked.id) is await there.outcome(TENANT, asked.id) is None
-
-
-@scene()
-async def test_a_task_that_is_waited_for_is_answered_like_any_request(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    assert await fleet.answered(asked) == ["ok"]
-    assert output(await fleet.gateways[1].outcome(TENANT, asked.id)) == "A"
 
 
 @scene()
@@ -204,73 +197,64 @@ async def test_a_subscription_whose_answer_was_lost_is_made_again(fleet: Fleet, 
 @scene()
 async def test_a_task_is_followed_from_its_handover_on(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
+    assert await fleet.gateway.outcome(TENANT, asked.id) is EntryState.QUEUED
     assert output(await fleet.gateway.follow(TENANT, asked.id, 5.0)) == "A"
 
 
-@scene()
-async def test_a_task_that_was_not_offered_yet_is_queued(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    assert await fleet.gateway.outcome(TENANT, asked.id) is EntryState.QUEUED
-    assert await fleet.answered(asked) == ["ok"]
-
-
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_everywhere(at: int) -> None:
-    @scene(max_batch=1)
-    async def cancels(fleet: Fleet, clock: Clock) -> None:
-        await busy(fleet)
-        asked = fleet.ask("a", task=True)
-        await asked.was_admitted.wait()
-        fleet.gateway.detach(TENANT, asked.id)
-        follow = asyncio.ensure_future(fleet.gateways[1 - at].follow(TENANT, asked.id, 5.0))
-        await asyncio.sleep(0.1)
-        await fleet.gateways[at].cancel(TENANT, asked.id)
-        assert await follow is None
-        for gateway in fleet.gateways:
-            assert await gateway.outcome(TENANT, asked.id) is None
-        await asyncio.sleep(0.1)
-        assert fleet.gateway.pending == 1, "the busy one: who holds a task hears that it was cancelled"
-        await asyncio.sleep(5.0)
-        assert fleet.runs("a") == 0
-        assert asked.replies == []
-        for gateway in fleet.gateways:
-            assert await gateway.outcome(TENANT, asked.id) is None
-        assert [outcome for text, outcome in fleet.journals[0].outcomes if text == "a"] == [errors.CANCELLED]
-
-    cancels()
+@scene(max_batch=1)
+async def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown_everywhere(
+    fleet: Fleet, clock: Clock, at: int
+) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True)
+    await asked.was_admitted.wait()
+    fleet.gateway.detach(TENANT, asked.id)
+    follow = asyncio.ensure_future(fleet.gateways[1 - at].follow(TENANT, asked.id, 5.0))
+    await asyncio.sleep(0.1)
+    await fleet.gateways[at].cancel(TENANT, asked.id)
+    assert await follow is None
+    for gateway in fleet.gateways:
+        assert await gateway.outcome(TENANT, asked.id) is None
+    await asyncio.sleep(0.1)
+    assert fleet.gateway.pending == 1, "the busy one: who holds a task hears that it was cancelled"
+    await asyncio.sleep(5.0)
+    assert fleet.runs("a") == 0
+    assert asked.replies == []
+    for gateway in fleet.gateways:
+        assert await gateway.outcome(TENANT, asked.id) is None
+    assert [outcome for text, outcome in fleet.journals[0].outcomes if text == "a"] == [errors.CANCELLED]
 
 
 @pytest.mark.parametrize("key", ["", "k"])
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(at: int, key: str) -> None:
+@scene(max_batch=1)
+async def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(
+    fleet: Fleet, clock: Clock, at: int, key: str
+) -> None:
     """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, key=key, timeout=30.0)
+    await asked.was_admitted.wait()
+    fleet.gateway.detach(TENANT, asked.id)
+    real, offered, arrives = fleet.server.inner.enqueue, asyncio.Event(), asyncio.Event()
 
-    @scene(max_batch=1)
-    async def cancels(fleet: Fleet, clock: Clock) -> None:
-        await busy(fleet)
-        asked = fleet.ask("a", task=True, key=key, timeout=30.0)
-        await asked.was_admitted.wait()
-        fleet.gateway.detach(TENANT, asked.id)
-        real, offered, arrives = fleet.server.inner.enqueue, asyncio.Event(), asyncio.Event()
+    async def slow(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        offered.set()
+        await arrives.wait()
+        return await real(entries)
 
-        async def slow(entries: Sequence[Entry]) -> Sequence[Failure | None]:
-            offered.set()
-            await arrives.wait()
-            return await real(entries)
-
-        fleet.server.inner.enqueue = slow  # type: ignore[method-assign]
-        fleet.server.cut()
-        await offered.wait()
-        await fleet.gateways[at].cancel(TENANT, asked.id)
-        await asyncio.sleep(0.1)
-        fleet.server.inner.enqueue = real  # type: ignore[method-assign]
-        arrives.set()
-        await asyncio.sleep(5.0)
-        assert [await gateway.outcome(TENANT, asked.id) for gateway in fleet.gateways] == [None, None]
-        assert asked.replies == []
-        assert key or fleet.runs("a") == 0
-
-    cancels()
+    fleet.server.inner.enqueue = slow  # type: ignore[method-assign]
+    fleet.server.cut()
+    await offered.wait()
+    await fleet.gateways[at].cancel(TENANT, asked.id)
+    await asyncio.sleep(0.1)
+    fleet.server.inner.enqueue = real  # type: ignore[method-assign]
+    arrives.set()
+    await asyncio.sleep(5.0)
+    assert [await gateway.outcome(TENANT, asked.id) for gateway in fleet.gateways] == [None, None]
+    assert asked.replies == []
+    assert key or fleet.runs("a") == 0
 
 
 @scene(max_batch=1)
@@ -431,21 +415,6 @@ async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_
     assert output(await fleet.gateways[1].outcome(TENANT, first.id)) == "A"
     outcomes = fleet.journals[0].outcomes + fleet.journals[1].outcomes
     assert outcomes.count(("a", "ok")) == 7
-
-
-@scene(max_batch=1)
-async def test_what_was_charged_is_offered_again_without_charge(fleet: Fleet, clock: Clock) -> None:
-    """A burst that was let in over minutes is not refused when the broker has lost what it had."""
-    caller = Principal("user", TENANT, 1, (Limit("key:k", "key", 60.0, 2.0),))
-    asked = []
-    for number in range(4):
-        asked += [fleet.ask(f"{number} {place}", caller=caller, timeout=60.0) for place in range(2)]
-        await asyncio.sleep(2.0)
-    late = [fleet.ask(f"late {place}", caller=caller, timeout=60.0) for place in range(2)]
-    await asyncio.sleep(0.1)
-    fleet.server.lose_everything()
-    fleet.server.cut()
-    assert set(await fleet.answered(*asked, *late)) == {"ok"}
 
 
 @scene()

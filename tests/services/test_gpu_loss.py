@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +12,13 @@ from structlog.testing import capture_logs
 
 from headway.errors import BatchRaised, WorkerCrashed
 from headway.model import Entry, ItemResult, WorkerStatus
-from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
 from tests.services.roles import Fleets
 from tests.services.stand import Stand
-from tests.services.test_lookout import FREE, PER_WORKER, USABLE, flood, played
+from tests.services.test_lookout import FREE, PER_WORKER, USABLE, flood
+from tests.virtual_time import Clock
 
-Clock = Callable[[], float]
 REASON = f"its GPU is lost: {LOST}"
 BEAT = 1.5
 """Seconds within which a heartbeat comes, whether the slot rests or not."""
@@ -52,214 +51,181 @@ async def told(stand: Stand) -> dict[str, tuple[WorkerStatus, str]]:
     return {one.worker_id: (one.status, one.reason) for one in await stand.broker.workers()}
 
 
-def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out() -> None:
-    async def main(clock: Clock) -> None:
-        backends, gpus = (Child(), Child()), (FakeGpu(), FakeGpu())
-        with capture_logs() as logs:
-            async with Stand(clock, *backends, gpus=gpus) as stand:
-                gpus[0].lose()
-                await asyncio.sleep(BEAT)
-                assert await told(stand) == {
-                    "gpu-0": (WorkerStatus.DEGRADED, REASON),
-                    "gpu-1": (WorkerStatus.HEALTHY, ""),
-                }
-                assert (backends[0].stops, backends[0].starts) == (1, 1)
-                for number in range(20):
-                    assert (await stand.ask(f"{number}")).output == f"{number}"
-                assert backends[0].batches == []
-                await stand.pool.replace()
-                await asyncio.sleep(60.0)
-                assert (await told(stand))["gpu-0"] == (WorkerStatus.DEGRADED, REASON)
-                assert (backends[0].starts, backends[1].starts) == (1, 2), "a reload leaves it alone"
-        [line] = [line for line in logs if line["event"] == "worker is taken out"]
-        assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == (
-            "gpu-0",
-            REASON,
-            "GPU-aa01",
-            "error",
-        )
-
-    virtual_time.run(main)
+async def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out(clock: Clock) -> None:
+    backends, gpus = (Child(), Child()), (FakeGpu(), FakeGpu())
+    with capture_logs() as logs:
+        async with Stand(clock, *backends, gpus=gpus) as stand:
+            gpus[0].lose()
+            await asyncio.sleep(BEAT)
+            assert await told(stand) == {
+                "gpu-0": (WorkerStatus.DEGRADED, REASON),
+                "gpu-1": (WorkerStatus.HEALTHY, ""),
+            }
+            assert (backends[0].stops, backends[0].starts) == (1, 1)
+            for number in range(20):
+                assert (await stand.ask(f"{number}")).output == f"{number}"
+            assert backends[0].batches == []
+            await stand.pool.replace()
+            await asyncio.sleep(60.0)
+            assert (await told(stand))["gpu-0"] == (WorkerStatus.DEGRADED, REASON)
+            assert (backends[0].starts, backends[1].starts) == (1, 2), "a reload leaves it alone"
+    [line] = [line for line in logs if line["event"] == "worker is taken out"]
+    assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == (
+        "gpu-0",
+        REASON,
+        "GPU-aa01",
+        "error",
+    )
 
 
-def test_what_runs_when_a_gpu_is_lost_is_given_back_and_runs_elsewhere_soon() -> None:
-    async def main(clock: Clock) -> None:
-        backends, gpus = (Child(2.5), Child(2.5)), (FakeGpu(), FakeGpu())
-        async with Stand(clock, *backends, gpus=gpus, gpu_timeout_ms=10_000, request_timeout_ms=30_000) as stand:
-            asked = asyncio.ensure_future(stand.ask("held", timeout=30.0))
-            await asyncio.sleep(0.1)
-            [lost] = [number for number, backend in enumerate(backends) if backend.busy]
-            begun = clock()
-            gpus[lost].lose()
-            reply = await asked
-            assert (reply.output, reply.attempts) == ("HELD", 2)
-            assert clock() - begun < BEAT + 2.5
-            assert stand.counters.retries == {"lease_lost": 1}
-            assert await stand.dead.list() == []
-
-    virtual_time.run(main)
+async def test_what_runs_when_a_gpu_is_lost_is_given_back_and_runs_elsewhere_soon(clock: Clock) -> None:
+    backends, gpus = (Child(2.5), Child(2.5)), (FakeGpu(), FakeGpu())
+    async with Stand(clock, *backends, gpus=gpus, gpu_timeout_ms=10_000, request_timeout_ms=30_000) as stand:
+        asked = asyncio.ensure_future(stand.ask("held", timeout=30.0))
+        await asyncio.sleep(0.1)
+        [lost] = [number for number, backend in enumerate(backends) if backend.busy]
+        begun = clock()
+        gpus[lost].lose()
+        reply = await asked
+        assert (reply.output, reply.attempts) == ("HELD", 2)
+        assert clock() - begun < BEAT + 2.5
+        assert stand.counters.retries == {"lease_lost": 1}
+        assert await stand.dead.list() == []
 
 
-def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet() -> None:
+async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock: Clock) -> None:
     """Each raises as soon as it runs there, long before the next heartbeat."""
+    gpus = FakeGpu(), FakeGpu()
 
-    async def main(clock: Clock) -> None:
-        gpus = FakeGpu(), FakeGpu()
+    def raised(entries: Sequence[Entry]) -> BatchRaised | None:
+        return BatchRaised("CUDA error: unknown") if gpus[0].now.lost else None
 
-        def raised(entries: Sequence[Entry]) -> BatchRaised | None:
-            return BatchRaised("CUDA error: unknown") if gpus[0].now.lost else None
-
-        bad, good = FakeBackend(0.001, raised), FakeBackend(0.001)
-        async with Stand(clock, bad, good, gpus=gpus) as stand:
-            gpus[0].lose(read=False)
-            replies = await asyncio.gather(*(stand.ask(f"x{number}", timeout=3.0) for number in range(40)))
-            assert {reply.output for reply in replies} == {f"X{number}" for number in range(40)}
-            assert await stand.dead.list() == []
-            assert len(bad.batches) <= 1
-            assert set(stand.counters.retries) <= {"lease_lost"}
-
-    virtual_time.run(main)
+    bad, good = FakeBackend(0.001, raised), FakeBackend(0.001)
+    async with Stand(clock, bad, good, gpus=gpus) as stand:
+        gpus[0].lose(read=False)
+        replies = await asyncio.gather(*(stand.ask(f"x{number}", timeout=3.0) for number in range(40)))
+        assert {reply.output for reply in replies} == {f"X{number}" for number in range(40)}
+        assert await stand.dead.list() == []
+        assert len(bad.batches) <= 1
+        assert set(stand.counters.retries) <= {"lease_lost"}
 
 
-def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever() -> None:
-    async def main(clock: Clock) -> None:
-        gpu = FakeGpu()
-        async with Stand(clock, FakeBackend(0.01, lambda entries: BatchRaised("no")), gpus=[gpu]) as stand:
-            reply = await stand.ask("bad", timeout=3.0)
-            assert reply.failure is not None
-            assert len(await stand.dead.list()) == 1
-
-    virtual_time.run(main)
+async def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever(clock: Clock) -> None:
+    gpu = FakeGpu()
+    async with Stand(clock, FakeBackend(0.01, lambda entries: BatchRaised("no")), gpus=[gpu]) as stand:
+        reply = await stand.ask("bad", timeout=3.0)
+        assert reply.failure is not None
+        assert len(await stand.dead.list()) == 1
 
 
-def test_a_batch_that_fails_as_the_gpu_reports_an_error_has_its_worker_probed_before_another_runs() -> None:
+async def test_a_batch_that_fails_as_the_gpu_reports_an_error_has_its_worker_probed_before_another_runs(
+    clock: Clock,
+) -> None:
     """After most Xid errors no call of CUDA works in that process any more: a fine input would be blamed."""
+    gpu, poisoned = FakeGpu(), False
 
-    async def main(clock: Clock) -> None:
-        gpu, poisoned = FakeGpu(), False
+    def run(entries: Sequence[Entry]) -> BatchRaised | None:
+        nonlocal poisoned
+        if backend.starts == starts and poisoned:
+            return BatchRaised("CUDA error: an illegal memory access was encountered")
+        if entries[0].input == "poison":
+            poisoned, gpu.now = True, replace(gpu.now, xids={31: gpu.now.xids.get(31, 0) + 1})
+            return BatchRaised("CUDA error: an illegal memory access was encountered")
+        return None
 
-        def run(entries: Sequence[Entry]) -> BatchRaised | None:
-            nonlocal poisoned
-            if backend.starts == starts and poisoned:
-                return BatchRaised("CUDA error: an illegal memory access was encountered")
-            if entries[0].input == "poison":
-                poisoned, gpu.now = True, replace(gpu.now, xids={31: gpu.now.xids.get(31, 0) + 1})
-                return BatchRaised("CUDA error: an illegal memory access was encountered")
-            return None
-
-        backend = FakeBackend(0.01, run)
-        async with Stand(clock, backend, gpus=[gpu]) as stand:
-            starts = backend.starts
-            reply = asyncio.ensure_future(stand.ask("poison", timeout=3.0))
-            await asyncio.sleep(0.015)
-            assert poisoned
-            assert (await stand.ask("fine", timeout=3.0)).failure is None
-            assert (await reply).failure is not None
-            assert len(await stand.dead.list()) == 1
-
-    virtual_time.run(main)
+    backend = FakeBackend(0.01, run)
+    async with Stand(clock, backend, gpus=[gpu]) as stand:
+        starts = backend.starts
+        reply = asyncio.ensure_future(stand.ask("poison", timeout=3.0))
+        await asyncio.sleep(0.015)
+        assert poisoned
+        assert (await stand.ask("fine", timeout=3.0)).failure is None
+        assert (await reply).failure is not None
+        assert len(await stand.dead.list()) == 1
 
 
-def test_an_error_that_the_gpu_reported_earlier_has_the_worker_probed_once() -> None:
-    async def main(clock: Clock) -> None:
-        gpu = FakeGpu()
-        backend = FakeBackend(0.01, lambda entries: BatchRaised("no") if "bad" in str(entries[0].input) else None)
-        async with Stand(clock, backend, gpus=[gpu]) as stand:
+async def test_an_error_that_the_gpu_reported_earlier_has_the_worker_probed_once(clock: Clock) -> None:
+    gpu = FakeGpu()
+    backend = FakeBackend(0.01, lambda entries: BatchRaised("no") if "bad" in str(entries[0].input) else None)
+    async with Stand(clock, backend, gpus=[gpu]) as stand:
+        gpu.read = gpu.now = replace(gpu.now, xids={94: 1})
+        await asyncio.sleep(BEAT)
+        assert backend.batches == []
+        for bad in range(2):
+            assert (await stand.ask(f"bad {bad}", timeout=3.0)).failure is not None
+        assert backend.starts == 1
+        assert sum("bad" not in batch[0] for batch in backend.batches) == 1
+
+
+async def test_a_worker_without_a_gpu_left_ends_when_its_process_does(clock: Clock) -> None:
+    gpu = FakeGpu()
+    async with Stand(clock, Child(), gpus=[gpu]) as stand:
+        gpu.lose()
+        await asyncio.sleep(BEAT)
+    assert (await told(stand)) == {"gpu-0": (WorkerStatus.OFFLINE, "")}
+
+
+async def test_a_start_that_a_lost_gpu_holds_up_is_given_up(clock: Clock) -> None:
+    backend, gpu = FakeBackend(0.01), FakeGpu()
+    async with Stand(clock, backend, gpus=[gpu]) as stand:
+        backend.start_seconds = 600.0
+        backend.dead.set()
+        await asyncio.sleep(BEAT)
+        gpu.lose()
+        await asyncio.sleep(BEAT)
+        assert await told(stand) == {"gpu-0": (WorkerStatus.DEGRADED, REASON)}
+
+
+async def test_a_worker_whose_gpu_has_no_memory_left_works_on_and_counts_as_lost_capacity(fleets: Fleets) -> None:
+    gpu = FakeGpu()
+    await fleets.worker("full", FakeBackend(0.2), gpu=gpu).start()
+    await fleets.worker("fine", FakeBackend(0.2)).start()
+    entrance, gateway = fleets.gateway()
+    control, _ = fleets.controller("control")
+    await control.start()
+    await entrance.start()
+
+    async def seen() -> tuple[Any, tuple[str, str]]:
+        """Rate that the throttle lets in, and report on the worker, once figures have settled."""
+        await flood(gateway, FREE, 100.0, 3.0)
+        workers = {one.worker_id: one for one in await fleets.broker.workers()}
+        found = workers["full/gpu-0"]
+        assert found.scarce is bool(found.reason), "what serves on is told from what does not"
+        return gateway.limiter.throttles["m"].rate, (found.status.value, found.reason)
+
+    whole, fine = pytest.approx(2 * PER_WORKER * USABLE, rel=0.05), ("healthy", "")
+    half, full = pytest.approx(PER_WORKER * USABLE, rel=0.05), "of the GPU's memory is in use"
+    assert await seen() == (whole, fine)
+    gpu.use(91)
+    assert await seen() == (half, ("degraded", f"91% {full}"))
+    gpu.use(87)
+    assert await seen() == (half, ("degraded", f"87% {full}"))
+    gpu.use(80)
+    assert await seen() == (whole, fine)
+    gpu.settled = 0.96
+    gpu.use(96)
+    assert await seen() == (whole, fine), "the model has taken so much from the start"
+    gpu.use(99)
+    assert await seen() == (half, ("degraded", f"99% {full}"))
+
+
+async def test_each_start_of_a_worker_is_told_to_its_gpu_and_its_figures_to_the_broker(clock: Clock) -> None:
+    backend, gpu = FakeBackend(0.01), FakeGpu()
+    async with Stand(clock, backend, gpus=[gpu]) as stand:
+        assert gpu.loads == 1
+        backend.dead.set()
+        await asyncio.sleep(BEAT)
+        assert (gpu.loads, backend.starts) == (2, 2)
+        [worker] = await stand.broker.workers()
+        assert worker.gpu_figures == gpu.read
+
+
+async def test_each_xid_error_is_logged_once(clock: Clock) -> None:
+    gpu = FakeGpu()
+    with capture_logs() as logs:
+        async with Stand(clock, FakeBackend(0.01), gpus=[gpu]):
             gpu.read = gpu.now = replace(gpu.now, xids={94: 1})
-            await asyncio.sleep(BEAT)
-            assert backend.batches == []
-            for bad in range(2):
-                assert (await stand.ask(f"bad {bad}", timeout=3.0)).failure is not None
-            assert backend.starts == 1
-            assert sum("bad" not in batch[0] for batch in backend.batches) == 1
-
-    virtual_time.run(main)
-
-
-def test_a_worker_without_a_gpu_left_ends_when_its_process_does() -> None:
-    async def main(clock: Clock) -> None:
-        gpu = FakeGpu()
-        async with Stand(clock, Child(), gpus=[gpu]) as stand:
-            gpu.lose()
-            await asyncio.sleep(BEAT)
-        assert (await told(stand)) == {"gpu-0": (WorkerStatus.OFFLINE, "")}
-
-    virtual_time.run(main)
-
-
-def test_a_start_that_a_lost_gpu_holds_up_is_given_up() -> None:
-    async def main(clock: Clock) -> None:
-        backend, gpu = FakeBackend(0.01), FakeGpu()
-        async with Stand(clock, backend, gpus=[gpu]) as stand:
-            backend.start_seconds = 600.0
-            backend.dead.set()
-            await asyncio.sleep(BEAT)
-            gpu.lose()
-            await asyncio.sleep(BEAT)
-            assert await told(stand) == {"gpu-0": (WorkerStatus.DEGRADED, REASON)}
-
-    virtual_time.run(main)
-
-
-def test_a_worker_whose_gpu_has_no_memory_left_works_on_and_counts_as_lost_capacity() -> None:
-    async def scene(fleets: Fleets) -> None:
-        gpu = FakeGpu()
-        await fleets.worker("full", FakeBackend(0.2), gpu=gpu).start()
-        await fleets.worker("fine", FakeBackend(0.2)).start()
-        entrance, gateway = fleets.gateway()
-        control, _ = fleets.controller("control")
-        await control.start()
-        await entrance.start()
-
-        async def seen() -> tuple[Any, tuple[str, str]]:
-            """Rate that the throttle lets in, and report on the worker, once figures have settled."""
-            await flood(gateway, FREE, 100.0, 3.0)
-            workers = {one.worker_id: one for one in await fleets.broker.workers()}
-            found = workers["full/gpu-0"]
-            assert found.scarce is bool(found.reason), "what serves on is told from what does not"
-            return gateway.limiter.throttles["m"].rate, (found.status.value, found.reason)
-
-        whole, fine = pytest.approx(2 * PER_WORKER * USABLE, rel=0.05), ("healthy", "")
-        half, full = pytest.approx(PER_WORKER * USABLE, rel=0.05), "of the GPU's memory is in use"
-        assert await seen() == (whole, fine)
-        gpu.use(91)
-        assert await seen() == (half, ("degraded", f"91% {full}"))
-        gpu.use(87)
-        assert await seen() == (half, ("degraded", f"87% {full}"))
-        gpu.use(80)
-        assert await seen() == (whole, fine)
-        gpu.settled = 0.96
-        gpu.use(96)
-        assert await seen() == (whole, fine), "the model has taken so much from the start"
-        gpu.use(99)
-        assert await seen() == (half, ("degraded", f"99% {full}"))
-
-    played(scene)
-
-
-def test_each_start_of_a_worker_is_told_to_its_gpu_and_its_figures_to_the_broker() -> None:
-    async def main(clock: Clock) -> None:
-        backend, gpu = FakeBackend(0.01), FakeGpu()
-        async with Stand(clock, backend, gpus=[gpu]) as stand:
-            assert gpu.loads == 1
-            backend.dead.set()
-            await asyncio.sleep(BEAT)
-            assert (gpu.loads, backend.starts) == (2, 2)
-            [worker] = await stand.broker.workers()
-            assert worker.gpu_figures == gpu.read
-
-    virtual_time.run(main)
-
-
-def test_each_xid_error_is_logged_once() -> None:
-    async def main(clock: Clock) -> None:
-        gpu = FakeGpu()
-        with capture_logs() as logs:
-            async with Stand(clock, FakeBackend(0.01), gpus=[gpu]):
-                gpu.read = gpu.now = replace(gpu.now, xids={94: 1})
-                await asyncio.sleep(2 * BEAT)
-                gpu.read = gpu.now = replace(gpu.now, xids={94: 1, 31: 2})
-                await asyncio.sleep(2 * BEAT)
-        assert [line["xids"] for line in logs if line["event"] == "the GPU reports errors"] == ["94", "31"]
-
-    virtual_time.run(main)
+            await asyncio.sleep(2 * BEAT)
+            gpu.read = gpu.now = replace(gpu.now, xids={94: 1, 31: 2})
+            await asyncio.sleep(2 * BEAT)
+    assert [line["xids"] for line in logs if line["event"] == "the GPU reports errors"] == ["94", "31"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,7 +13,7 @@ from headway.core.policies import build
 from headway.errors import BrokerUnavailable
 from headway.model import Lease, NoWork, Slot, WorkerInfo, WorkerStatus
 from headway.worker.gpu_turns import TURN, GpuTurns, TurnedSource
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 POLICY = build("window", 0.0)
 
@@ -59,7 +58,7 @@ class Broker:
 class Stand:
     """One GPU with two models."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.broker = Broker()
         self.turns = GpuTurns("gpu-0", clock, self.broker.contenders, lambda model: 0.5)
         self.slots = {model: Slot(f"{model}/gpu-0", model, 8) for model in "abc"}
@@ -78,142 +77,115 @@ class Stand:
         return lease
 
 
-def played(scene: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        await scene(Stand(clock))
-
-    run(main)
+@pytest.fixture
+def stand(clock: Clock) -> Stand:
+    return Stand(clock)
 
 
-def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then() -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        assert await stand.claim("b") == NoWork(None)
-        assert stand.broker.asked == ["a"], "the broker has not heard of it"
-        waits = stand.wait("b")
-        await asyncio.sleep(0.1)
-        assert not waits.done()
-        await stand.sources["a"].release(lease)
-        await waits
-        stand.broker.batches["b"] = 1
-        assert await stand.claim("a") == NoWork(None), "it is the other's turn"
-        assert isinstance(await stand.claim("b"), Lease)
-
-    played(scene)
+async def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then(stand: Stand) -> None:
+    lease = await stand.running("a")
+    assert await stand.claim("b") == NoWork(None)
+    assert stand.broker.asked == ["a"], "the broker has not heard of it"
+    waits = stand.wait("b")
+    await asyncio.sleep(0.1)
+    assert not waits.done()
+    await stand.sources["a"].release(lease)
+    await waits
+    stand.broker.batches["b"] = 1
+    assert await stand.claim("a") == NoWork(None), "it is the other's turn"
+    assert isinstance(await stand.claim("b"), Lease)
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_the_most_urgent_of_those_that_wait_is_asked_first_unless_the_broker_is_too_slow_to_say(slow: bool) -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        for model in "bc":
-            await stand.claim(model)
-        waits = {model: stand.wait(model) for model in "bc"}
-        await asyncio.sleep(0)
-        stand.broker.slack, stand.broker.slow = {"b": 2.0, "c": 1.0}, slow
-        await stand.sources["a"].release(lease)
-        first = "b" if slow else "c"
-        await waits[first]
-        assert stand.broker.compared == [{"a", "b", "c"}]
-        assert isinstance(await stand.claim("a"), NoWork)
-        stand.broker.batches[first] = 1
-        assert isinstance(await stand.claim(first), Lease)
-
-    played(scene)
-
-
-def test_a_model_that_nobody_waits_beside_has_the_next_turn_without_a_question() -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        await stand.sources["a"].release(lease)
-        await stand.running("a")
-        assert stand.broker.compared == []
-
-    played(scene)
+async def test_the_most_urgent_of_those_that_wait_is_asked_first_unless_the_broker_is_too_slow_to_say(
+    slow: bool, stand: Stand
+) -> None:
+    lease = await stand.running("a")
+    for model in "bc":
+        await stand.claim(model)
+    waits = {model: stand.wait(model) for model in "bc"}
+    await asyncio.sleep(0)
+    stand.broker.slack, stand.broker.slow = {"b": 2.0, "c": 1.0}, slow
+    await stand.sources["a"].release(lease)
+    first = "b" if slow else "c"
+    await waits[first]
+    assert stand.broker.compared == [{"a", "b", "c"}]
+    assert isinstance(await stand.claim("a"), NoWork)
+    stand.broker.batches[first] = 1
+    assert isinstance(await stand.claim(first), Lease)
 
 
-def test_a_turn_without_a_batch_goes_to_the_next_and_then_anybody_may_look() -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        for model in "bc":
-            await stand.claim(model)
-        waits = {model: stand.wait(model) for model in "bc"}
-        await asyncio.sleep(0.1)
-        await stand.sources["a"].release(lease)
-        for model in "bc":
-            await waits[model]
-            assert await stand.claim(model) == NoWork(None)
-        assert stand.broker.asked == ["a", "b", "c"]
-        assert await stand.claim("a") == NoWork(None)
-        assert not stand.turns.busy
-
-    played(scene)
+async def test_a_model_that_nobody_waits_beside_has_the_next_turn_without_a_question(stand: Stand) -> None:
+    lease = await stand.running("a")
+    await stand.sources["a"].release(lease)
+    await stand.running("a")
+    assert stand.broker.compared == []
 
 
-def test_who_does_not_come_for_its_turn_is_passed_over() -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        await stand.claim("b")
-        waits = stand.wait("b")
-        await asyncio.sleep(0)
-        await stand.sources["a"].release(lease)
-        await waits
-        assert await stand.claim("a") == NoWork(None)
-        again = stand.wait("a")
-        await asyncio.sleep(TURN * 1.5)
-        assert again.done()
+async def test_a_turn_without_a_batch_goes_to_the_next_and_then_anybody_may_look(stand: Stand) -> None:
+    lease = await stand.running("a")
+    for model in "bc":
+        await stand.claim(model)
+    waits = {model: stand.wait(model) for model in "bc"}
+    await asyncio.sleep(0.1)
+    await stand.sources["a"].release(lease)
+    for model in "bc":
+        await waits[model]
+        assert await stand.claim(model) == NoWork(None)
+    assert stand.broker.asked == ["a", "b", "c"]
+    assert await stand.claim("a") == NoWork(None)
+    assert not stand.turns.busy
+
+
+async def test_who_does_not_come_for_its_turn_is_passed_over(stand: Stand) -> None:
+    lease = await stand.running("a")
+    await stand.claim("b")
+    waits = stand.wait("b")
+    await asyncio.sleep(0)
+    await stand.sources["a"].release(lease)
+    await waits
+    assert await stand.claim("a") == NoWork(None)
+    again = stand.wait("a")
+    await asyncio.sleep(TURN * 1.5)
+    assert again.done()
+    await stand.claim("a")
+    assert stand.broker.asked == ["a", "a"]
+
+
+async def test_a_wait_for_work_on_a_free_gpu_ends_when_another_takes_it(stand: Stand) -> None:
+    assert await stand.claim("b") == NoWork(None)
+    waits = stand.wait("b")
+    await asyncio.sleep(0.1)
+    await stand.running("a")
+    await asyncio.wait_for(waits, 0.1)
+    assert await stand.claim("b") == NoWork(None)
+
+
+async def test_a_broker_out_of_reach_takes_no_turn_away(stand: Stand) -> None:
+    stand.broker.away = True
+    with pytest.raises(BrokerUnavailable):
         await stand.claim("a")
-        assert stand.broker.asked == ["a", "a"]
-
-    played(scene)
-
-
-def test_a_wait_for_work_on_a_free_gpu_ends_when_another_takes_it() -> None:
-    async def scene(stand: Stand) -> None:
-        assert await stand.claim("b") == NoWork(None)
-        waits = stand.wait("b")
-        await asyncio.sleep(0.1)
-        await stand.running("a")
-        await asyncio.wait_for(waits, 0.1)
-        assert await stand.claim("b") == NoWork(None)
-
-    played(scene)
+    stand.broker.away = False
+    await stand.running("b")
 
 
-def test_a_broker_out_of_reach_takes_no_turn_away() -> None:
-    async def scene(stand: Stand) -> None:
-        stand.broker.away = True
-        with pytest.raises(BrokerUnavailable):
-            await stand.claim("a")
-        stand.broker.away = False
-        await stand.running("b")
-
-    played(scene)
-
-
-def test_a_model_that_leaves_passes_its_turn_on() -> None:
-    async def scene(stand: Stand) -> None:
-        lease = await stand.running("a")
-        for model in "bc":
-            await stand.claim(model)
-        waits = {model: stand.wait(model) for model in "bc"}
-        await asyncio.sleep(0)
-        await stand.sources["a"].release(lease)
-        await waits["b"]
-        stand.turns.leave("b")
-        await waits["c"]
-        await stand.running("c")
-
-    played(scene)
+async def test_a_model_that_leaves_passes_its_turn_on(stand: Stand) -> None:
+    lease = await stand.running("a")
+    for model in "bc":
+        await stand.claim(model)
+    waits = {model: stand.wait(model) for model in "bc"}
+    await asyncio.sleep(0)
+    await stand.sources["a"].release(lease)
+    await waits["b"]
+    stand.turns.leave("b")
+    await waits["c"]
+    await stand.running("c")
 
 
-def test_heartbeats_tell_the_gpu_and_a_model_that_has_made_room_is_cold() -> None:
-    async def scene(stand: Stand) -> None:
-        gone = WorkerInfo(worker_id="a/gpu-0", model="a", status=WorkerStatus.OFFLINE)
-        await stand.sources["a"].heartbeat(gone)
-        stand.turns.evicted.add("a")
-        await stand.sources["a"].heartbeat(gone)
-        told = [(beat.status, beat.gpu, beat.share) for beat in stand.broker.beats]
-        assert told == [(WorkerStatus.OFFLINE, "gpu-0", 0.5), (WorkerStatus.COLD, "gpu-0", 0.5)]
-
-    played(scene)
+async def test_heartbeats_tell_the_gpu_and_a_model_that_has_made_room_is_cold(stand: Stand) -> None:
+    gone = WorkerInfo(worker_id="a/gpu-0", model="a", status=WorkerStatus.OFFLINE)
+    await stand.sources["a"].heartbeat(gone)
+    stand.turns.evicted.add("a")
+    await stand.sources["a"].heartbeat(gone)
+    told = [(beat.status, beat.gpu, beat.share) for beat in stand.broker.beats]
+    assert told == [(WorkerStatus.OFFLINE, "gpu-0", 0.5), (WorkerStatus.COLD, "gpu-0", 0.5)]

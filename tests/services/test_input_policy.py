@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -28,10 +29,9 @@ from headway.model import (
 )
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import ANYBODY, Stand, codes
+from tests.services.stand import ANYBODY, Stand, codes, served
 from tests.services.test_judge import FakeFunction
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 WORDS = InputRule(name="words", patterns=("evil",))
 UNSEEN = InputRule(name="unseen", characters=("zero-width",))
@@ -45,7 +45,7 @@ Act = Callable[[Stand, "Functions"], Awaitable[None]]
 class Functions:
     """Functions of the judges that a policy has, by rule."""
 
-    def __init__(self, clock: Callable[[], float], seconds: float = 0.01) -> None:
+    def __init__(self, clock: Clock, seconds: float = 0.01) -> None:
         self.by_rule: dict[str, FakeFunction] = {}
         self._clock, self._seconds = clock, seconds
 
@@ -74,20 +74,14 @@ class Functions:
         return Judge(rule, lambda number: function, self._clock, lambda: 0.5, lambda name: None)
 
 
-def policed(act: Act, *rules: InputRule, seconds: float = 0.01, **settings: object) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        functions = Functions(clock, seconds)
-        stand = Stand(clock, FakeBackend(0.1), input_policy=functions.policy(*rules), **settings)  # type: ignore[arg-type]
-        await stand.service.start()
-        try:
-            await functions.start(stand)
-            await act(stand, functions)
-            assert stand.gateway.pending == 0
-            await stand.service.drain()
-        finally:
-            await stand.service.stop()
-
-    run(main)
+@asynccontextmanager
+async def policed(
+    clock: Clock, *rules: InputRule, seconds: float = 0.01, **settings: object
+) -> AsyncIterator[tuple[Stand, Functions]]:
+    functions = Functions(clock, seconds)
+    async with served(clock, input_policy=functions.policy(*rules), **settings) as stand:
+        await functions.start(stand)
+        yield stand, functions
 
 
 async def failure(stand: Stand, text: str, **how: object) -> Failure:
@@ -123,8 +117,8 @@ def ran(stand: Stand) -> list[str]:
     return [text for batch in stand.backends[0].batches for text in batch]
 
 
-def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern(clock: Clock) -> None:
+    async with policed(clock, WORDS, UNSEEN) as (stand, _):
         refused = await failure(stand, "an evil\u200b one")
         assert (refused.code, refused.reason, refused.retry_after) == (errors.REJECTED_BY_POLICY, "policy", None)
         assert refused.message == "the input policy refuses this input: rule 'words'"
@@ -134,26 +128,24 @@ def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern() 
         assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
         assert stand.counters.refusals["policy", "paid", "m"] == 1
 
-    policed(act, WORDS, UNSEEN)
-
 
 @pytest.mark.parametrize(
     ("input", "parameters"),
     [(b'["a", {"b": "\\u0065vil"}]', b""), ("good", b'{"system": "\\u0065vil"}'), ("good", b'{"evil": 1}')],
 )
-def test_no_part_of_a_request_that_the_model_gets_is_left_out(input: Value, parameters: bytes) -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_no_part_of_a_request_that_the_model_gets_is_left_out(
+    input: Value, parameters: bytes, clock: Clock
+) -> None:
+    async with policed(clock, WORDS) as (stand, _):
         assert codes([await ask(stand, input, parameters)]) == [errors.REJECTED_BY_POLICY]
         assert ran(stand) == []
 
-    policed(act, WORDS)
 
-
-def test_octets_are_looked_at_where_they_are_text() -> None:
+async def test_octets_are_looked_at_where_they_are_text(clock: Clock) -> None:
     def octets(content: bytes) -> str:
         return base64.b64encode(content).decode()
 
-    async def act(stand: Stand, functions: Functions) -> None:
+    async with policed(clock, WORDS, UNSEEN) as (stand, _):
         worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.BYTES.value)
         stand.gateway.kinds.learn([worker])
         assert codes([await ask(stand, octets(b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
@@ -162,11 +154,9 @@ def test_octets_are_looked_at_where_they_are_text() -> None:
         assert codes([await ask(stand, "no base64")]) == [errors.BAD_REQUEST]
         assert ran(stand) == [octets(b"\xff evil"), octets(b"ok")]
 
-    policed(act, WORDS, UNSEEN)
 
-
-def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them_runs() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them_runs(clock: Clock) -> None:
+    async with policed(clock, WORDS, UNSEEN) as (stand, _):
         inputs = ["good\u200b"] * (AT_ONCE + 1)
         [reply] = await ask_many(stand, [*inputs, "an evil one"], LIMITED_MUCH)
         assert reply.failure is not None
@@ -182,63 +172,48 @@ def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them_runs(
         assert [one.output for one in replies] == ["GOOD"] * len(inputs)
         assert counts(stand)["unseen", "changed"] == 2
 
-    policed(act, WORDS, UNSEEN)
-
 
 LIMITED_MUCH = Principal("ann", "acme", 1, (Limit("key-1", "key", 6000.0, 1000.0),))
 
 
-def test_what_is_refused_counts_towards_the_limit_and_what_is_over_it_is_not_looked_at() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_what_is_refused_counts_towards_the_limit_and_what_is_over_it_is_not_looked_at(clock: Clock) -> None:
+    async with policed(clock, WORDS) as (stand, _):
         found = [await failure(stand, "evil", caller=LIMITED) for _ in range(6)]
         assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 2
         assert counts(stand) == {("words", "refused"): 4}
 
-    policed(act, WORDS)
 
-
-def test_what_waits_for_a_verdict_counts_towards_the_limit() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_what_waits_for_a_verdict_counts_towards_the_limit(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         found = await asyncio.gather(*(failure(stand, "bad", caller=LIMITED) for _ in range(9)))
         assert [one.code for one in found] == [errors.REJECTED_BY_POLICY] * 4 + [errors.RATE_LIMITED] * 5
 
-    policed(act, JUDGED)
 
-
-def test_what_is_let_in_by_a_verdict_is_charged_once() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_what_is_let_in_by_a_verdict_is_charged_once(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         for text in ("a", "b"):
             assert (await stand.ask(text, caller=LIMITED)).output == text.upper()
         assert [one.output for one in await ask_many(stand, ["c", "d"], LIMITED)] == ["C", "D"]
         assert not any(stand.gateway.limiter._debt(limit) for limit in LIMITED.limits)
         assert (await failure(stand, "e", caller=LIMITED)).code == errors.RATE_LIMITED
 
-    policed(act, JUDGED)
 
-
-def test_a_credential_for_another_model_learns_nothing_of_the_policy() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_credential_for_another_model_learns_nothing_of_the_policy(clock: Clock) -> None:
+    async with policed(clock, WORDS) as (stand, _):
         other = Principal("ann", "acme", 1, models=frozenset(("other",)))
         assert (await failure(stand, "evil", caller=other)).code == errors.FORBIDDEN
         assert counts(stand) == {}
 
-    policed(act, WORDS)
 
-
-def test_rules_are_for_tiers_and_models() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_rules_are_for_tiers_and_models(clock: Clock) -> None:
+    free = InputRule(name="free", patterns=("evil",), tiers=("free",))
+    async with policed(clock, free, InputRule(name="other", patterns=("evil",), models=("other",))) as (stand, _):
         replies = [await stand.ask("evil", tier=tier) for tier in range(3)]
         assert codes(replies) == ["ok", "ok", errors.REJECTED_BY_POLICY]
 
-    rules = (
-        InputRule(name="free", patterns=("evil",), tiers=("free",)),
-        InputRule(name="other", patterns=("evil",), models=("other",)),
-    )
-    policed(act, *rules)
 
-
-def test_requests_that_are_alike_once_they_are_normalised_have_one_answer() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_requests_that_are_alike_once_they_are_normalised_have_one_answer(clock: Clock) -> None:
+    async with policed(clock, UNSEEN, InputRule(name="form", normalise="NFKC"), cache=True) as (stand, _):
         replies = [await stand.ask(text) for text in ("a\ufb01", "afi", "af\u200bi")]
         assert [one.output for one in replies] == ["AFI"] * 3
         assert [one.kept for one in replies] == [False, True, True]
@@ -246,11 +221,11 @@ def test_requests_that_are_alike_once_they_are_normalised_have_one_answer() -> N
         assert [[one.output for one in replies] for replies in keyed] == [["XFI", "Y"]] * 2
         assert ran(stand) == ["afi", "xfi", "y"]
 
-    policed(act, UNSEEN, InputRule(name="form", normalise="NFKC"), cache=True)
 
-
-def test_a_rule_in_shadow_only_counts() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_rule_in_shadow_only_counts(clock: Clock) -> None:
+    shadows = [InputRule(name=rule.name, patterns=rule.patterns, characters=rule.characters, function=rule.function,
+                         shadow=True) for rule in (WORDS, UNSEEN, JUDGED)]  # fmt: skip
+    async with policed(clock, *shadows) as (stand, _):
         assert (await stand.ask("evil\u200b")).output == "EVIL\u200b"
         assert (await stand.ask("bad")).output == "BAD"
         assert (await stand.ask("hang")).output == "HANG"
@@ -260,13 +235,9 @@ def test_a_rule_in_shadow_only_counts() -> None:
         }  # fmt: skip
         assert stand.counters.refusals == {}
 
-    shadows = [InputRule(name=rule.name, patterns=rule.patterns, characters=rule.characters, function=rule.function,
-                         shadow=True) for rule in (WORDS, UNSEEN, JUDGED)]  # fmt: skip
-    policed(act, *shadows)
 
-
-def test_a_function_judges_what_the_model_would_get() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_function_judges_what_the_model_would_get(clock: Clock) -> None:
+    async with policed(clock, JUDGED, UNSEEN) as (stand, functions):
         refused = await failure(stand, "b\u200bad")
         assert (refused.code, refused.message) == (
             errors.REJECTED_BY_POLICY, "the input policy refuses this input: rule 'judged'",
@@ -276,21 +247,19 @@ def test_a_function_judges_what_the_model_would_get() -> None:
         assert functions.by_rule["judged"].batches == [["bad"], ["good"], ["a\nb\nc\nd\ne"]]
         assert counts(stand) == {("unseen", "changed"): 1, ("judged", "refused"): 1}
 
-    policed(act, JUDGED, UNSEEN)
 
-
-def test_what_the_other_rules_refuse_never_gets_to_a_function() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_what_the_other_rules_refuse_never_gets_to_a_function(clock: Clock) -> None:
+    async with policed(clock, JUDGED, WORDS) as (stand, functions):
         assert (await failure(stand, "evil")).code == errors.REJECTED_BY_POLICY
         assert functions.by_rule["judged"].batches == []
-
-    policed(act, JUDGED, WORDS)
 
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "raise", "nonsense", "odd"])
 @pytest.mark.parametrize("on_failure", ["refuse", "admit"])
-def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(fault: str, on_failure: str) -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(
+    fault: str, on_failure: str, clock: Clock
+) -> None:
+    async with policed(clock, InputRule(name="judged", function="a:b", on_failure=on_failure)) as (stand, _):
         reply = await stand.ask(fault)
         if on_failure == "admit":
             assert reply.output == fault.upper()
@@ -302,31 +271,25 @@ def test_a_function_that_fails_refuses_or_admits_as_its_rule_says(fault: str, on
         other = Principal("bob", "umbrella", 1)
         assert (await stand.ask("good", caller=other)).output == "GOOD"
 
-    policed(act, InputRule(name="judged", function="a:b", on_failure=on_failure))
 
-
-def test_who_has_ended_a_process_is_told_to_come_back() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_who_has_ended_a_process_is_told_to_come_back(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         assert (await failure(stand, "crash")).code == errors.REJECTED_BY_POLICY
         refused = await failure(stand, "good")
         assert (refused.code, refused.reason, refused.retry_after) == (errors.SERVICE_OVERLOADED, "policy", 1.0)
 
-    policed(act, JUDGED)
 
-
-def test_a_function_that_is_busy_is_told_of_once_for_several_inputs() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_function_that_is_busy_is_told_of_once_for_several_inputs(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         assert (await failure(stand, "crash")).code == errors.REJECTED_BY_POLICY
         [reply] = await ask_many(stand, ["good", "good"])
         assert reply.failure is not None
         assert reply.failure.code == errors.SERVICE_OVERLOADED
         assert reply.failure.message.count("counted from 0") == 1
 
-    policed(act, JUDGED)
 
-
-def test_a_prompt_of_which_many_choices_are_asked_is_judged_once() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_prompt_of_which_many_choices_are_asked_is_judged_once(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, functions):
         asked = functions.by_rule["judged"].batches
         assert [one.output for one in await ask_many(stand, ["one"] * 20 + ["two"] * 20)] == ["ONE"] * 20 + ["TWO"] * 20
         assert [text for batch in asked for text in batch] == ["one", "two"]
@@ -334,20 +297,16 @@ def test_a_prompt_of_which_many_choices_are_asked_is_judged_once() -> None:
         assert reply.failure is not None
         assert reply.failure.message.startswith("input 20 of 40, counted from 0: ")
 
-    policed(act, JUDGED)
 
-
-def test_functions_of_several_rules_are_asked_one_after_the_other() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_functions_of_several_rules_are_asked_one_after_the_other(clock: Clock) -> None:
+    async with policed(clock, JUDGED, InputRule(name="second", function="a:b")) as (stand, functions):
         assert (await stand.ask("good")).output == "GOOD"
         assert (await failure(stand, "bad")).message.endswith("rule 'judged'")
         assert functions.by_rule["second"].batches == [["good"]]
 
-    policed(act, JUDGED, InputRule(name="second", function="a:b"))
 
-
-def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         count = 2 * AT_ONCE
         [reply] = await ask_many(stand, ["good"] * count + ["bad"], LIMITED_MUCH)
         assert reply.failure is not None
@@ -359,11 +318,11 @@ def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them() -> None:
         replies = await ask_many(stand, ["good"] * count)
         assert [one.output for one in replies] == ["GOOD"] * count
 
-    policed(act, JUDGED)
 
-
-def test_the_deadline_holds_while_a_request_waits_for_its_verdict_and_what_is_left_of_it_afterwards() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_the_deadline_holds_while_a_request_waits_for_its_verdict_and_what_is_left_of_it_afterwards(
+    clock: Clock,
+) -> None:
+    async with policed(clock, InputRule(name="judged", function="a:b", deadline_ms=5000.0), seconds=0.4) as (stand, _):
         begun = stand._clock()
         late = await failure(stand, "good", timeout=0.2)
         assert late.code == errors.DEADLINE_EXCEEDED
@@ -372,11 +331,9 @@ def test_the_deadline_holds_while_a_request_waits_for_its_verdict_and_what_is_le
         assert ran(stand) == []
         assert (await stand.ask("good", timeout=0.55)).output == "GOOD"
 
-    policed(act, InputRule(name="judged", function="a:b", deadline_ms=5000.0), seconds=0.4)
 
-
-def test_a_client_that_leaves_while_it_waits_for_a_verdict_leaves_nothing_behind() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_client_that_leaves_while_it_waits_for_a_verdict_leaves_nothing_behind(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         asking = [stand.asking("good") for _ in range(3)]
         await asyncio.sleep(0)
         asking[0].cancel()
@@ -384,11 +341,10 @@ def test_a_client_that_leaves_while_it_waits_for_a_verdict_leaves_nothing_behind
         await asyncio.wait(asking)
         assert ran(stand) == ["good"]
 
-    policed(act, JUDGED)
 
+async def test_a_task_is_admitted_only_after_its_verdict(clock: Clock) -> None:
+    async with policed(clock, JUDGED, seconds=0.3) as (stand, _):
 
-def test_a_task_is_admitted_only_after_its_verdict() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
         class Sink(FutureSink):
             admitted_at = 0.0
 
@@ -410,11 +366,9 @@ def test_a_task_is_admitted_only_after_its_verdict() -> None:
         await asyncio.sleep(1.0)
         assert ran(stand) == ["good"]
 
-    policed(act, JUDGED, seconds=0.3)
 
-
-def test_a_drain_waits_for_verdicts_and_an_end_answers_who_waits_for_one() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_drain_waits_for_verdicts_and_an_end_answers_who_waits_for_one(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, _):
         asking = stand.asking("good")
         await asyncio.sleep(0)
         await stand.service.drain()
@@ -424,21 +378,19 @@ def test_a_drain_waits_for_verdicts_and_an_end_answers_who_waits_for_one() -> No
         await stand.service.stop()
         assert codes([await late]) == [errors.DRAINING]
 
-    policed(act, JUDGED)
 
-
-def test_a_queue_that_has_filled_meanwhile_refuses_who_comes_from_a_judge() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_a_queue_that_has_filled_meanwhile_refuses_who_comes_from_a_judge(clock: Clock) -> None:
+    async with policed(clock, JUDGED, max_queue=3) as (stand, _):
         stand.gateway._session.near = None
         asking = [stand.asking("good") for _ in range(20)]
         found = codes([await one for one in asking])
         assert set(found) == {"ok", errors.SERVICE_OVERLOADED}
 
-    policed(act, JUDGED, max_queue=3)
 
-
-def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_that_are_gone_go() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_that_are_gone_go(
+    clock: Clock,
+) -> None:
+    async with policed(clock, JUDGED, WORDS) as (stand, functions):
         assert stand.gate is not None
         assert codes([await stand.ask("evil")]) == [errors.REJECTED_BY_POLICY]
         waiting = [stand.asking(text) for text in ("good", "bad")]
@@ -451,11 +403,9 @@ def test_another_policy_takes_over_without_a_request_lost_and_counts_of_rules_th
         assert all(judge.over for judge in former.judges)
         assert counts(stand) == {("new", "refused"): 1}
 
-    policed(act, JUDGED, WORDS)
 
-
-def test_names_of_models_that_are_not_there_are_not_kept() -> None:
-    async def act(stand: Stand, functions: Functions) -> None:
+async def test_names_of_models_that_are_not_there_are_not_kept(clock: Clock) -> None:
+    async with policed(clock, WORDS) as (stand, _):
         assert stand.gate is not None
         plans = stand.gate._policy._plans
         before = dict(plans)
@@ -463,5 +413,3 @@ def test_names_of_models_that_are_not_there_are_not_kept() -> None:
             reply = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(4.0), f"m{number}", "evil", b"")
             assert codes([reply]) == [errors.NOT_FOUND]
         assert plans == before
-
-    policed(act, WORDS)

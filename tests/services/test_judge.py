@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,7 +15,7 @@ from headway.gateway.judge import AT_ONCE, ROOM_OF_CALLER, SHARE, Judge, Questio
 from headway.model import Entry, ItemResult, Value
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 DEADLINE = 0.5
 ANN, BOB = ("acme", "ann"), ("umbrella", "bob")
@@ -48,7 +49,7 @@ class FakeFunction(FakeBackend):
 class Stand:
     """A judge over `functions`, with what was told of each question."""
 
-    def __init__(self, clock: Callable[[], float], *functions: FakeFunction) -> None:
+    def __init__(self, clock: Clock, *functions: FakeFunction) -> None:
         self.clock, self.functions = clock, functions
         self.restarts: list[str] = []
         rule = InputRule(name="judge", function="a:b", deadline_ms=DEADLINE * 1000, processes=len(functions))
@@ -74,17 +75,15 @@ class Stand:
         return await told
 
 
-def judged(act: Callable[[Stand], Awaitable[None]], processes: int = 1, seconds: float = 0.01) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, *(FakeFunction(seconds) for _ in range(processes)))
-        await stand.start()
-        try:
-            await act(stand)
-        finally:
-            await stand.supervisor.stop()
-            await stand.judge.close()
-
-    run(main)
+@asynccontextmanager
+async def judged(clock: Clock, processes: int = 1, seconds: float = 0.01) -> AsyncIterator[Stand]:
+    stand = Stand(clock, *(FakeFunction(seconds) for _ in range(processes)))
+    await stand.start()
+    try:
+        yield stand
+    finally:
+        await stand.supervisor.stop()
+        await stand.judge.close()
 
 
 @pytest.mark.parametrize(
@@ -99,38 +98,34 @@ def judged(act: Callable[[Stand], Awaitable[None]], processes: int = 1, seconds:
         (["good", "odd"], (Verdict.FAILED, 1)),
     ],
 )
-def test_the_first_text_that_is_not_let_in_decides(texts: list[str], verdict: tuple[Verdict, int]) -> None:
-    async def act(stand: Stand) -> None:
+async def test_the_first_text_that_is_not_let_in_decides(
+    texts: list[str], verdict: tuple[Verdict, int], clock: Clock
+) -> None:
+    async with judged(clock) as stand:
         assert await stand.verdict(*texts) == verdict
         assert max(map(len, stand.functions[0].batches)) <= AT_ONCE
 
-    judged(act)
-
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_function_that_fails_gives_no_verdict_and_is_there_again_for_the_next(fault: str) -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_function_that_fails_gives_no_verdict_and_is_there_again_for_the_next(fault: str, clock: Clock) -> None:
+    async with judged(clock) as stand:
         assert await stand.verdict(fault) == (Verdict.FAILED, 0)
         assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
         assert stand.functions[0].starts == (2 if fault in ("hang", "crash") else 1)
         assert len(stand.restarts) == stand.functions[0].starts - 1
 
-    judged(act)
-
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_text_that_fails_spoils_no_other_of_its_call(fault: str) -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_text_that_fails_spoils_no_other_of_its_call(fault: str, clock: Clock) -> None:
+    async with judged(clock) as stand:
         asked = [stand.ask(text) for text in ("good", "bad", fault)]
         found = [(await told)[0] for told in asked if told is not None]
         assert found == [Verdict.LET_IN, Verdict.REFUSED, Verdict.FAILED]
         assert stand.functions[0].batches[0] == ["good", "bad", fault]
 
-    judged(act)
 
-
-def test_a_process_that_dies_between_calls_is_replaced_before_the_next() -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_process_that_dies_between_calls_is_replaced_before_the_next(clock: Clock) -> None:
+    async with judged(clock) as stand:
         function = stand.functions[0]
         function.dead.set()
         await asyncio.sleep(0.1)
@@ -139,11 +134,11 @@ def test_a_process_that_dies_between_calls_is_replaced_before_the_next() -> None
         assert await stand.verdict("good") == (Verdict.LET_IN, 0)
         assert stand.restarts == ["judge"] * 2
 
-    judged(act)
 
-
-def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and_nobody_waits_for_that() -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and_nobody_waits_for_that(
+    clock: Clock,
+) -> None:
+    async with judged(clock) as stand:
         function = stand.functions[0]
         function.refuse_start = 8
         assert stand.ask("crash") is not None
@@ -154,33 +149,29 @@ def test_a_function_that_does_not_come_up_again_is_tried_until_it_does_and_nobod
         await asyncio.sleep(60.0)
         assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
 
-    judged(act)
 
-
-def test_a_caller_who_ends_a_process_waits_nine_times_as_long_as_that_took_and_others_do_not() -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_caller_who_ends_a_process_waits_nine_times_as_long_as_that_took_and_others_do_not(
+    clock: Clock,
+) -> None:
+    async with judged(clock) as stand:
         assert await stand.verdict("hang") == (Verdict.FAILED, 0)
         assert stand.ask("good") is None
         assert await stand.verdict("good", caller=BOB) == (Verdict.LET_IN, 0)
         await asyncio.sleep(SHARE * (DEADLINE + 0.02))
         assert await stand.verdict("good") == (Verdict.LET_IN, 0)
 
-    judged(act)
 
-
-def test_what_a_caller_has_asked_before_it_ended_a_process_gets_no_verdict_at_once() -> None:
-    async def act(stand: Stand) -> None:
+async def test_what_a_caller_has_asked_before_it_ended_a_process_gets_no_verdict_at_once(clock: Clock) -> None:
+    async with judged(clock) as stand:
         begun = stand.clock()
         asked = [stand.ask(text) for text in ("hang", "good")]
         found = [(await told)[0] for told in asked if told is not None]
         assert found == [Verdict.FAILED, Verdict.BUSY]
         assert stand.clock() - begun == pytest.approx(2 * DEADLINE, abs=0.05)
 
-    judged(act)
 
-
-def test_callers_take_turns_whatever_one_of_them_has_asked() -> None:
-    async def act(stand: Stand) -> None:
+async def test_callers_take_turns_whatever_one_of_them_has_asked(clock: Clock) -> None:
+    async with judged(clock) as stand:
         flood = [stand.ask("good") for _ in range(ROOM_OF_CALLER)]
         assert None not in flood
         assert stand.ask("good") is None
@@ -190,14 +181,11 @@ def test_callers_take_turns_whatever_one_of_them_has_asked() -> None:
         assert list(map(len, stand.functions[0].batches[:2])) == [AT_ONCE, 1]
         assert sum(told.done() for told in flood if told is not None) == AT_ONCE
 
-    judged(act)
 
-
-def test_the_room_is_bounded_in_texts_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_room_is_bounded_in_texts_and_in_characters(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(judging, "ROOM_IN_CHARS", 1000)
     monkeypatch.setattr(judging, "ROOM", 50)
-
-    async def act(stand: Stand) -> None:
+    async with judged(clock, seconds=0.0) as stand:
         assert stand.ask("a" * 900) is not None
         assert stand.ask("a" * 101, caller=BOB) is None
         assert stand.ask("a" * 100, caller=BOB) is not None
@@ -209,11 +197,9 @@ def test_the_room_is_bounded_in_texts_and_in_characters(monkeypatch: pytest.Monk
         assert stand.ask("", caller=BOB) is None
         await asyncio.sleep(1.0)
 
-    judged(act, seconds=0.0)
 
-
-def test_a_question_that_nobody_waits_for_is_not_put() -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_question_that_nobody_waits_for_is_not_put(clock: Clock) -> None:
+    async with judged(clock) as stand:
         first = stand.ask("good")
         left = stand.ask("left", wanted=lambda: False)
         assert first is not None and left is not None
@@ -221,11 +207,9 @@ def test_a_question_that_nobody_waits_for_is_not_put() -> None:
         await asyncio.sleep(1.0)
         assert stand.functions[0].batches == [["good"]]
 
-    judged(act)
 
-
-def test_several_processes_work_side_by_side() -> None:
-    async def act(stand: Stand) -> None:
+async def test_several_processes_work_side_by_side(clock: Clock) -> None:
+    async with judged(clock, processes=2) as stand:
         hung = stand.ask("hang")
         assert hung is not None
         await asyncio.sleep(0)
@@ -233,11 +217,9 @@ def test_several_processes_work_side_by_side() -> None:
         assert not hung.done()
         assert await hung == (Verdict.FAILED, 0)
 
-    judged(act, processes=2)
 
-
-def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes() -> None:
-    async def act(stand: Stand) -> None:
+async def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes(clock: Clock) -> None:
+    async with judged(clock, processes=2) as stand:
         asked = [stand.ask("good") for _ in range(3 * AT_ONCE)]
         stand.judge.retire()
         found = [(await told)[0] for told in asked if told is not None]
@@ -246,19 +228,13 @@ def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes() -> No
         assert stand.judge.over
         assert [function.stops for function in stand.functions] == [1, 1]
 
-    judged(act, processes=2)
-
 
 @pytest.mark.parametrize("text", ["odd", "none", "raise", "crash"])
-def test_a_function_that_gives_no_truth_value_at_its_start_is_refused(
-    text: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_function_that_gives_no_truth_value_at_its_start_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(judging, "WARM_UP", text)
-
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, FakeFunction())
-        with pytest.raises(TargetError, match=r"the function (fails|gives no truth value)"):
-            await stand.start()
-        assert stand.functions[0].stops == 1
-
-    run(main)
+    stand = Stand(clock, FakeFunction())
+    with pytest.raises(TargetError, match=r"the function (fails|gives no truth value)"):
+        await stand.start()
+    assert stand.functions[0].stops == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,26 +14,25 @@ from headway.model import Limit, Principal, Reply, RequestOptions, TraceContext,
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 PLAIN = RequestOptions(4.0, 1)
 SPAN = TraceContext(b"a" * 16, b"b" * 8, 1)
 ONE = Limit("user-1", "user", 60.0, 1.0)
-Act = Callable[[Stand], Coroutine[Any, Any, None]]
 
 
-def scene(**settings: Any) -> Callable[[Act], Callable[[], None]]:
-    def made(act: Act) -> Callable[[], None]:
-        def test() -> None:
-            async def main(clock: Callable[[], float]) -> None:
-                async with Stand(clock, FakeBackend(0.1), **settings) as stand:
-                    await act(stand)
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Settings of the stand, as a test may be given them."""
+    return {}
 
-            run(main)
 
-        return test
-
-    return made
+@pytest.fixture
+def stand(clock: Clock, virtual_runner: asyncio.Runner, settings: dict[str, Any]) -> Iterator[Stand]:
+    made = Stand(clock, FakeBackend(0.1), **settings)
+    virtual_runner.run(made.__aenter__())
+    yield made
+    virtual_runner.run(made.__aexit__())
 
 
 async def entered(stand: Stand, principal: Principal = ANYBODY, options: RequestOptions = PLAIN) -> Reply:
@@ -45,7 +44,6 @@ async def entered(stand: Stand, principal: Principal = ANYBODY, options: Request
     return await sink.reply
 
 
-@scene()
 async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand) -> None:
     reply = await entered(stand)
     assert reply.output == "A"
@@ -62,31 +60,21 @@ async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand)
     ],
     ids=str,
 )  # fmt: skip
-def test_who_asks_for_something_rare_goes_the_longer_way(wants: dict[str, Any]) -> None:
-    @scene()
-    async def act(stand: Stand) -> None:
-        assert not stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, **wants), None).open
-
-    act()
+async def test_who_asks_for_something_rare_goes_the_longer_way(stand: Stand, wants: dict[str, Any]) -> None:
+    assert not stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, **wants), None).open
 
 
 @pytest.mark.parametrize("settings", [{"cache": True}, {"collapse": True}, {"max_batch_weight": 9}], ids=str)
-def test_where_a_setting_is_about_every_request_there_is_no_lane(settings: dict[str, Any]) -> None:
-    @scene(**settings)
-    async def act(stand: Stand) -> None:
-        assert not stand.gateway.lane(ANYBODY, PLAIN, None).open
-
-    act()
+async def test_where_a_setting_is_about_every_request_there_is_no_lane(stand: Stand) -> None:
+    assert not stand.gateway.lane(ANYBODY, PLAIN, None).open
 
 
-@scene()
 async def test_a_model_that_is_not_there_or_not_for_the_credential_has_no_lane(stand: Stand) -> None:
     other = Principal("u", "t", 1, models=frozenset({"other"}))
     assert not stand.gateway.lane(ANYBODY, PLAIN, "unknown").open
     assert not stand.gateway.lane(other, PLAIN, None).open
 
 
-@scene()
 async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
     gateway = stand.gateway
     before = gateway.facts
@@ -105,7 +93,6 @@ async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
     assert not gateway.lane(ANYBODY, PLAIN, None).open
 
 
-@scene()
 async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(stand: Stand) -> None:
     limited = Principal("u", "t", 1, (ONE,))
     assert (await entered(stand, limited)).output == "A"
@@ -117,7 +104,7 @@ async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(s
     assert stand.gateway.pending == 0
 
 
-@scene(max_queue=1)
+@pytest.mark.parametrize("settings", [{"max_queue": 1}])
 async def test_one_that_the_queue_has_no_room_for_is_refused_and_counted_as_demand(stand: Stand) -> None:
     asked = [asyncio.ensure_future(entered(stand)) for _ in range(40)]
     codes = {reply.failure.code for reply in [await one for one in asked] if reply.failure is not None}
@@ -125,7 +112,6 @@ async def test_one_that_the_queue_has_no_room_for_is_refused_and_counted_as_dema
     assert stand.gateway.limiter.throttles["m"].higher == 40
 
 
-@scene()
 async def test_a_client_that_leaves_frees_its_place_and_who_comes_then_is_served(stand: Stand) -> None:
     lane, sink, id = stand.gateway.lane(ANYBODY, PLAIN, None), FutureSink(), new_id()
     stand.gateway.enter(sink, lane, id, "left", b"")
@@ -135,7 +121,6 @@ async def test_a_client_that_leaves_frees_its_place_and_who_comes_then_is_served
     assert not stand.broker._entries
 
 
-@scene()
 async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_one(stand: Stand) -> None:
     lane, ids, sinks = (
         stand.gateway.lane(ANYBODY, PLAIN, None),
@@ -158,7 +143,6 @@ async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_
     assert stand.counters.requests["m", "paid", "cancelled"] == 1
 
 
-@scene()
 async def test_requests_of_several_tiers_and_tenants_in_one_batch_are_each_counted_and_known(stand: Stand) -> None:
     asked = [(Principal("u", f"t{number % 3}", 1), RequestOptions(4.0, 1 + number % 2)) for number in range(6)]
     sinks = []

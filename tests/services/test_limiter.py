@@ -15,9 +15,8 @@ from headway.model import DedupKey, DedupKind, Failure, Limit, Principal
 from tests.core.entries import entry
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
-Clock = Callable[[], float]
 LIMITED = Principal("somebody", "acme", 1, (Limit("user-1", "user", 600.0, 40.0),))
 """Ten a second, forty at once."""
 FREE = 2
@@ -48,83 +47,68 @@ async def gone_direct(fleet: Fleet) -> None:
     await asyncio.sleep(1.0)
 
 
-def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
-            fleet.gateway.limiter.gateways = 4
-            assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
-            await gone_direct(fleet)
-            told = RateLimitHeaders(fleet.gateway).fields(LIMITED.limits)
-            assert told["ratelimit-policy"] == '"user";q=150;w=60'
-            assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
-            await fleet.server.become("fine")
-            await asyncio.sleep(5.0)
-            assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
-
-    run(main)
+async def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
+        fleet.gateway.limiter.gateways = 4
+        assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
+        await gone_direct(fleet)
+        told = RateLimitHeaders(fleet.gateway).fields(LIMITED.limits)
+        assert told["ratelimit-policy"] == '"user";q=150;w=60'
+        assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
+        await fleet.server.become("fine")
+        await asyncio.sleep(5.0)
+        assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
 
 
-def test_a_burst_smaller_than_the_number_of_gateways_lets_one_in() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
-            fleet.gateway.limiter.gateways = 100
-            await gone_direct(fleet)
-            asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(5)]
-            assert sorted(await fleet.answered(*asked)) == ["RATE_LIMITED"] * 4 + ["ok"]
-            refused = next(one.reply.failure for one in asked if one.reply.failure is not None)
-            assert refused.retry_after == pytest.approx(10.0, rel=0.01)
-
-    run(main)
+async def test_a_burst_smaller_than_the_number_of_gateways_lets_one_in(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
+        fleet.gateway.limiter.gateways = 100
+        await gone_direct(fleet)
+        asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(5)]
+        assert sorted(await fleet.answered(*asked)) == ["RATE_LIMITED"] * 4 + ["ok"]
+        refused = next(one.reply.failure for one in asked if one.reply.failure is not None)
+        assert refused.retry_after == pytest.approx(10.0, rel=0.01)
 
 
-def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(2.9), fallback=FakeBackend(0.01), max_batch=1) as fleet:
-            fleet.gateway.limiter.gateways = 4
-            asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(40)]
-            await asyncio.sleep(0.2)
-            await fleet.server.become("refuse")
-            assert set(await fleet.answered(*asked)) == {"ok"}
-
-    run(main)
+async def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(2.9), fallback=FakeBackend(0.01), max_batch=1) as fleet:
+        fleet.gateway.limiter.gateways = 4
+        asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(40)]
+        await asyncio.sleep(0.2)
+        await fleet.server.become("refuse")
+        assert set(await fleet.answered(*asked)) == {"ok"}
 
 
-def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01), max_batch=100) as fleet:
-            throttle = fleet.gateway.limiter.throttles["m"]
-            throttle.count(clock())
-            throttle.set_rate(20.0, clock())
-            asked = [fleet.ask(f"{tier} {number}", tier=tier) for tier in range(3) for number in range(30)]
-            outcomes = await fleet.answered(*asked)
-            assert outcomes[:60] == ["ok"] * 60
-            assert sorted(outcomes[60:]) == ["SHED"] * 10 + ["ok"] * 20
-            failure = asked[-1].reply.failure
-            assert failure is not None
-            assert failure.reason == "capacity"
-            assert failure.retry_after == pytest.approx(0.05)
-            assert fleet.counters.refusals == {("capacity", "free", "m"): 10}
-            assert (throttle.higher, throttle.lowest) == (60, 30)
-            await gone_direct(fleet)
-            asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]
-            assert set(await fleet.answered(*asked)) == {"ok"}, "the fleet's capacity does not bound the fallback"
-
-    run(main)
+async def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01), max_batch=100) as fleet:
+        throttle = fleet.gateway.limiter.throttles["m"]
+        throttle.count(clock())
+        throttle.set_rate(20.0, clock())
+        asked = [fleet.ask(f"{tier} {number}", tier=tier) for tier in range(3) for number in range(30)]
+        outcomes = await fleet.answered(*asked)
+        assert outcomes[:60] == ["ok"] * 60
+        assert sorted(outcomes[60:]) == ["SHED"] * 10 + ["ok"] * 20
+        failure = asked[-1].reply.failure
+        assert failure is not None
+        assert failure.reason == "capacity"
+        assert failure.retry_after == pytest.approx(0.05)
+        assert fleet.counters.refusals == {("capacity", "free", "m"): 10}
+        assert (throttle.higher, throttle.lowest) == (60, 30)
+        await gone_direct(fleet)
+        asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]
+        assert set(await fleet.answered(*asked)) == {"ok"}, "the fleet's capacity does not bound the fallback"
 
 
-def test_answers_in_common_take_nothing_of_the_capacity() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.01), cache=True) as fleet:
-            throttle = fleet.gateway.limiter.throttles["m"]
-            throttle.count(clock())
-            throttle.set_rate(10.0, clock())
-            assert await fleet.answered(fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)) == ["ok", "ok"]
-            for _ in range(50):
-                asked = [fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)]
-                assert await fleet.answered(*asked) == ["ok", "ok"]
-            assert (throttle.higher, throttle.lowest) == (1, 1)
-
-    run(main)
+async def test_answers_in_common_take_nothing_of_the_capacity(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.01), cache=True) as fleet:
+        throttle = fleet.gateway.limiter.throttles["m"]
+        throttle.count(clock())
+        throttle.set_rate(10.0, clock())
+        assert await fleet.answered(fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)) == ["ok", "ok"]
+        for _ in range(50):
+            asked = [fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)]
+            assert await fleet.answered(*asked) == ["ok", "ok"]
+        assert (throttle.higher, throttle.lowest) == (1, 1)
 
 
 @pytest.mark.parametrize("tier", [0, FREE])

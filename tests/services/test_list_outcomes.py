@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.storage.fake_ledger import FakeLedger
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
 ADA = Principal("ada", "acme", 1)
 ID = "0189f7a4-1111-7222-8333-444455556666"
@@ -57,7 +57,7 @@ async def part_of(stand: Stand, id: str) -> str:
 def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None = None, **settings: Any) -> Told:
     found = Told()
 
-    async def main(clock: Callable[[], float]) -> None:
+    async def main(clock: Clock) -> None:
         stand = Stand(clock, FakeBackend(0.1, reject), max_batch=2, **settings)
         ledger, supervisor = FakeLedger(), Supervisor()
         writer = LedgerWriter(ledger, stand.settings, stand.counters, clock, lambda: AT + clock(), rng=lambda: 0.5)
@@ -143,28 +143,26 @@ def test_a_list_whose_client_leaves_is_cancelled_by_its_id_also_where_its_first_
     assert any(part.status == "completed" for part in found.parts)
 
 
-def test_a_list_of_which_the_first_input_is_answered_is_processed_until_the_last_is() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, FakeBackend(0.1), max_batch=1)
-        async with stand:
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", list("abc"), b"", ended.set_result).start()
-            await asyncio.sleep(0.15)
-            status = await stand.gateway.status(ID)
-            assert status is not None
-            assert (status.state, status.since) == (EntryState.PROCESSING, None)
-            assert status.seconds == pytest.approx(0.15, abs=0.03)
-            await ended
+async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_the_last_is(
+    clock: Clock,
+) -> None:
+    stand = Stand(clock, FakeBackend(0.1), max_batch=1)
+    async with stand:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", list("abc"), b"", ended.set_result).start()
+        await asyncio.sleep(0.15)
+        status = await stand.gateway.status(ID)
+        assert status is not None
+        assert (status.state, status.since) == (EntryState.PROCESSING, None)
+        assert status.seconds == pytest.approx(0.15, abs=0.03)
+        await ended
 
-    run(main)
 
-
-def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs_and_outputs() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, FakeBackend(0.1)) as stand:
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", ["secret", "b"], b"", ended.set_result).start()
-            await ended
-            assert "secret" not in repr(stand.gateway._recent._last).lower()
-
-    run(main)
+async def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs_and_outputs(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, FakeBackend(0.1)) as stand:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", ["secret", "b"], b"", ended.set_result).start()
+        await ended
+        assert "secret" not in repr(stand.gateway._recent._last).lower()

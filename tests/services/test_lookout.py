@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from headway.gateway.capacity_watcher import STALE_AFTER
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, Principal, ProcessInfo, Reply, RequestOptions, Role
 from headway.runtime.request_id import new_id
-from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import MAX_BATCH, Fleets, asking
 
@@ -24,19 +23,6 @@ PER_WORKER = MAX_BATCH / BATCH_SECONDS
 USABLE = 0.7
 TENANT = Principal("somebody", "acme", 0)
 PAID, FREE = 1, 2
-
-
-def played(scene: Callable[[Fleets], Coroutine[Any, Any, None]]) -> None:
-    """Run a scene on virtual time."""
-
-    async def main(clock: Callable[[], float]) -> None:
-        fleets = Fleets(clock)
-        try:
-            await scene(fleets)
-        finally:
-            await fleets.close()
-
-    virtual_time.run(main)
 
 
 class Cut:
@@ -114,121 +100,107 @@ async def up(fleets: Fleets, workers: int) -> tuple[Gateway, list[Cut]]:
     return gateway, ways
 
 
-def test_the_lowest_tier_is_held_to_what_the_others_leave() -> None:
-    async def scene(fleets: Fleets) -> None:
-        gateway, _ = await up(fleets, 4)
-        await flood(gateway, PAID, 50.0, 3.0)
-        paid, free = await asyncio.gather(flood(gateway, PAID, 50.0, 20.0), flood(gateway, FREE, 400.0, 20.0))
-        room = 4 * PER_WORKER * USABLE - 50.0
-        assert paid.refused == {}
-        assert set(free.refused) == {"capacity"}
-        assert 20.0 * 400.0 - free.refused["capacity"] == pytest.approx(20.0 * room, rel=0.1)
-
-    played(scene)
+async def test_the_lowest_tier_is_held_to_what_the_others_leave(fleets: Fleets) -> None:
+    gateway, _ = await up(fleets, 4)
+    await flood(gateway, PAID, 50.0, 3.0)
+    paid, free = await asyncio.gather(flood(gateway, PAID, 50.0, 20.0), flood(gateway, FREE, 400.0, 20.0))
+    room = 4 * PER_WORKER * USABLE - 50.0
+    assert paid.refused == {}
+    assert set(free.refused) == {"capacity"}
+    assert 20.0 * 400.0 - free.refused["capacity"] == pytest.approx(20.0 * room, rel=0.1)
 
 
-def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_one_step() -> None:
-    async def scene(fleets: Fleets) -> None:
-        gateway, hosts = await up(fleets, 4)
-        flooding = asyncio.ensure_future(flood(gateway, FREE, 200.0, 30.0))
-        await asyncio.sleep(5.0)
-        whole = 4 * PER_WORKER * USABLE
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
-        for host in hosts[:2]:
-            host.away = True
-        falling = await sampled(gateway, 3.0)
-        assert falling[-1] == pytest.approx(whole / 2, rel=0.05)
-        assert levels(falling) == pytest.approx([whole, whole / 2], rel=0.05)
-        settled = await sampled(gateway, 8.0)
-        assert levels(settled) == pytest.approx([whole / 2], rel=0.05)
-        for number in range(2):
-            await fleets.worker(f"heir-{number}", FakeBackend(BATCH_SECONDS)).start()
-        rising, depths = [], []
-        for _ in range(60):
-            rising += await sampled(gateway, 0.1)
-            depths.append(sum(depth.depth for depth in await fleets.broker.depths()))
-        assert rising[-1] == pytest.approx(whole, rel=0.05)
-        assert levels(rising) == sorted(levels(rising)), "one step up for each worker that is back, and none down"
-        assert max(rising) == pytest.approx(whole, rel=0.05)
-        assert max(depths) <= 2 * whole
-        free = await flooding
-        assert set(free.refused) <= {"capacity", "total"}
-        assert free.refused.get("total", 0) <= 2 * MAX_BATCH, "what the two ran when they were killed"
-
-    played(scene)
+async def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxes_in_one_step(fleets: Fleets) -> None:
+    gateway, hosts = await up(fleets, 4)
+    flooding = asyncio.ensure_future(flood(gateway, FREE, 200.0, 30.0))
+    await asyncio.sleep(5.0)
+    whole = 4 * PER_WORKER * USABLE
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
+    for host in hosts[:2]:
+        host.away = True
+    falling = await sampled(gateway, 3.0)
+    assert falling[-1] == pytest.approx(whole / 2, rel=0.05)
+    assert levels(falling) == pytest.approx([whole, whole / 2], rel=0.05)
+    settled = await sampled(gateway, 8.0)
+    assert levels(settled) == pytest.approx([whole / 2], rel=0.05)
+    for number in range(2):
+        await fleets.worker(f"heir-{number}", FakeBackend(BATCH_SECONDS)).start()
+    rising, depths = [], []
+    for _ in range(60):
+        rising += await sampled(gateway, 0.1)
+        depths.append(sum(depth.depth for depth in await fleets.broker.depths()))
+    assert rising[-1] == pytest.approx(whole, rel=0.05)
+    assert levels(rising) == sorted(levels(rising)), "one step up for each worker that is back, and none down"
+    assert max(rising) == pytest.approx(whole, rel=0.05)
+    assert max(depths) <= 2 * whole
+    free = await flooding
+    assert set(free.refused) <= {"capacity", "total"}
+    assert free.refused.get("total", 0) <= 2 * MAX_BATCH, "what the two ran when they were killed"
 
 
-def test_capacity_is_an_estimate_until_full_batches_were_seen() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        even, slow = FakeBackend(0.1), FakeBackend(0.3)
-        even.warm_up, slow.warm_up = ((1, 0.05), (8, 0.1)), ((1, 0.15), (8, 0.3))
-        workers = [fleets.worker(f"host-{n}", backend) for n, backend in enumerate((even, slow))]
-        service, _ = fleets.controller("control")
-        for started in (*workers, service, entrance):
-            await started.start()
-        truth = 8 / 0.1 + 8 / 0.3
-        await asyncio.sleep(1.0)
-        [before] = await fleets.fleet.capacities()
-        assert before.items_per_second == pytest.approx(truth, rel=0.01), "by the warm-up, before any request"
-        assert before.estimated
-        for number in range(10):
-            await asking(gateway, f"alone {number}")
-        await asyncio.sleep(1.0)
-        [lone] = await fleets.fleet.capacities()
-        assert lone.estimated, "lone requests say nothing of full batches"
-        for _ in range(4):
-            await asyncio.gather(*(asking(gateway, f"text {n}", 60.0) for n in range(160)))
-        await asyncio.sleep(1.0)
-        [after] = await fleets.fleet.capacities()
-        assert not after.estimated
-        assert after.items_per_second == pytest.approx(truth, rel=0.1), "each worker has a pace of its own"
-
-    played(scene)
+async def test_capacity_is_an_estimate_until_full_batches_were_seen(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    even, slow = FakeBackend(0.1), FakeBackend(0.3)
+    even.warm_up, slow.warm_up = ((1, 0.05), (8, 0.1)), ((1, 0.15), (8, 0.3))
+    workers = [fleets.worker(f"host-{n}", backend) for n, backend in enumerate((even, slow))]
+    service, _ = fleets.controller("control")
+    for started in (*workers, service, entrance):
+        await started.start()
+    truth = 8 / 0.1 + 8 / 0.3
+    await asyncio.sleep(1.0)
+    [before] = await fleets.fleet.capacities()
+    assert before.items_per_second == pytest.approx(truth, rel=0.01), "by the warm-up, before any request"
+    assert before.estimated
+    for number in range(10):
+        await asking(gateway, f"alone {number}")
+    await asyncio.sleep(1.0)
+    [lone] = await fleets.fleet.capacities()
+    assert lone.estimated, "lone requests say nothing of full batches"
+    for _ in range(4):
+        await asyncio.gather(*(asking(gateway, f"text {n}", 60.0) for n in range(160)))
+    await asyncio.sleep(1.0)
+    [after] = await fleets.fleet.capacities()
+    assert not after.estimated
+    assert after.items_per_second == pytest.approx(truth, rel=0.1), "each worker has a pace of its own"
 
 
-def test_two_gateways_share_the_room_as_their_tenants_ask_for_it() -> None:
-    async def scene(fleets: Fleets) -> None:
-        first, _ = await up(fleets, 4)
-        entrance, second = fleets.gateway()
-        await entrance.start()
-        room = 4 * PER_WORKER * USABLE
-        asked = (2.0 * room, 0.3 * room)
-        for seconds in (4.0, 20.0):
-            here, there = await asyncio.gather(
-                flood(first, FREE, asked[0], seconds),
-                flood(second, FREE, asked[1], seconds, Principal("eve", "globex", FREE)),
-            )
-        assert there.refused == {}
-        let_in = 20.0 * asked[0] - here.refused["capacity"]
-        assert let_in == pytest.approx(20.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
-
-    played(scene)
+async def test_two_gateways_share_the_room_as_their_tenants_ask_for_it(fleets: Fleets) -> None:
+    first, _ = await up(fleets, 4)
+    entrance, second = fleets.gateway()
+    await entrance.start()
+    room = 4 * PER_WORKER * USABLE
+    asked = (2.0 * room, 0.3 * room)
+    for seconds in (4.0, 20.0):
+        here, there = await asyncio.gather(
+            flood(first, FREE, asked[0], seconds),
+            flood(second, FREE, asked[1], seconds, Principal("eve", "globex", FREE)),
+        )
+    assert there.refused == {}
+    let_in = 20.0 * asked[0] - here.refused["capacity"]
+    assert let_in == pytest.approx(20.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
 
 
 @pytest.mark.parametrize("floods", ["the only gateway", "the other gateway", "both gateways"])
 @pytest.mark.parametrize("flood_tier", [FREE, PAID])
-def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(floods: str, flood_tier: int) -> None:
+async def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(
+    floods: str, flood_tier: int, fleets: Fleets
+) -> None:
     """The flood is of another free tenant, or of a paid one that asks to be served as a free one."""
-
-    async def scene(fleets: Fleets) -> None:
-        here, _ = await up(fleets, 2)
-        flooded = [here]
-        if floods != "the only gateway":
-            entrance, there = fleets.gateway()
-            await entrance.start()
-            flooded = [there] if floods == "the other gateway" else [here, there]
-        other = Principal("eve", "globex", flood_tier)
-        for seconds in (4.0, 20.0):
-            quiet, *loud = await asyncio.gather(
-                flood(here, FREE, 7.0, seconds),
-                *(flood(one, FREE, 5 * 2 * PER_WORKER, seconds, other) for one in flooded),
-            )
-        await asyncio.sleep(1.0)
-        assert (quiet.ok, quiet.refused) == (140, {})
-        assert all(set(one.refused) == {"capacity"} for one in loud)
-
-    played(scene)
+    here, _ = await up(fleets, 2)
+    flooded = [here]
+    if floods != "the only gateway":
+        entrance, there = fleets.gateway()
+        await entrance.start()
+        flooded = [there] if floods == "the other gateway" else [here, there]
+    other = Principal("eve", "globex", flood_tier)
+    for seconds in (4.0, 20.0):
+        quiet, *loud = await asyncio.gather(
+            flood(here, FREE, 7.0, seconds),
+            *(flood(one, FREE, 5 * 2 * PER_WORKER, seconds, other) for one in flooded),
+        )
+    await asyncio.sleep(1.0)
+    assert (quiet.ok, quiet.refused) == (140, {})
+    assert all(set(one.refused) == {"capacity"} for one in loud)
 
 
 def capacity(usable: float) -> Capacity:
@@ -240,145 +212,123 @@ def silence(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-def test_a_capacity_of_which_nothing_is_heard_any_more_throttles_nobody(silence: str) -> None:
-    async def scene(fleets: Fleets) -> None:
-        known = fleets.fleet
-        fleets.fleet = seen = Cut(known)
-        entrance, gateway = fleets.gateway()
-        await entrance.start()
-        throttle = gateway.limiter.throttles["m"]
+async def test_a_capacity_of_which_nothing_is_heard_any_more_throttles_nobody(silence: str, fleets: Fleets) -> None:
+    known = fleets.fleet
+    fleets.fleet = seen = Cut(known)
+    entrance, gateway = fleets.gateway()
+    await entrance.start()
+    throttle = gateway.limiter.throttles["m"]
+    await known.publish(capacity(100.0))
+    await asyncio.sleep(1.0)
+    assert throttle.rate == pytest.approx(100.0)
+    seen.away = silence == "the broker is away"
+    await asyncio.sleep(STALE_AFTER - 2.0)
+    assert throttle.rate == pytest.approx(100.0)
+    await asyncio.sleep(4.0)
+    assert throttle.rate == math.inf
+    seen.away = False
+    await known.publish(capacity(50.0))
+    await asyncio.sleep(1.5)
+    assert throttle.rate == pytest.approx(50.0)
+
+
+async def test_gateways_that_are_gone_have_no_share(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    known, way = fleets.fleet, Cut(fleets.fleet)
+    fleets.fleet = way
+    other, _ = fleets.gateway()
+    await entrance.start()
+    await other.start()
+    await fleets.fleet.publish(capacity(100.0))
+    await asyncio.sleep(1.5)
+    assert gateway.limiter.gateways == 2
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(50.0)
+    way.away = True
+    for _ in range(4):
+        await asyncio.sleep(1.0)
         await known.publish(capacity(100.0))
-        await asyncio.sleep(1.0)
-        assert throttle.rate == pytest.approx(100.0)
-        seen.away = silence == "the broker is away"
-        await asyncio.sleep(STALE_AFTER - 2.0)
-        assert throttle.rate == pytest.approx(100.0)
-        await asyncio.sleep(4.0)
-        assert throttle.rate == math.inf
-        seen.away = False
-        await known.publish(capacity(50.0))
-        await asyncio.sleep(1.5)
-        assert throttle.rate == pytest.approx(50.0)
-
-    played(scene)
+    await asyncio.sleep(0.6)
+    assert gateway.limiter.gateways == 1
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
 
 
-def test_gateways_that_are_gone_have_no_share() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        known, way = fleets.fleet, Cut(fleets.fleet)
-        fleets.fleet = way
-        other, _ = fleets.gateway()
-        await entrance.start()
-        await other.start()
-        await fleets.fleet.publish(capacity(100.0))
-        await asyncio.sleep(1.5)
-        assert gateway.limiter.gateways == 2
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(50.0)
-        way.away = True
-        for _ in range(4):
-            await asyncio.sleep(1.0)
-            await known.publish(capacity(100.0))
-        await asyncio.sleep(0.6)
-        assert gateway.limiter.gateways == 1
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
-
-    played(scene)
+async def test_gateways_of_another_model_share_limits_and_no_capacity(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    await entrance.start()
+    other = ProcessInfo(id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0)
+    await fleets.fleet.heartbeat(other)
+    await fleets.fleet.publish(capacity(100.0))
+    await asyncio.sleep(1.0)
+    assert gateway.limiter.gateways == 2
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
 
 
-def test_gateways_of_another_model_share_limits_and_no_capacity() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        await entrance.start()
-        other = ProcessInfo(
-            id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0
-        )
-        await fleets.fleet.heartbeat(other)
-        await fleets.fleet.publish(capacity(100.0))
-        await asyncio.sleep(1.0)
-        assert gateway.limiter.gateways == 2
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
+async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity(fleets: Fleets) -> None:
+    used = 0.5
+    backends = [FakeBackend(BATCH_SECONDS), FakeBackend(BATCH_SECONDS)]
+    await fleets.worker("full", backends[0], memory=lambda: used).start()
+    await fleets.worker("fine", backends[1]).start()
+    entrance, gateway = fleets.gateway()
+    control, _ = fleets.controller("control")
+    await control.start()
+    await entrance.start()
 
-    played(scene)
+    async def seen() -> tuple[float, dict[str, tuple[str, str]]]:
+        """Rate that the throttle lets in, and reports on the workers, once figures have settled."""
+        await flood(gateway, FREE, 100.0, 3.0)
+        workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
+        return gateway.limiter.throttles["m"].rate, workers
 
-
-def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity() -> None:
-    async def scene(fleets: Fleets) -> None:
-        used = 0.5
-        backends = [FakeBackend(BATCH_SECONDS), FakeBackend(BATCH_SECONDS)]
-        await fleets.worker("full", backends[0], memory=lambda: used).start()
-        await fleets.worker("fine", backends[1]).start()
-        entrance, gateway = fleets.gateway()
-        control, _ = fleets.controller("control")
-        await control.start()
-        await entrance.start()
-
-        async def seen() -> tuple[float, dict[str, tuple[str, str]]]:
-            """Rate that the throttle lets in, and reports on the workers, once figures have settled."""
-            await flood(gateway, FREE, 100.0, 3.0)
-            workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
-            return gateway.limiter.throttles["m"].rate, workers
-
-        fine = ("healthy", "")
-        whole = 2 * PER_WORKER * USABLE
-        rate, workers = await seen()
-        assert rate == pytest.approx(whole, rel=0.05)
-        assert workers == {"full/gpu-0": fine, "fine/gpu-0": fine}
-        used = 0.93
-        rate, workers = await seen()
-        assert rate == pytest.approx(whole / 2, rel=0.05)
-        assert workers == {"full/gpu-0": ("degraded", "93% of the memory is in use"), "fine/gpu-0": fine}
-        used = 0.87
-        assert (await seen())[0] == pytest.approx(whole / 2, rel=0.05), "not ample yet"
-        used = 0.8
-        rate, workers = await seen()
-        assert rate == pytest.approx(whole, rel=0.05)
-        assert workers["full/gpu-0"] == fine
-        used = 0.93
-        await seen()
-        before = len(backends[0].batches)
-        await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
-        assert len(backends[0].batches) > before, "it goes on"
-
-    played(scene)
+    fine = ("healthy", "")
+    whole = 2 * PER_WORKER * USABLE
+    rate, workers = await seen()
+    assert rate == pytest.approx(whole, rel=0.05)
+    assert workers == {"full/gpu-0": fine, "fine/gpu-0": fine}
+    used = 0.93
+    rate, workers = await seen()
+    assert rate == pytest.approx(whole / 2, rel=0.05)
+    assert workers == {"full/gpu-0": ("degraded", "93% of the memory is in use"), "fine/gpu-0": fine}
+    used = 0.87
+    assert (await seen())[0] == pytest.approx(whole / 2, rel=0.05), "not ample yet"
+    used = 0.8
+    rate, workers = await seen()
+    assert rate == pytest.approx(whole, rel=0.05)
+    assert workers["full/gpu-0"] == fine
+    used = 0.93
+    await seen()
+    before = len(backends[0].batches)
+    await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
+    assert len(backends[0].batches) > before, "it goes on"
 
 
-def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_others_are_served() -> None:
-    async def scene(fleets: Fleets) -> None:
-        await fleets.worker("full", FakeBackend(BATCH_SECONDS), memory=lambda: 0.95).start()
-        entrance, gateway = fleets.gateway()
-        control, _ = fleets.controller("control")
-        await control.start()
-        await entrance.start()
-        await asyncio.sleep(1.5)
-        paid, free = await asyncio.gather(flood(gateway, PAID, 10.0, 3.0), flood(gateway, FREE, 10.0, 3.0))
-        await asyncio.sleep(2.0)
-        assert (paid.ok, paid.refused) == (30, {})
-        assert (free.ok, free.refused) == (0, {"capacity": 30})
-
-    played(scene)
+async def test_when_all_memory_is_scarce_the_lowest_tier_is_refused_and_the_others_are_served(fleets: Fleets) -> None:
+    await fleets.worker("full", FakeBackend(BATCH_SECONDS), memory=lambda: 0.95).start()
+    entrance, gateway = fleets.gateway()
+    control, _ = fleets.controller("control")
+    await control.start()
+    await entrance.start()
+    await asyncio.sleep(1.5)
+    paid, free = await asyncio.gather(flood(gateway, PAID, 10.0, 3.0), flood(gateway, FREE, 10.0, 3.0))
+    await asyncio.sleep(2.0)
+    assert (paid.ok, paid.refused) == (30, {})
+    assert (free.ok, free.refused) == (0, {"capacity": 30})
 
 
-def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the_door(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_while_the_memory_of_the_broker_is_scarce_the_lowest_tier_is_held_at_the_door(
+    monkeypatch: pytest.MonkeyPatch, fleets: Fleets
 ) -> None:
     short = False
     monkeypatch.setattr(MemoryBroker, "memory_pressure", property(lambda broker: short))
-
-    async def scene(fleets: Fleets) -> None:
-        nonlocal short
-        gateway, _ = await up(fleets, 2)
-        whole = 2 * PER_WORKER * USABLE
-        await flood(gateway, FREE, 100.0, 3.0)
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
-        short = True
-        await asyncio.sleep(1.0)
-        free = await flood(gateway, FREE, 10.0, 1.0)
-        assert (free.ok, free.refused) == (0, {"capacity": 10})
-        [told] = await fleets.fleet.capacities()
-        assert (told.scarce, told.healthy, told.usable_per_second) == (True, 2, 0.0)
-        short = False
-        await asyncio.sleep(1.0)
-        assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
-
-    played(scene)
+    gateway, _ = await up(fleets, 2)
+    whole = 2 * PER_WORKER * USABLE
+    await flood(gateway, FREE, 100.0, 3.0)
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)
+    short = True
+    await asyncio.sleep(1.0)
+    free = await flood(gateway, FREE, 10.0, 1.0)
+    assert (free.ok, free.refused) == (0, {"capacity": 10})
+    [told] = await fleets.fleet.capacities()
+    assert (told.scarce, told.healthy, told.usable_per_second) == (True, 2, 0.0)
+    short = False
+    await asyncio.sleep(1.0)
+    assert gateway.limiter.throttles["m"].rate == pytest.approx(whole, rel=0.05)

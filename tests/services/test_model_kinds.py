@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ from headway.gateway.model_kinds import READ_WORKERS_EVERY, KindsWatcher, ModelK
 from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 HEALTHY, STARTING = WorkerStatus.HEALTHY, WorkerStatus.STARTING
 
@@ -103,22 +102,19 @@ def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> Non
     assert kinds.absence("other").message.endswith("there is: late (no worker), m")
 
 
-def test_a_watcher_follows_the_workers() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-        kinds, supervisor = ModelKinds(["m"]), Supervisor()
-        watcher = KindsWatcher(kinds, broker, clock)
-        await watcher.open()
-        watcher.start(supervisor)
-        await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
-        assert kinds.takes("m") is None
-        await broker.heartbeat(worker("json", "json"))
-        await asyncio.sleep(READ_WORKERS_EVERY)
-        assert kinds.takes("m") is ValueKind.JSON
-        await broker.heartbeat(worker("bytes", "json"))
-        await watcher.look()
-        assert kinds.takes("m") is ValueKind.BYTES
-        await supervisor.stop()
-        await watcher.close()
-
-    run(main)
+async def test_a_watcher_follows_the_workers(clock: Clock) -> None:
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    kinds, supervisor = ModelKinds(["m"]), Supervisor()
+    watcher = KindsWatcher(kinds, broker, clock)
+    await watcher.open()
+    watcher.start(supervisor)
+    await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
+    assert kinds.takes("m") is None
+    await broker.heartbeat(worker("json", "json"))
+    await asyncio.sleep(READ_WORKERS_EVERY)
+    assert kinds.takes("m") is ValueKind.JSON
+    await broker.heartbeat(worker("bytes", "json"))
+    await watcher.look()
+    assert kinds.takes("m") is ValueKind.BYTES
+    await supervisor.stop()
+    await watcher.close()

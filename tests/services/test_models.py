@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -26,7 +25,7 @@ from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 BATCH = 0.1
@@ -40,7 +39,7 @@ def model(name: str, **values: object) -> ModelSettings:
 class TwoModels:
     """A gateway and a slot for each of two models."""
 
-    def __init__(self, clock: Callable[[], float], *models: ModelSettings, **settings: object) -> None:
+    def __init__(self, clock: Clock, *models: ModelSettings, **settings: object) -> None:
         chosen = models or (model("a"), model("b"))
         self.settings = Settings(models=chosen, max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
         self.counters, self.clock = Counters(), clock
@@ -94,83 +93,67 @@ def failure(reply: Reply) -> Failure:
     return reply.failure
 
 
-def test_each_model_answers_with_its_own_workers_and_version() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock, model("a", model_version="7"), model("b", model_version="8")) as two:
-            assert two.pools.slots == {"a/gpu-0", "b/gpu-0"}
-            for name, version in (("a", "7"), ("b", "8")):
-                reply = await two.ask(name, name)
-                assert reply.ran is not None
-                assert (reply.output, reply.ran.worker, reply.ran.version) == (name.upper(), f"{name}/gpu-0", version)
-            assert [two.backends[name].batches[-1] for name in "ab"] == [["a"], ["b"]]
-
-    run(main)
+async def test_each_model_answers_with_its_own_workers_and_version(clock: Clock) -> None:
+    async with TwoModels(clock, model("a", model_version="7"), model("b", model_version="8")) as two:
+        assert two.pools.slots == {"a/gpu-0", "b/gpu-0"}
+        for name, version in (("a", "7"), ("b", "8")):
+            reply = await two.ask(name, name)
+            assert reply.ran is not None
+            assert (reply.output, reply.ran.worker, reply.ran.version) == (name.upper(), f"{name}/gpu-0", version)
+        assert [two.backends[name].batches[-1] for name in "ab"] == [["a"], ["b"]]
 
 
-def test_a_flood_of_one_model_leaves_the_other_its_calm_latency() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock) as two:
-            calm = [await two.latency("b") for _ in range(10)]
-            flood = [asyncio.ensure_future(two.ask("a")) for _ in range(200)]
-            flooded = [await two.latency("b") for _ in range(10)]
-            assert max(flooded) <= max(calm) + BATCH
-            replies = await asyncio.gather(*flood)
-            assert any(reply.failure is None for reply in replies)
-
-    run(main)
+async def test_a_flood_of_one_model_leaves_the_other_its_calm_latency(clock: Clock) -> None:
+    async with TwoModels(clock) as two:
+        calm = [await two.latency("b") for _ in range(10)]
+        flood = [asyncio.ensure_future(two.ask("a")) for _ in range(200)]
+        flooded = [await two.latency("b") for _ in range(10)]
+        assert max(flooded) <= max(calm) + BATCH
+        replies = await asyncio.gather(*flood)
+        assert any(reply.failure is None for reply in replies)
 
 
-def test_largest_batch_and_deadlines_are_those_of_the_model() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        quick = model("b", max_batch_size=2, request_timeout_ms=150.0, queue_timeout_ms=150.0)
-        async with TwoModels(clock, model("a"), quick) as two:
-            await asyncio.gather(*(two.ask("a", str(number)) for number in range(9)))
-            assert max(map(len, two.backends["a"].batches)) == 8
-            begun = clock()
-            replies = await asyncio.gather(*(two.ask("b", str(number)) for number in range(9)))
-            assert clock() - begun <= 0.2, "nobody waits longer than this model allows"
-            assert max(map(len, two.backends["b"].batches)) <= 2
-            assert {failure(reply).code for reply in replies if reply.failure} <= {
-                errors.DEADLINE_EXCEEDED, errors.SERVICE_OVERLOADED, errors.SHED,
-            }  # fmt: skip
-
-    run(main)
+async def test_largest_batch_and_deadlines_are_those_of_the_model(clock: Clock) -> None:
+    quick = model("b", max_batch_size=2, request_timeout_ms=150.0, queue_timeout_ms=150.0)
+    async with TwoModels(clock, model("a"), quick) as two:
+        await asyncio.gather(*(two.ask("a", str(number)) for number in range(9)))
+        assert max(map(len, two.backends["a"].batches)) == 8
+        begun = clock()
+        replies = await asyncio.gather(*(two.ask("b", str(number)) for number in range(9)))
+        assert clock() - begun <= 0.2, "nobody waits longer than this model allows"
+        assert max(map(len, two.backends["b"].batches)) <= 2
+        assert {failure(reply).code for reply in replies if reply.failure} <= {
+            errors.DEADLINE_EXCEEDED, errors.SERVICE_OVERLOADED, errors.SHED,
+        }  # fmt: skip
 
 
-def test_another_version_takes_no_outcome_from_the_cache_and_keeps_that_of_an_idempotency_key() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock, model("a", cache=True)) as one:
-            for key, fresh, runs in (("", False, 2), ("k", True, 1)):
-                one.backends["a"].batches.clear()
-                one.gateway.rules["a"].versions.label = "1"
-                await one.ask("a", "same", key=key, fresh=fresh)
-                one.gateway.rules["a"].versions.label = "2"
-                assert (await one.ask("a", "same", key=key, fresh=fresh)).output == "SAME"
-                assert len(one.backends["a"].batches) == runs
-
-    run(main)
-
-
-def test_only_the_model_with_a_cache_keeps_outputs() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock, model("a", cache=True), model("b")) as two:
-            for name, runs in (("a", 1), ("b", 2)):
-                for _ in range(2):
-                    assert (await two.ask(name, "same")).output == "SAME"
-                assert len(two.backends[name].batches) == runs
-
-    run(main)
+async def test_another_version_takes_no_outcome_from_the_cache_and_keeps_that_of_an_idempotency_key(
+    clock: Clock,
+) -> None:
+    async with TwoModels(clock, model("a", cache=True)) as one:
+        for key, fresh, runs in (("", False, 2), ("k", True, 1)):
+            one.backends["a"].batches.clear()
+            one.gateway.rules["a"].versions.label = "1"
+            await one.ask("a", "same", key=key, fresh=fresh)
+            one.gateway.rules["a"].versions.label = "2"
+            assert (await one.ask("a", "same", key=key, fresh=fresh)).output == "SAME"
+            assert len(one.backends["a"].batches) == runs
 
 
-def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock) as two:
-            await two.pools.of_models["a"].drain()
-            gone = asyncio.ensure_future(two.ask("a"))
-            assert (await two.ask("b")).output == "X"
-            assert failure(await gone).code in (errors.NO_WORKERS, errors.SERVICE_OVERLOADED)
+async def test_only_the_model_with_a_cache_keeps_outputs(clock: Clock) -> None:
+    async with TwoModels(clock, model("a", cache=True), model("b")) as two:
+        for name, runs in (("a", 1), ("b", 2)):
+            for _ in range(2):
+                assert (await two.ask(name, "same")).output == "SAME"
+            assert len(two.backends[name].batches) == runs
 
-    run(main)
+
+async def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering(clock: Clock) -> None:
+    async with TwoModels(clock) as two:
+        await two.pools.of_models["a"].drain()
+        gone = asyncio.ensure_future(two.ask("a"))
+        assert (await two.ask("b")).output == "X"
+        assert failure(await gone).code in (errors.NO_WORKERS, errors.SERVICE_OVERLOADED)
 
 
 @pytest.mark.parametrize(
@@ -183,37 +166,28 @@ def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering() -> None:
         (frozenset("b"), "a", errors.FORBIDDEN, "only for: b"),
     ],
 )
-def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(
-    only: frozenset[str], asked: str, code: str, named: str
+async def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(
+    only: frozenset[str], asked: str, code: str, named: str, clock: Clock
 ) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock) as two:
-            told = failure(await two.ask(asked, caller=Principal("u", "t", 0, models=only)))
-            assert told.code == code
-            assert told.message.endswith(named)
-            assert "a" not in told.message.rpartition(":")[2] or not only
-
-    run(main)
+    async with TwoModels(clock) as two:
+        told = failure(await two.ask(asked, caller=Principal("u", "t", 0, models=only)))
+        assert told.code == code
+        assert told.message.endswith(named)
+        assert "a" not in told.message.rpartition(":")[2] or not only
 
 
-def test_a_task_of_any_model_is_followed_at_a_gateway_that_does_not_hold_it() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock) as two:
-            id = new_id()
-            await two.gateway.ask(ANYBODY, id, RequestOptions(4.0, task=True), "b", "x", b"")
-            found = await two.gateway.follow(ANYBODY.tenant, id, 1.0)
-            assert found is not None
-            assert found.output == "X"
-
-    run(main)
+async def test_a_task_of_any_model_is_followed_at_a_gateway_that_does_not_hold_it(clock: Clock) -> None:
+    async with TwoModels(clock) as two:
+        id = new_id()
+        await two.gateway.ask(ANYBODY, id, RequestOptions(4.0, task=True), "b", "x", b"")
+        found = await two.gateway.follow(ANYBODY.tenant, id, 1.0)
+        assert found is not None
+        assert found.output == "X"
 
 
-def test_each_model_has_a_throttle_of_its_own() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with TwoModels(clock) as two:
-            lowest = len(two.settings.tier_names) - 1
-            two.gateway.limiter.throttles["a"].set_rate(0.0, clock())
-            refused, taken = await asyncio.gather(*(two.ask(name, tier=lowest) for name in "ab"))
-            assert (failure(refused).code, taken.output) == (errors.SHED, "X")
-
-    run(main)
+async def test_each_model_has_a_throttle_of_its_own(clock: Clock) -> None:
+    async with TwoModels(clock) as two:
+        lowest = len(two.settings.tier_names) - 1
+        two.gateway.limiter.throttles["a"].set_rate(0.0, clock())
+        refused, taken = await asyncio.gather(*(two.ask(name, tier=lowest) for name in "ab"))
+        assert (failure(refused).code, taken.output) == (errors.SHED, "X")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import count
 
 from headway.gateway.broker_session import MOST_OFFERED
@@ -13,9 +12,7 @@ from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 def filled(**tenants: int) -> Outbox:
@@ -68,34 +65,28 @@ def test_an_entry_is_dropped_wherever_it_waits_and_once() -> None:
     assert (len(outbox), outbox.take(1)) == (0, [])
 
 
-def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), max_batch=100) as fleet:
-            session = fleet.gateway._session
-            fleet.server.script = once("enqueue", "stall")
-            session.offer(ask(id="first", nonce=1, tenant="greedy"))
-            await asyncio.sleep(0.01)  # Its call is under way.
-            for nonce in range(2, 400):
-                session.offer(ask(id=f"{nonce}", nonce=nonce, tenant="greedy"))
-            session.offer(ask(id="modest", nonce=400, tenant="modest"))
-            await fleet.server.become("fine")
-            await asyncio.sleep(0.1)
-            calls = [ids(entries) for _, _, entries in fleet.server.named("enqueue")]
-            assert max(map(len, calls)) == MOST_OFFERED
-            assert [at for at, call in enumerate(calls) if "modest" in call] == [1]
-
-    run(main)
+async def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), max_batch=100) as fleet:
+        session = fleet.gateway._session
+        fleet.server.script = once("enqueue", "stall")
+        session.offer(ask(id="first", nonce=1, tenant="greedy"))
+        await asyncio.sleep(0.01)  # Its call is under way.
+        for nonce in range(2, 400):
+            session.offer(ask(id=f"{nonce}", nonce=nonce, tenant="greedy"))
+        session.offer(ask(id="modest", nonce=400, tenant="modest"))
+        await fleet.server.become("fine")
+        await asyncio.sleep(0.1)
+        calls = [ids(entries) for _, _, entries in fleet.server.named("enqueue")]
+        assert max(map(len, calls)) == MOST_OFFERED
+        assert [at for at, call in enumerate(calls) if "modest" in call] == [1]
 
 
-def test_who_leaves_before_being_offered_costs_the_broker_no_call() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            await fleet.answered(fleet.ask("so that all is known"))
-            before, withdrawn = len(fleet.server.named("enqueue")), len(fleet.server.named("withdraw"))
-            gone, there = fleet.ask("gone"), fleet.ask("there")
-            fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
-            assert await fleet.answered(there) == ["ok"]
-            assert [entry.input for entry in offered(fleet, before)] == ["there"]
-            assert len(fleet.server.named("withdraw")) == withdrawn
-
-    run(main)
+async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await fleet.answered(fleet.ask("so that all is known"))
+        before, withdrawn = len(fleet.server.named("enqueue")), len(fleet.server.named("withdraw"))
+        gone, there = fleet.ask("gone"), fleet.ask("there")
+        fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
+        assert await fleet.answered(there) == ["ok"]
+        assert [entry.input for entry in offered(fleet, before)] == ["there"]
+        assert len(fleet.server.named("withdraw")) == withdrawn

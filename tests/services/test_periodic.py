@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from structlog.testing import capture_logs
 
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
 
 def test_who_stops_waiting_for_the_last_call_does_not_start_the_loop_again() -> None:
@@ -19,7 +18,7 @@ def test_who_stops_waiting_for_the_last_call_does_not_start_the_loop_again() -> 
         calls.append("begun")
         await asyncio.Event().wait()
 
-    async def story(clock: Callable[[], float]) -> None:
+    async def story(clock: Clock) -> None:
         supervisor = Supervisor()
         periodic = Periodic("looks", act, clock)
         periodic.start(supervisor)

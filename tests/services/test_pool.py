@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -15,9 +14,7 @@ from headway.worker.pool import WorkerPool
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.stand import Stand
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 def backends(count: int, seconds: float = 1.0) -> list[FakeBackend]:
@@ -32,185 +29,149 @@ async def statuses(stand: Stand) -> dict[str, WorkerStatus]:
     return {worker.worker_id: worker.status for worker in await stand.broker.workers()}
 
 
-def test_a_pool_that_grows_runs_what_waits_on_the_new_slots() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(3), slots=1, max_batch=1) as stand:
-            asked = [stand.asking(f"text {number}") for number in range(3)]
-            await asyncio.sleep(0.1)
-            await stand.pool.resize(3)
-            assert stand.pool.slots == {"gpu-0", "gpu-1", "gpu-2"}
-            begun = clock()
-            assert [reply.output for reply in await asyncio.gather(*asked)] == ["TEXT 0", "TEXT 1", "TEXT 2"]
-            assert clock() - begun < 1.2
-            assert all(backend.batches for backend in stand.backends)
-
-    run(main)
+async def test_a_pool_that_grows_runs_what_waits_on_the_new_slots(clock: Clock) -> None:
+    async with Stand(clock, *backends(3), slots=1, max_batch=1) as stand:
+        asked = [stand.asking(f"text {number}") for number in range(3)]
+        await asyncio.sleep(0.1)
+        await stand.pool.resize(3)
+        assert stand.pool.slots == {"gpu-0", "gpu-1", "gpu-2"}
+        begun = clock()
+        assert [reply.output for reply in await asyncio.gather(*asked)] == ["TEXT 0", "TEXT 1", "TEXT 2"]
+        assert clock() - begun < 1.2
+        assert all(backend.batches for backend in stand.backends)
 
 
-def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2), max_batch=1, queue_timeout_ms=2500) as stand:
-            asked = [stand.asking(f"text {number}") for number in range(4)]
-            await asyncio.sleep(0.1)
-            assert busy(stand) == [True, True]
-            await stand.pool.resize(1)
-            assert not busy(stand)[1]
-            assert stand.backends[1].stops == 1
-            assert len(stand.pool.batchers) == 1
-            assert [reply.output for reply in await asyncio.gather(*asked)] == [f"TEXT {n}" for n in range(4)]
-            assert len(stand.backends[1].batches) == 1
-            assert await statuses(stand) == {"gpu-0": WorkerStatus.HEALTHY, "gpu-1": WorkerStatus.OFFLINE}
-
-    run(main)
+async def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other(clock: Clock) -> None:
+    async with Stand(clock, *backends(2), max_batch=1, queue_timeout_ms=2500) as stand:
+        asked = [stand.asking(f"text {number}") for number in range(4)]
+        await asyncio.sleep(0.1)
+        assert busy(stand) == [True, True]
+        await stand.pool.resize(1)
+        assert not busy(stand)[1]
+        assert stand.backends[1].stops == 1
+        assert len(stand.pool.batchers) == 1
+        assert [reply.output for reply in await asyncio.gather(*asked)] == [f"TEXT {n}" for n in range(4)]
+        assert len(stand.backends[1].batches) == 1
+        assert await statuses(stand) == {"gpu-0": WorkerStatus.HEALTHY, "gpu-1": WorkerStatus.OFFLINE}
 
 
-def test_a_slot_that_has_left_sends_no_heartbeat_and_is_forgotten() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2)) as stand:
-            await stand.pool.resize(1)
-            await asyncio.sleep(1.0)
-            [gone] = [worker for worker in await stand.broker.workers() if worker.worker_id == "gpu-1"]
-            heard = gone.last_heartbeat
-            await asyncio.sleep(5.0)
-            assert [w.last_heartbeat for w in await stand.broker.workers() if w.worker_id == "gpu-1"] in ([heard], [])
-
-    run(main)
+async def test_a_slot_that_has_left_sends_no_heartbeat_and_is_forgotten(clock: Clock) -> None:
+    async with Stand(clock, *backends(2)) as stand:
+        await stand.pool.resize(1)
+        await asyncio.sleep(1.0)
+        [gone] = [worker for worker in await stand.broker.workers() if worker.worker_id == "gpu-1"]
+        heard = gone.last_heartbeat
+        await asyncio.sleep(5.0)
+        assert [w.last_heartbeat for w in await stand.broker.workers() if w.worker_id == "gpu-1"] in ([heard], [])
 
 
-def test_a_pool_without_slots_keeps_what_waits_for_the_next_one() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(1, 0.1)) as stand:
-            await stand.pool.resize(0)
-            asked = stand.asking("patient")
-            await asyncio.sleep(1.0)
-            assert not asked.done()
-            await stand.pool.resize(1)
-            assert (await asked).output == "PATIENT"
-
-    run(main)
+async def test_a_pool_without_slots_keeps_what_waits_for_the_next_one(clock: Clock) -> None:
+    async with Stand(clock, *backends(1, 0.1)) as stand:
+        await stand.pool.resize(0)
+        asked = stand.asking("patient")
+        await asyncio.sleep(1.0)
+        assert not asked.done()
+        await stand.pool.resize(1)
+        assert (await asked).output == "PATIENT"
 
 
-def test_a_new_slot_that_does_not_start_is_tried_again_beside_the_others() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2, 0.1), slots=1) as stand:
-            stand.backends[1].refuse_start = 2
-            await stand.pool.resize(2)
-            assert (await stand.ask("one")).output == "ONE"
-            await asyncio.sleep(30.0)
-            assert stand.backends[1].starts == 1
-            assert (await statuses(stand))["gpu-1"] is WorkerStatus.HEALTHY
-
-    run(main)
+async def test_a_new_slot_that_does_not_start_is_tried_again_beside_the_others(clock: Clock) -> None:
+    async with Stand(clock, *backends(2, 0.1), slots=1) as stand:
+        stand.backends[1].refuse_start = 2
+        await stand.pool.resize(2)
+        assert (await stand.ask("one")).output == "ONE"
+        await asyncio.sleep(30.0)
+        assert stand.backends[1].starts == 1
+        assert (await statuses(stand))["gpu-1"] is WorkerStatus.HEALTHY
 
 
-def test_a_pool_is_only_as_large_as_it_can_be() -> None:
-    async def main(clock: Clock) -> None:
-        stand = Stand(clock, *backends(2), slots=1)
-        with pytest.raises(ValueError, match="does not serve yet"):
-            await stand.pool.resize(2)
-        async with stand:
-            for size in (-1, 3):
-                with pytest.raises(ValueError, match="must lie between 0 and 2"):
-                    await stand.pool.resize(size)
-
-    run(main)
+async def test_a_pool_is_only_as_large_as_it_can_be(clock: Clock) -> None:
+    stand = Stand(clock, *backends(2), slots=1)
+    with pytest.raises(ValueError, match="does not serve yet"):
+        await stand.pool.resize(2)
+    async with stand:
+        for size in (-1, 3):
+            with pytest.raises(ValueError, match="must lie between 0 and 2"):
+                await stand.pool.resize(size)
 
 
-def test_a_pool_that_drains_grows_no_more() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2), slots=1) as stand:
-            asked = stand.asking("last")
-            await asyncio.sleep(0.1)
-            draining = asyncio.ensure_future(stand.pool.drain())
-            await asyncio.sleep(0.1)
-            await stand.pool.resize(2)
-            await draining
-            assert (await asked).output == "LAST"
-            assert stand.backends[1].starts == 0
-
-    run(main)
-
-
-def test_a_drain_waits_for_the_slots_that_leave() -> None:
-    async def main(clock: Clock) -> None:
-        async with Stand(clock, *backends(2), max_batch=1) as stand:
-            asked = [stand.asking(text) for text in ("a", "b")]
-            await asyncio.sleep(0.1)
-            shrinking = asyncio.ensure_future(stand.pool.resize(1))
-            await asyncio.sleep(0.1)
-            shrinking.cancel()
-            await stand.pool.drain()
-            assert [reply.output for reply in await asyncio.gather(*asked)] == ["A", "B"]
-            assert [backend.stops for backend in stand.backends] == [1, 1]
-
-    run(main)
-
-
-def test_a_pool_whose_first_backend_fails_does_not_start() -> None:
-    async def main(clock: Clock) -> None:
-        stand = Stand(clock, *backends(2))
-        stand.backends[0].refuse_start = 1
-        stand.backends[1].start_seconds = 5.0
-        with pytest.raises(TargetError):
-            await stand.pool.start()
+async def test_a_pool_that_drains_grows_no_more(clock: Clock) -> None:
+    async with Stand(clock, *backends(2), slots=1) as stand:
+        asked = stand.asking("last")
+        await asyncio.sleep(0.1)
+        draining = asyncio.ensure_future(stand.pool.drain())
+        await asyncio.sleep(0.1)
+        await stand.pool.resize(2)
+        await draining
+        assert (await asked).output == "LAST"
         assert stand.backends[1].starts == 0
 
-    run(main)
+
+async def test_a_drain_waits_for_the_slots_that_leave(clock: Clock) -> None:
+    async with Stand(clock, *backends(2), max_batch=1) as stand:
+        asked = [stand.asking(text) for text in ("a", "b")]
+        await asyncio.sleep(0.1)
+        shrinking = asyncio.ensure_future(stand.pool.resize(1))
+        await asyncio.sleep(0.1)
+        shrinking.cancel()
+        await stand.pool.drain()
+        assert [reply.output for reply in await asyncio.gather(*asked)] == ["A", "B"]
+        assert [backend.stops for backend in stand.backends] == [1, 1]
+
+
+async def test_a_pool_whose_first_backend_fails_does_not_start(clock: Clock) -> None:
+    stand = Stand(clock, *backends(2))
+    stand.backends[0].refuse_start = 1
+    stand.backends[1].start_seconds = 5.0
+    with pytest.raises(TargetError):
+        await stand.pool.start()
+    assert stand.backends[1].starts == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int) -> None:
-    async def main(clock: Clock) -> None:
-        dice = random.Random(seed)
-        async with Stand(clock, *backends(4, 0.05), max_batch=4) as stand:
-            asked = []
+async def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int, clock: Clock) -> None:
+    dice = random.Random(seed)
+    async with Stand(clock, *backends(4, 0.05), max_batch=4) as stand:
+        asked = []
 
-            async def change() -> None:
-                while True:
-                    await asyncio.sleep(dice.uniform(0.0, 0.3))
-                    await stand.pool.resize(dice.randint(0, 4))
+        async def change() -> None:
+            while True:
+                await asyncio.sleep(dice.uniform(0.0, 0.3))
+                await stand.pool.resize(dice.randint(0, 4))
 
-            changing = asyncio.ensure_future(change())
-            for number in range(400):
-                asked.append(stand.asking(f"text {number}", timeout=30.0))
-                await asyncio.sleep(dice.expovariate(60.0))
-            changing.cancel()
-            await asyncio.gather(changing, return_exceptions=True)
-            await stand.pool.resize(4)
-            replies = await asyncio.gather(*asked)
-            ran = [text for backend in stand.backends for batch in backend.batches for text in batch]
-            refused = [reply for reply in replies if reply.failure is not None]
-            assert sorted(ran) == sorted({*ran})
-            assert len(ran) == len(replies) - len(refused)
-            assert {reply.attempts for reply in replies if reply.failure is None} == {1}
-            assert len(refused) < len(replies) // 2
-
-    run(main)
+        changing = asyncio.ensure_future(change())
+        for number in range(400):
+            asked.append(stand.asking(f"text {number}", timeout=30.0))
+            await asyncio.sleep(dice.expovariate(60.0))
+        changing.cancel()
+        await asyncio.gather(changing, return_exceptions=True)
+        await stand.pool.resize(4)
+        replies = await asyncio.gather(*asked)
+        ran = [text for backend in stand.backends for batch in backend.batches for text in batch]
+        refused = [reply for reply in replies if reply.failure is not None]
+        assert sorted(ran) == sorted({*ran})
+        assert len(ran) == len(replies) - len(refused)
+        assert {reply.attempts for reply in replies if reply.failure is None} == {1}
+        assert len(refused) < len(replies) // 2
 
 
-def test_the_pool_behind_the_fallback_grows_and_shrinks_too() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, fallback=FakeBackend(1.0), spares=[FakeBackend(1.0)], max_batch=1) as fleet:
-            await fleet.server.become("refuse")
-            fleet.server.cut()
-            await asyncio.sleep(2.0)
-            assert fleet.direct is not None
-            assert isinstance(fleet.direct.workers, WorkerPool)
-            await fleet.direct.workers.resize(2)
-            begun = clock()
-            assert await fleet.answered(fleet.ask("a"), fleet.ask("b")) == ["ok", "ok"]
-            assert clock() - begun < 1.2
-            await fleet.direct.workers.resize(1)
-            assert await fleet.answered(fleet.ask("c")) == ["ok"]
-
-    run(main)
+async def test_the_pool_behind_the_fallback_grows_and_shrinks_too(clock: Clock) -> None:
+    async with Fleet(clock, fallback=FakeBackend(1.0), spares=[FakeBackend(1.0)], max_batch=1) as fleet:
+        await fleet.server.become("refuse")
+        fleet.server.cut()
+        await asyncio.sleep(2.0)
+        assert fleet.direct is not None
+        assert isinstance(fleet.direct.workers, WorkerPool)
+        await fleet.direct.workers.resize(2)
+        begun = clock()
+        assert await fleet.answered(fleet.ask("a"), fleet.ask("b")) == ["ok", "ok"]
+        assert clock() - begun < 1.2
+        await fleet.direct.workers.resize(1)
+        assert await fleet.answered(fleet.ask("c")) == ["ok"]
 
 
-def test_a_supervisor_forgets_a_loop_that_has_ended() -> None:
-    async def main(clock: Clock) -> None:
-        supervisor = Supervisor()
-        await supervisor.start("short", lambda: asyncio.sleep(1.0))
-        assert not supervisor._tasks
-        await supervisor.stop()
-
-    run(main)
+async def test_a_supervisor_forgets_a_loop_that_has_ended(clock: Clock) -> None:
+    supervisor = Supervisor()
+    await supervisor.start("short", lambda: asyncio.sleep(1.0))
+    assert not supervisor._tasks
+    await supervisor.stop()

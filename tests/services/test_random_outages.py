@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -22,9 +21,7 @@ from headway.runtime.timing_wheel import DEADLINE_GRAIN
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Asked, Fleet
 from tests.services.troubled import MODES
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock, run
 
 IN_TROUBLE = {errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED, errors.NO_WORKERS, errors.SHED}
 """Codes that a client may hear instead of an answer while the broker is in trouble."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -19,9 +18,7 @@ from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import Connection
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
@@ -33,176 +30,144 @@ def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])
-def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            ready, patience = readiness(fleet), fleet.settings.broker_timeout_ms / 1000
-            assert (await ready.look())[0] == "ok"
-            await fleet.server.become(mode)
-            fleet.ask("held", timeout=30.0)
-            begun = clock()
-            while fleet.gateway.holding:
-                word, checks = await ready.look()
-                if fleet.gateway.holding:
-                    assert (word, checks["broker"]) == ("degraded", "out of reach")
-                    assert checks["workers"] == f"unknown; 1 of 1 healthy {clock() - begun:.0f} s ago"
-                    assert await ready.alone() == "degraded"
-                await asyncio.sleep(0.05)
-            assert clock() - begun > patience - 0.01
-            assert (await ready.look())[0] == await ready.alone() == "unavailable"
-            await fleet.server.become("fine")
-            await asyncio.sleep(1.0)
-            assert (await ready.look())[0] == "ok"
-
-    run(main)
+async def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str, clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        ready, patience = readiness(fleet), fleet.settings.broker_timeout_ms / 1000
+        assert (await ready.look())[0] == "ok"
+        await fleet.server.become(mode)
+        fleet.ask("held", timeout=30.0)
+        begun = clock()
+        while fleet.gateway.holding:
+            word, checks = await ready.look()
+            if fleet.gateway.holding:
+                assert (word, checks["broker"]) == ("degraded", "out of reach")
+                assert checks["workers"] == f"unknown; 1 of 1 healthy {clock() - begun:.0f} s ago"
+                assert await ready.alone() == "degraded"
+            await asyncio.sleep(0.05)
+        assert clock() - begun > patience - 0.01
+        assert (await ready.look())[0] == await ready.alone() == "unavailable"
+        await fleet.server.become("fine")
+        await asyncio.sleep(1.0)
+        assert (await ready.look())[0] == "ok"
 
 
-def test_workers_that_another_route_was_told_of_count_while_requests_are_held() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            ready = readiness(fleet)
-            assert await ready.judge(await fleet.server.inner.workers()) == "ok"
-            await fleet.server.become("refuse")
-            assert fleet.gateway.holding
-            assert await ready.alone() == "degraded"
-
-    run(main)
+async def test_workers_that_another_route_was_told_of_count_while_requests_are_held(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        ready = readiness(fleet)
+        assert await ready.judge(await fleet.server.inner.workers()) == "ok"
+        await fleet.server.become("refuse")
+        assert fleet.gateway.holding
+        assert await ready.alone() == "degraded"
 
 
-def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
-            ready = readiness(fleet)
-            await fleet.server.become("refuse")
-            await asyncio.sleep(1.0)  # The fallback is warm then.
-            _, checks = await ready.look()
-            assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
-
-    run(main)
+async def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
+        ready = readiness(fleet)
+        await fleet.server.become("refuse")
+        await asyncio.sleep(1.0)  # The fallback is warm then.
+        _, checks = await ready.look()
+        assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
 
 
-def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            ready = readiness(fleet)
-            ready.learn(())  # As at a start, before there are any.
-            watcher = KindsWatcher(ModelKinds(["m"]), Connection(fleet.server), clock, after=[ready])
-            supervisor = Supervisor()
-            watcher.start(supervisor)
-            await asyncio.sleep(200.0)
-            await fleet.server.become("refuse")
-            await asyncio.sleep(12.0)
-            _, checks = await ready.look()
-            assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
-            await supervisor.stop()
-
-    run(main)
+async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        ready = readiness(fleet)
+        ready.learn(())  # As at a start, before there are any.
+        watcher = KindsWatcher(ModelKinds(["m"]), Connection(fleet.server), clock, after=[ready])
+        supervisor = Supervisor()
+        watcher.start(supervisor)
+        await asyncio.sleep(200.0)
+        await fleet.server.become("refuse")
+        await asyncio.sleep(12.0)
+        _, checks = await ready.look()
+        assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
+        await supervisor.stop()
 
 
-def test_a_gateway_that_held_requests_without_a_worker_is_not_ready_for_that() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock) as fleet:
-            ready = readiness(fleet)
-            assert (await ready.look())[0] == "unavailable"
-            await fleet.server.become("refuse")
-            assert fleet.gateway.holding
-            assert (await ready.look())[0] == "unavailable"
-
-    run(main)
+async def test_a_gateway_that_held_requests_without_a_worker_is_not_ready_for_that(clock: Clock) -> None:
+    async with Fleet(clock) as fleet:
+        ready = readiness(fleet)
+        assert (await ready.look())[0] == "unavailable"
+        await fleet.server.become("refuse")
+        assert fleet.gateway.holding
+        assert (await ready.look())[0] == "unavailable"
 
 
-def test_a_gateway_on_its_way_out_is_not_ready_for_holding_requests() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1)) as fleet:
-            ready = readiness(fleet, leaving=True)
-            await fleet.server.become("refuse")
-            assert (await ready.look())[0] == await ready.alone() == "draining"
-
-    run(main)
+async def test_a_gateway_on_its_way_out_is_not_ready_for_holding_requests(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        ready = readiness(fleet, leaving=True)
+        await fleet.server.become("refuse")
+        assert (await ready.look())[0] == await ready.alone() == "draining"
 
 
-def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
-            ready = readiness(fleet)
-            assert (await ready.look())[0] == "ok"
-            await fleet.server.become("refuse")
-            fleet.ask("held, and then answered directly")
-            for _ in range(30):
-                word, _ = await ready.look()
-                assert word == "degraded"
-                await asyncio.sleep(0.1)
-            assert not fleet.gateway.holding
-
-    run(main)
+async def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
+        ready = readiness(fleet)
+        assert (await ready.look())[0] == "ok"
+        await fleet.server.become("refuse")
+        fleet.ask("held, and then answered directly")
+        for _ in range(30):
+            word, _ = await ready.look()
+            assert word == "degraded"
+            await asyncio.sleep(0.1)
+        assert not fleet.gateway.holding
 
 
 @pytest.mark.parametrize("fallback", [None, FakeBackend(0.1)], ids=["alone", "with a fallback"])
-def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before(fallback: FakeBackend | None) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
-            ready = readiness(fleet)
-            glance = CachedReadiness(ready)
-            assert (await glance.take())[0] == "ok"
-            await fleet.server.become("refuse")
-            fleet.ask("held")
-            await asyncio.sleep(1.2)
-            assert not fleet.gateway.holding
-            meanwhile = "unavailable" if fallback is None else "degraded"
+async def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_before(
+    fallback: FakeBackend | None, clock: Clock
+) -> None:
+    async with Fleet(clock, FakeBackend(0.1), fallback=fallback) as fleet:
+        ready = readiness(fleet)
+        glance = CachedReadiness(ready)
+        assert (await glance.take())[0] == "ok"
+        await fleet.server.become("refuse")
+        fleet.ask("held")
+        await asyncio.sleep(1.2)
+        assert not fleet.gateway.holding
+        meanwhile = "unavailable" if fallback is None else "degraded"
+        assert (await glance.take())[0] == meanwhile
+        await fleet.server.become("fine")
+        word, checks = await ready.look()
+        assert (word, checks["workers"], checks["broker"]) == (
+            meanwhile, "1 of 1 healthy", "answers, and is not used yet",
+        )  # fmt: skip
+        assert await ready.judge(await fleet.server.inner.workers()) == meanwhile
+        while ready.passed_by:
             assert (await glance.take())[0] == meanwhile
-            await fleet.server.become("fine")
-            word, checks = await ready.look()
-            assert (word, checks["workers"], checks["broker"]) == (
-                meanwhile, "1 of 1 healthy", "answers, and is not used yet",
-            )  # fmt: skip
-            assert await ready.judge(await fleet.server.inner.workers()) == meanwhile
-            while ready.passed_by:
-                assert (await glance.take())[0] == meanwhile
-                await asyncio.sleep(0.01)
-            assert (await glance.take())[0] == "ok"
-
-    run(main)
+            await asyncio.sleep(0.01)
+        assert (await glance.take())[0] == "ok"
 
 
-def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_many() -> None:
-    async def main(clock: Clock) -> None:
-        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-        ready = Readiness(broker, lambda: False, expected=2)
-        nobody = {"workers": "none has come yet", "expected_workers": 2, "draining": False}
-        assert await ready.look() == ("unavailable", nobody)
-        for worker, word, count in (("a", "degraded", 1), ("b", "ok", 2)):
-            await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
-            checks = {"workers": f"{count} of {count} healthy", "expected_workers": 2, "draining": False}
-            assert await ready.look() == (word, checks)
-
-    run(main)
+async def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_many(clock: Clock) -> None:
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    ready = Readiness(broker, lambda: False, expected=2)
+    nobody = {"workers": "none has come yet", "expected_workers": 2, "draining": False}
+    assert await ready.look() == ("unavailable", nobody)
+    for worker, word, count in (("a", "degraded", 1), ("b", "ok", 2)):
+        await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        checks = {"workers": f"{count} of {count} healthy", "expected_workers": 2, "draining": False}
+        assert await ready.look() == (word, checks)
 
 
-def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_work_on() -> None:
-    async def main(clock: Clock) -> None:
-        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-        ready = Readiness(broker, lambda: False)
-        resting = WorkerInfo(worker_id="a", model="m", status=WorkerStatus.DEGRADED, reason="rests")
-        await broker.heartbeat(resting)
-        assert (await ready.look())[0] == "unavailable"
-        await broker.heartbeat(replace(resting, scarce=True))
-        assert await ready.look() == ("degraded", {"workers": "0 of 1 healthy", "draining": False})
-        await broker.heartbeat(replace(resting, status=WorkerStatus.OFFLINE, scarce=True))
-        assert (await ready.look())[0] == "unavailable"
-
-    run(main)
+async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_work_on(clock: Clock) -> None:
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    ready = Readiness(broker, lambda: False)
+    resting = WorkerInfo(worker_id="a", model="m", status=WorkerStatus.DEGRADED, reason="rests")
+    await broker.heartbeat(resting)
+    assert (await ready.look())[0] == "unavailable"
+    await broker.heartbeat(replace(resting, scarce=True))
+    assert await ready.look() == ("degraded", {"workers": "0 of 1 healthy", "draining": False})
+    await broker.heartbeat(replace(resting, status=WorkerStatus.OFFLINE, scarce=True))
+    assert (await ready.look())[0] == "unavailable"
 
 
-def test_what_is_ready_has_told_of_the_workers_that_it_saw() -> None:
+async def test_what_is_ready_has_told_of_the_workers_that_it_saw(clock: Clock) -> None:
     """A request of which the versions are not known waits in another queue than the same one a moment later."""
-
-    async def main(clock: Clock) -> None:
-        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-        told: list[list[str]] = []
-        ready = Readiness(broker, lambda: False, told=lambda workers: told.append([one.worker_id for one in workers]))
-        assert (await ready.look())[0] == "unavailable"
-        await broker.heartbeat(WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY))
-        assert (await ready.look())[0] == "ok"
-        assert told == [[], ["w"]]
-
-    run(main)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    told: list[list[str]] = []
+    ready = Readiness(broker, lambda: False, told=lambda workers: told.append([one.worker_id for one in workers]))
+    assert (await ready.look())[0] == "unavailable"
+    await broker.heartbeat(WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY))
+    assert (await ready.look())[0] == "ok"
+    assert told == [[], ["w"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -15,9 +14,7 @@ from headway.runtime.counters import Counters
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import ANYBODY, Fleet
 from tests.services.troubled import Connection, Server
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 class SlowRecalls(Connection):
@@ -53,97 +50,76 @@ async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[Value | 
     return [one.output if isinstance(one, Reply) else None for one in found]
 
 
-def test_many_who_ask_for_one_outcome_cost_two_calls() -> None:
-    async def main(clock: Clock) -> None:
-        broker, began = SlowRecalls(clock), clock()
-        recalls = OutcomeReader(broker, lambda: False)
-        assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
-        assert (broker.peak, clock() - began) == (1, 2.0)
-
-    run(main)
+async def test_many_who_ask_for_one_outcome_cost_two_calls(clock: Clock) -> None:
+    broker, began = SlowRecalls(clock), clock()
+    recalls = OutcomeReader(broker, lambda: False)
+    assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
+    assert (broker.peak, clock() - began) == (1, 2.0)
 
 
-def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings() -> None:
-    async def main(clock: Clock) -> None:
-        broker = SlowRecalls(clock)
-        recalls = OutcomeReader(broker, lambda: False)
-        first = asking(recalls, "t", "a")
-        await asyncio.sleep(0.9)
-        later = asking(recalls, "t", "a", "a")
-        assert await told(*first, *later) == ["call 1", "call 2", "call 2"]
-
-    run(main)
+async def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings(clock: Clock) -> None:
+    broker = SlowRecalls(clock)
+    recalls = OutcomeReader(broker, lambda: False)
+    first = asking(recalls, "t", "a")
+    await asyncio.sleep(0.9)
+    later = asking(recalls, "t", "a", "a")
+    assert await told(*first, *later) == ["call 1", "call 2", "call 2"]
 
 
-def test_few_calls_are_under_way_at_once_and_nobody_is_refused() -> None:
-    async def main(clock: Clock) -> None:
-        broker, began = SlowRecalls(clock), clock()
-        recalls = OutcomeReader(broker, lambda: False)
-        ids = [f"{number}" for number in range(5 * MOST_CALLS)]
-        assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
-        assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
-
-    run(main)
+async def test_few_calls_are_under_way_at_once_and_nobody_is_refused(clock: Clock) -> None:
+    broker, began = SlowRecalls(clock), clock()
+    recalls = OutcomeReader(broker, lambda: False)
+    ids = [f"{number}" for number in range(5 * MOST_CALLS)]
+    assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
+    assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
 
 
-def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much() -> None:
-    async def main(clock: Clock) -> None:
-        broker, began = SlowRecalls(clock), clock()
-        recalls = OutcomeReader(broker, lambda: False)
-        many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
-        await asyncio.sleep(0.5)
-        one = asking(recalls, "modest", "one")
-        assert await told(*one) == ["call 1"]
-        assert clock() - began <= 2.0
-        for task in many:
-            task.cancel()
-        await asyncio.gather(*many, return_exceptions=True)
-
-    run(main)
+async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(clock: Clock) -> None:
+    broker, began = SlowRecalls(clock), clock()
+    recalls = OutcomeReader(broker, lambda: False)
+    many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
+    await asyncio.sleep(0.5)
+    one = asking(recalls, "modest", "one")
+    assert await told(*one) == ["call 1"]
+    assert clock() - began <= 2.0
+    for task in many:
+        task.cancel()
+    await asyncio.gather(*many, return_exceptions=True)
 
 
-def test_who_has_left_costs_no_call() -> None:
-    async def main(clock: Clock) -> None:
-        broker = SlowRecalls(clock)
-        recalls = OutcomeReader(broker, lambda: False)
-        first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
-        left = asking(recalls, "t", "left", "also")
-        await asyncio.sleep(0.5)
-        stays = asking(recalls, "t", "also")
-        for task in left:
-            task.cancel()
-        assert await told(*first, *stays) == ["call 1"] * (MOST_CALLS + 1)
-        assert ("t", "left") not in broker.asked
-
-    run(main)
+async def test_who_has_left_costs_no_call(clock: Clock) -> None:
+    broker = SlowRecalls(clock)
+    recalls = OutcomeReader(broker, lambda: False)
+    first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
+    left = asking(recalls, "t", "left", "also")
+    await asyncio.sleep(0.5)
+    stays = asking(recalls, "t", "also")
+    for task in left:
+        task.cancel()
+    assert await told(*first, *stays) == ["call 1"] * (MOST_CALLS + 1)
+    assert ("t", "left") not in broker.asked
 
 
 @pytest.mark.parametrize("out_of_reach", [False, True])
-def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(out_of_reach: bool) -> None:
-    async def main(clock: Clock) -> None:
-        broker, began = SlowRecalls(clock), clock()
-        recalls = OutcomeReader(broker, lambda: out_of_reach)
-        tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
-        await asyncio.sleep(0.5)
-        broker.cut = True
-        await asyncio.wait(tasks[:MOST_CALLS])
-        broker.cut = False
-        failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
-        assert failed == [place < MOST_CALLS or out_of_reach for place in range(len(tasks))]
-        assert clock() - began == (1.0 if out_of_reach else 10.0)
-        assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
-
-    run(main)
+async def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(out_of_reach: bool, clock: Clock) -> None:
+    broker, began = SlowRecalls(clock), clock()
+    recalls = OutcomeReader(broker, lambda: out_of_reach)
+    tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
+    await asyncio.sleep(0.5)
+    broker.cut = True
+    await asyncio.wait(tasks[:MOST_CALLS])
+    broker.cut = False
+    failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
+    assert failed == [place < MOST_CALLS or out_of_reach for place in range(len(tasks))]
+    assert clock() - began == (1.0 if out_of_reach else 10.0)
+    assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
 
 
-def test_polls_of_one_task_at_a_gateway_share_their_calls() -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
-            asked = fleet.ask("a", task=True)
-            assert await fleet.answered(asked) == ["ok"]
-            polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
-            found = await asyncio.gather(*polls)
-            assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
-            assert len(fleet.server.named("recall")) == 2
-
-    run(main)
+async def test_polls_of_one_task_at_a_gateway_share_their_calls(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
+        asked = fleet.ask("a", task=True)
+        assert await fleet.answered(asked) == ["ok"]
+        polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
+        found = await asyncio.gather(*polls)
+        assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
+        assert len(fleet.server.named("recall")) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -13,9 +12,7 @@ from headway.errors import SettingError, StoreUnavailable
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
-from tests.virtual_time import run
-
-Clock = Callable[[], float]
+from tests.virtual_time import Clock
 
 
 class Noting:
@@ -74,60 +71,44 @@ def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
     return Service(Settings(), stand.broker, stand.gateway, stand.pool, [PortListener(notes)], resources=resources)
 
 
-def test_resources_are_there_before_the_first_request_and_until_after_the_last() -> None:
+async def test_resources_are_there_before_the_first_request_and_until_after_the_last(clock: Clock) -> None:
     notes: list[str] = []
-
-    async def main(clock: Clock) -> None:
-        process = service(clock, notes, Noting("a", notes), Noting("b", notes))
-        await process.start()
-        await asyncio.sleep(1)
-        await process.stop()
-        await process.stop()
-
-    run(main)
+    process = service(clock, notes, Noting("a", notes), Noting("b", notes))
+    await process.start()
+    await asyncio.sleep(1)
+    await process.stop()
+    await process.stop()
     assert notes == [
         *("open a", "open b", "start a", "start b", "door opens"),
         *("door closes", "end a", "end b", "close b", "close a", "door closes"),
     ]
 
 
-def test_a_store_that_comes_late_is_waited_for() -> None:
+async def test_a_store_that_comes_late_is_waited_for(clock: Clock) -> None:
     notes: list[str] = []
-
-    async def main(clock: Clock) -> None:
-        process = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
-        began = clock()
-        await process.start()
-        took = clock() - began
-        await process.stop()
-        assert took == pytest.approx(2 * CONNECT_EVERY, abs=0.1)
-
-    run(main)
+    process = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
+    began = clock()
+    await process.start()
+    took = clock() - began
+    await process.stop()
+    assert took == pytest.approx(2 * CONNECT_EVERY, abs=0.1)
     assert notes[:4] == ["open a", "open a", "open a", "start a"]
 
 
-def test_a_store_that_does_not_come_ends_the_start() -> None:
+async def test_a_store_that_does_not_come_ends_the_start(clock: Clock) -> None:
     notes: list[str] = []
-
-    async def main(clock: Clock) -> None:
-        away = [StoreUnavailable("it is away.")] * 1000
-        began = clock()
-        with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
-            await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
-        assert "--ledger" in str(caught.value)
-        assert clock() - began == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
-
-    run(main)
+    away = [StoreUnavailable("it is away.")] * 1000
+    began = clock()
+    with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
+        await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
+    assert "--ledger" in str(caught.value)
+    assert clock() - began == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)
     assert notes[-2:] == ["close b", "close a"]
     assert "door opens" not in notes
 
 
-def test_one_that_will_not_do_ends_the_start_at_once() -> None:
+async def test_one_that_will_not_do_ends_the_start_at_once(clock: Clock) -> None:
     notes: list[str] = []
-
-    async def main(clock: Clock) -> None:
-        with pytest.raises(SettingError):
-            await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Mend it."))).start()
-
-    run(main)
+    with pytest.raises(SettingError):
+        await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Mend it."))).start()
     assert notes == ["open a", "door closes", "close a"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,24 +14,8 @@ from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
 from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
-from tests import virtual_time
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
-
-Scene = Callable[[Fleets], Coroutine[Any, Any, None]]
-
-
-def played(scene: Scene) -> None:
-    """Run a scene on virtual time."""
-
-    async def main(clock: Callable[[], float]) -> None:
-        fleets = Fleets(clock)
-        try:
-            await scene(fleets)
-        finally:
-            await fleets.close()
-
-    virtual_time.run(main)
 
 
 async def ended(*services: Service) -> None:
@@ -101,418 +84,353 @@ class Away:
         return await self.inner.capacities()
 
 
-def test_a_request_goes_through_roles_of_their_own() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        worker = fleets.worker("host", FakeBackend())
-        controller, _ = fleets.controller("control")
-        for service in (worker, controller, entrance):
-            await service.start()
-        reply = await asking(gateway, "hello")
-        assert reply.output == "HELLO"
-        assert reply.ran is not None
-        assert reply.ran.worker == "host/gpu-0"
-        assert await fleets.members() == sorted([gateway.name, "host", "control"])
-        await ended(entrance, worker, controller)
-        assert await fleets.members() == []
-
-    played(scene)
+async def test_a_request_goes_through_roles_of_their_own(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    worker = fleets.worker("host", FakeBackend())
+    controller, _ = fleets.controller("control")
+    for service in (worker, controller, entrance):
+        await service.start()
+    reply = await asking(gateway, "hello")
+    assert reply.output == "HELLO"
+    assert reply.ran is not None
+    assert reply.ran.worker == "host/gpu-0"
+    assert await fleets.members() == sorted([gateway.name, "host", "control"])
+    await ended(entrance, worker, controller)
+    assert await fleets.members() == []
 
 
-def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        worker = fleets.worker("host", FakeBackend())
+async def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    worker = fleets.worker("host", FakeBackend())
+    await worker.start()
+    await entrance.start()
+    fleets.told.clear()
+    asked = [asking(gateway, f"text {n}") for n in range(20)]
+    await asyncio.sleep(0.05)
+    draining = asyncio.ensure_future(entrance.drain())
+    await asyncio.sleep(0.05)
+    assert gateway.name in await fleets.members()
+    assert fleets.told == ["public drains"]
+    replies = await asyncio.gather(*asked)
+    await draining
+    assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(20)]
+    assert await fleets.members() == ["host"]
+    assert fleets.told == ["public drains", "admin drains"]
+    await entrance.stop()
+    await ended(worker)
+
+
+async def test_a_gateway_serves_on_for_the_lame_duck_period_before_its_port_closes(fleets: Fleets) -> None:
+    fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=3000)
+    entrance, gateway = fleets.gateway()
+    worker = fleets.worker("host", FakeBackend())
+    await worker.start()
+    await entrance.start()
+    fleets.told.clear()
+    draining = asyncio.ensure_future(entrance.drain())
+    await asyncio.sleep(2.9)
+    assert fleets.told == ["public retires"]
+    assert (await asking(gateway, "late")).output == "LATE"
+    await asyncio.sleep(0.2)
+    assert fleets.told[1] == "public drains"
+    await draining
+    await entrance.stop()
+    await ended(worker)
+
+
+async def test_a_process_without_clients_does_not_wait_for_balancers(fleets: Fleets) -> None:
+    fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=600_000)
+    worker = fleets.worker("host", FakeBackend())
+    await worker.start()
+    before = fleets.clock()
+    await worker.drain()
+    assert fleets.clock() - before < 1
+    await worker.stop()
+
+
+async def test_a_worker_going_down_finishes_its_batch_and_claims_no_more(fleets: Fleets) -> None:
+    backends = [FakeBackend(1.0), FakeBackend(1.0)]
+    entrance, gateway = fleets.gateway()
+    leaver = fleets.worker("leaver", *backends)
+    await leaver.start()
+    await entrance.start()
+    asked = [asking(gateway, f"text {n}") for n in range(20)]
+    await asyncio.sleep(0.5)
+    running = sum(len(backend.batches[-1]) for backend in backends)
+    assert 0 < running < 20
+    draining = asyncio.ensure_future(leaver.drain())
+    await asyncio.sleep(0.01)
+    heir = fleets.worker("heir", FakeBackend(0.1))
+    await heir.start()
+    await draining
+    await leaver.stop()
+    replies = await asyncio.gather(*asked)
+    assert {reply.output for reply in replies} == {f"TEXT {n}" for n in range(20)}
+    assert sum(len(batch) for backend in backends for batch in backend.batches) == running
+    assert {reply.attempts for reply in replies} == {1}
+    assert await fleets.worker_statuses() == {
+        "leaver/gpu-0": WorkerStatus.OFFLINE,
+        "leaver/gpu-1": WorkerStatus.OFFLINE,
+        "heir/gpu-0": WorkerStatus.HEALTHY,
+    }
+    assert backends[0].stops >= 1
+    await ended(entrance, heir)
+
+
+async def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    worker = fleets.worker("host", FakeBackend(0.1), FakeBackend(3.0))
+    await worker.start()
+    await entrance.start()
+    asked = [asking(gateway, f"text {n}") for n in range(16)]
+    await asyncio.sleep(0.05)
+    draining = asyncio.ensure_future(worker.drain())
+    await asyncio.sleep(1.5)
+    statuses = await fleets.worker_statuses()
+    assert statuses == {"host/gpu-0": WorkerStatus.OFFLINE, "host/gpu-1": WorkerStatus.HEALTHY}
+    await draining
+    assert set((await fleets.worker_statuses()).values()) == {WorkerStatus.OFFLINE}
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await worker.stop()
+    await entrance.stop()
+
+
+async def test_workers_are_replaced_one_after_the_other_and_no_request_fails(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    running = [fleets.worker(f"old-{n}", FakeBackend(0.05)) for n in range(3)]
+    for worker in running:
         await worker.start()
-        await entrance.start()
-        fleets.told.clear()
-        asked = [asking(gateway, f"text {n}") for n in range(20)]
-        await asyncio.sleep(0.05)
-        draining = asyncio.ensure_future(entrance.drain())
-        await asyncio.sleep(0.05)
-        assert gateway.name in await fleets.members()
-        assert fleets.told == ["public drains"]
-        replies = await asyncio.gather(*asked)
-        await draining
-        assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(20)]
-        assert await fleets.members() == ["host"]
-        assert fleets.told == ["public drains", "admin drains"]
-        await entrance.stop()
-        await ended(worker)
+    await entrance.start()
+    asked = []
 
-    played(scene)
+    async def load() -> None:
+        for n in range(300):
+            asked.append(asking(gateway, f"text {n}"))
+            await asyncio.sleep(0.01)
 
-
-def test_a_gateway_serves_on_for_the_lame_duck_period_before_its_port_closes() -> None:
-    async def scene(fleets: Fleets) -> None:
-        fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=3000)
-        entrance, gateway = fleets.gateway()
-        worker = fleets.worker("host", FakeBackend())
-        await worker.start()
-        await entrance.start()
-        fleets.told.clear()
-        draining = asyncio.ensure_future(entrance.drain())
-        await asyncio.sleep(2.9)
-        assert fleets.told == ["public retires"]
-        assert (await asking(gateway, "late")).output == "LATE"
-        await asyncio.sleep(0.2)
-        assert fleets.told[1] == "public drains"
-        await draining
-        await entrance.stop()
-        await ended(worker)
-
-    played(scene)
-
-
-def test_a_process_without_clients_does_not_wait_for_balancers() -> None:
-    async def scene(fleets: Fleets) -> None:
-        fleets.settings = dataclasses.replace(fleets.settings, lame_duck_ms=600_000)
-        worker = fleets.worker("host", FakeBackend())
-        await worker.start()
-        before = fleets.clock()
-        await worker.drain()
-        assert fleets.clock() - before < 1
-        await worker.stop()
-
-    played(scene)
-
-
-def test_a_worker_going_down_finishes_its_batch_and_claims_no_more() -> None:
-    async def scene(fleets: Fleets) -> None:
-        backends = [FakeBackend(1.0), FakeBackend(1.0)]
-        entrance, gateway = fleets.gateway()
-        leaver = fleets.worker("leaver", *backends)
-        await leaver.start()
-        await entrance.start()
-        asked = [asking(gateway, f"text {n}") for n in range(20)]
+    loading = asyncio.ensure_future(load())
+    for n, worker in enumerate(running):
         await asyncio.sleep(0.5)
-        running = sum(len(backend.batches[-1]) for backend in backends)
-        assert 0 < running < 20
-        draining = asyncio.ensure_future(leaver.drain())
-        await asyncio.sleep(0.01)
-        heir = fleets.worker("heir", FakeBackend(0.1))
-        await heir.start()
-        await draining
-        await leaver.stop()
-        replies = await asyncio.gather(*asked)
-        assert {reply.output for reply in replies} == {f"TEXT {n}" for n in range(20)}
-        assert sum(len(batch) for backend in backends for batch in backend.batches) == running
-        assert {reply.attempts for reply in replies} == {1}
-        assert await fleets.worker_statuses() == {
-            "leaver/gpu-0": WorkerStatus.OFFLINE,
-            "leaver/gpu-1": WorkerStatus.OFFLINE,
-            "heir/gpu-0": WorkerStatus.HEALTHY,
-        }
-        assert backends[0].stops >= 1
-        await ended(entrance, heir)
-
-    played(scene)
+        fresh = fleets.worker(f"new-{n}", FakeBackend(0.05))
+        await fresh.start()
+        await ended(worker)
+        running[n] = fresh
+    await loading
+    replies = await asyncio.gather(*asked)
+    assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(300)]
+    await ended(entrance, *running)
 
 
-def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        worker = fleets.worker("host", FakeBackend(0.1), FakeBackend(3.0))
-        await worker.start()
-        await entrance.start()
-        asked = [asking(gateway, f"text {n}") for n in range(16)]
-        await asyncio.sleep(0.05)
-        draining = asyncio.ensure_future(worker.drain())
-        await asyncio.sleep(1.5)
-        statuses = await fleets.worker_statuses()
-        assert statuses == {"host/gpu-0": WorkerStatus.OFFLINE, "host/gpu-1": WorkerStatus.HEALTHY}
-        await draining
-        assert set((await fleets.worker_statuses()).values()) == {WorkerStatus.OFFLINE}
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        await worker.stop()
-        await entrance.stop()
-
-    played(scene)
+async def test_the_leader_publishes_what_the_workers_carry(fleets: Fleets) -> None:
+    entrance, gateway = fleets.gateway()
+    workers = [fleets.worker(f"host-{n}", FakeBackend(0.1)) for n in range(2)]
+    service, controller = fleets.controller("control")
+    for started in (*workers, service, entrance):
+        await started.start()
+    await asyncio.gather(*(asking(gateway, f"text {n}") for n in range(40)))
+    await asyncio.sleep(1.0)
+    assert controller.leads
+    [whole] = await fleets.fleet.capacities()
+    assert (whole.model, whole.healthy, whole.degraded) == ("m", 2, 0)
+    assert whole.items_per_second == pytest.approx(2 * 8 / 0.1, rel=0.1)
+    assert whole.usable_per_second == pytest.approx(0.7 * whole.items_per_second)
+    await ended(workers[0])
+    await asyncio.sleep(1.0)
+    [half] = await fleets.fleet.capacities()
+    assert half.healthy == 1
+    assert half.items_per_second == pytest.approx(whole.items_per_second / 2, rel=0.1)
+    await ended(entrance, workers[1], service)
 
 
-def test_workers_are_replaced_one_after_the_other_and_no_request_fails() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        running = [fleets.worker(f"old-{n}", FakeBackend(0.05)) for n in range(3)]
-        for worker in running:
-            await worker.start()
-        await entrance.start()
-        asked = []
-
-        async def load() -> None:
-            for n in range(300):
-                asked.append(asking(gateway, f"text {n}"))
-                await asyncio.sleep(0.01)
-
-        loading = asyncio.ensure_future(load())
-        for n, worker in enumerate(running):
-            await asyncio.sleep(0.5)
-            fresh = fleets.worker(f"new-{n}", FakeBackend(0.05))
-            await fresh.start()
-            await ended(worker)
-            running[n] = fresh
-        await loading
-        replies = await asyncio.gather(*asked)
-        assert [reply.output for reply in replies] == [f"TEXT {n}" for n in range(300)]
-        await ended(entrance, *running)
-
-    played(scene)
-
-
-def test_the_leader_publishes_what_the_workers_carry() -> None:
-    async def scene(fleets: Fleets) -> None:
-        entrance, gateway = fleets.gateway()
-        workers = [fleets.worker(f"host-{n}", FakeBackend(0.1)) for n in range(2)]
-        service, controller = fleets.controller("control")
-        for started in (*workers, service, entrance):
-            await started.start()
-        await asyncio.gather(*(asking(gateway, f"text {n}") for n in range(40)))
+async def test_of_two_controllers_one_leads_and_the_other_takes_over_at_once(fleets: Fleets) -> None:
+    first, one = fleets.controller("one")
+    second, two = fleets.controller("two")
+    await first.start()
+    await asyncio.sleep(0.1)
+    await second.start()
+    for _ in range(5):
         await asyncio.sleep(1.0)
-        assert controller.leads
-        [whole] = await fleets.fleet.capacities()
-        assert (whole.model, whole.healthy, whole.degraded) == ("m", 2, 0)
-        assert whole.items_per_second == pytest.approx(2 * 8 / 0.1, rel=0.1)
-        assert whole.usable_per_second == pytest.approx(0.7 * whole.items_per_second)
-        await ended(workers[0])
-        await asyncio.sleep(1.0)
-        [half] = await fleets.fleet.capacities()
-        assert half.healthy == 1
-        assert half.items_per_second == pytest.approx(whole.items_per_second / 2, rel=0.1)
-        await ended(entrance, workers[1], service)
-
-    played(scene)
+        assert (one.leads, two.leads) == (True, False)
+    await ended(first)
+    await asyncio.sleep(1.1)
+    assert two.leads
+    await asyncio.sleep(1.0)
+    assert [(member.id, member.leads) for member in await fleets.fleet.members()][-1] == ("two", True)
+    await ended(second)
+    assert await fleets.members() == []
 
 
-def test_of_two_controllers_one_leads_and_the_other_takes_over_at_once() -> None:
-    async def scene(fleets: Fleets) -> None:
-        first, one = fleets.controller("one")
-        second, two = fleets.controller("two")
-        await first.start()
-        await asyncio.sleep(0.1)
-        await second.start()
-        for _ in range(5):
-            await asyncio.sleep(1.0)
-            assert (one.leads, two.leads) == (True, False)
-        await ended(first)
-        await asyncio.sleep(1.1)
-        assert two.leads
-        await asyncio.sleep(1.0)
-        assert [(member.id, member.leads) for member in await fleets.fleet.members()][-1] == ("two", True)
-        await ended(second)
-        assert await fleets.members() == []
-
-    played(scene)
-
-
-def test_a_leader_that_is_cut_off_is_followed_within_its_lease() -> None:
-    async def scene(fleets: Fleets) -> None:
-        whole = fleets.fleet
-        fleets.fleet = lonely = Away(whole)
-        first, one = fleets.controller("one")
-        fleets.fleet = whole
-        second, two = fleets.controller("two")
-        await first.start()
-        await second.start()
-        await asyncio.sleep(1.5)
-        lonely.away = True
-        with capture_logs() as logs:
-            await asyncio.sleep(5.0)
-        assert (one.leads, two.leads) == (False, True)
-        outages = [line["who"] for line in logs if line["event"] == "the broker is out of reach"]
-        assert sorted(outages) == ["controller", "membership"]
-        lonely.away = False
-        await asyncio.sleep(2.0)
-        assert (one.leads, two.leads) == (False, True)
-        await ended(first, second)
-
-    played(scene)
-
-
-def test_a_process_ends_although_the_broker_is_away() -> None:
-    async def scene(fleets: Fleets) -> None:
-        fleets.fleet = away = Away(fleets.fleet)
-        entrance, gateway = fleets.gateway()
-        service, _ = fleets.controller("control")
-        await entrance.start()
-        await service.start()
-        away.away = True
-        await asyncio.sleep(2.0)
-        await ended(entrance, service)
-        away.away = False
-        assert gateway.pending == 0
-
-    played(scene)
-
-
-def test_the_link_is_opened_first_and_closed_last() -> None:
-    async def scene(fleets: Fleets) -> None:
-        service, _ = fleets.gateway(FakeLink(fleets.told))
-        await service.start()
-        assert fleets.told == ["public binds", "admin binds", "admin opens", "link opens", "public opens"]
-        fleets.told.clear()
-        await ended(service)
-        assert fleets.told == ["public drains", "admin drains", "public closes", "admin closes", "link closes"]
-
-    played(scene)
-
-
-def test_a_broker_that_is_late_is_waited_for() -> None:
-    async def scene(fleets: Fleets) -> None:
-        connection = FakeLink(fleets.told, answers=10)
-        service = fleets.worker("host", FakeBackend(), connection=connection)
-        with capture_logs() as logs:
-            await service.start()
-        assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["the broker does not answer yet"]
-        assert connection.attempts == 10
-        await ended(service)
-
-    played(scene)
-
-
-def test_a_broker_that_does_not_come_is_given_up() -> None:
-    async def scene(fleets: Fleets) -> None:
-        backend = FakeBackend()
-        service = fleets.worker("host", backend, connection=FakeLink(fleets.told, answers=1e9))
-        begun = fleets.clock()
-        with pytest.raises(BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start it, or name"):
-            await service.start()
-        assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
-        assert backend.starts == 0
-        assert fleets.told == ["admin binds", "admin opens", "admin closes", "link closes"]
-
-    played(scene)
-
-
-def test_a_broker_that_will_not_do_is_refused_at_once() -> None:
-    async def scene(fleets: Fleets) -> None:
-        error = SettingError("broker", "redis://x", "has maxmemory-policy allkeys-lru", "Set noeviction.")
-        connection = FakeLink(fleets.told, refuses=error)
-        service, _ = fleets.controller("control", connection=connection)
-        with pytest.raises(SettingError, match="allkeys-lru"):
-            await service.start()
-        assert connection.attempts == 1
-
-    played(scene)
-
-
-def test_two_processes_may_not_have_one_name() -> None:
-    async def scene(fleets: Fleets) -> None:
-        first = fleets.worker("host", FakeBackend(), pid=1)
-        await first.start()
-        backend = FakeBackend()
-        second = fleets.worker("host", backend, pid=2)
-        with pytest.raises(SettingError, match=r"^name = 'host': is in use: by process 1 on here\. Give each"):
-            await second.start()
-        assert backend.starts == 0
-        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-        assert await fleets.members() == ["host"]
-        await ended(first)
-        third = fleets.worker("host", FakeBackend(), pid=3)
-        await third.start()
-        await ended(third)
-
-    played(scene)
-
-
-def test_a_slot_on_which_nothing_is_loaded_keeps_its_name_for_nobody() -> None:
-    async def scene(fleets: Fleets) -> None:
-        left = WorkerInfo(worker_id="host/gpu-0", model="m", status=WorkerStatus.COLD)
-        await fleets.broker.heartbeat(left)
-        anew = fleets.worker("host", FakeBackend())
-        await anew.start()
-        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-        await ended(anew)
-
-    played(scene)
-
-
-def test_two_processes_may_not_have_slots_of_one_name() -> None:
-    """Two processes of `serve` have slots named after their gateways."""
-
-    async def scene(fleets: Fleets) -> None:
-        first = fleets.worker("host", FakeBackend(), id="host-1")
-        await first.start()
-        second = fleets.worker("host", FakeBackend(), FakeBackend(), id="host-2")
-        with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 is there already\."):
-            await second.start()
-        assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-        await ended(first)
-        third = fleets.worker("host", FakeBackend(), id="host-3")
-        await third.start()
-        await ended(third)
-
-    played(scene)
-
-
-def test_the_name_of_a_process_that_was_killed_is_free_in_a_while() -> None:
-    async def scene(fleets: Fleets) -> None:
-        await fleets.fleet.heartbeat(ProcessInfo(id="host", role=Role.WORKER, host="here", pid=7))
-        heir = fleets.worker("host", FakeBackend(), pid=8)
-        begun = fleets.clock()
-        await heir.start()
-        assert fleets.clock() - begun == pytest.approx(10.5, abs=1.0)
-        await ended(heir)
-
-    played(scene)
-
-
-def test_who_stops_while_nothing_answers_waits_once_for_its_slots_and_once_for_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scene(fleets: Fleets) -> None:
-        service = fleets.worker("host", FakeBackend())
-        await service.start()
-        await asyncio.sleep(0.1)
-        told: list[str] = []
-
-        async def silent(*said: object) -> None:
-            told.append(str(said[0].status) if isinstance(said[0], WorkerInfo) else str(said[0]))
-            await asyncio.sleep(1.0)
-            raise BrokerUnavailable("no answer")
-
-        monkeypatch.setattr(fleets.broker, "heartbeat", silent)
-        monkeypatch.setattr(fleets.fleet, "leave", silent)
-        begun = fleets.clock()
-        await service.drain()
-        await service.stop()
-        assert told.count("host") == 1
-        assert fleets.clock() - begun == pytest.approx(2.0), "one call for the slot, and one for the process"
-
-    played(scene)
-
-
-def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_whoever_comes_later() -> None:
-    async def scene(fleets: Fleets) -> None:
-        async def told(id: str, **shared: str) -> list[tuple[str, str, str, str]]:
-            member = ProcessInfo(id=id, role=Role.WORKER, host="here", pid=1, shared=shared)
-            with capture_logs() as logs:
-                await Membership(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
-            assert all(line["log_level"] == "warning" for line in logs)
-            return [(line["setting"], line["here"], line["there"], line["process"]) for line in logs]
-
-        assert await told("of an earlier version") == []
-        assert await told("first", shards="16", tiers="a,b") == []
-        assert await told("second", shards="16", tiers="a,b") == []
-        assert await told("odd", shards="1", tiers="a,b") == [("shards", "1", "16", "first")]
-        assert await told("last", shards="16", tiers="a") == [
-            ("tiers", "a", "a,b", "first"),
-            ("shards", "16", "1", "odd"),
-        ]
-
-    played(scene)
-
-
-def test_a_capacity_that_nobody_publishes_any_more_stays_as_it_was() -> None:
-    async def scene(fleets: Fleets) -> None:
-        service, _ = fleets.controller("control")
-        await service.start()
-        await asyncio.sleep(0.5)
-        await ended(service)
-        known: Sequence[Capacity] = await fleets.fleet.capacities()
+async def test_a_leader_that_is_cut_off_is_followed_within_its_lease(fleets: Fleets) -> None:
+    whole = fleets.fleet
+    fleets.fleet = lonely = Away(whole)
+    first, one = fleets.controller("one")
+    fleets.fleet = whole
+    second, two = fleets.controller("two")
+    await first.start()
+    await second.start()
+    await asyncio.sleep(1.5)
+    lonely.away = True
+    with capture_logs() as logs:
         await asyncio.sleep(5.0)
-        assert await fleets.fleet.capacities() == known
-        assert [(capacity.model, capacity.healthy) for capacity in known] == [("m", 0)]
+    assert (one.leads, two.leads) == (False, True)
+    outages = [line["who"] for line in logs if line["event"] == "the broker is out of reach"]
+    assert sorted(outages) == ["controller", "membership"]
+    lonely.away = False
+    await asyncio.sleep(2.0)
+    assert (one.leads, two.leads) == (False, True)
+    await ended(first, second)
 
-    played(scene)
+
+async def test_a_process_ends_although_the_broker_is_away(fleets: Fleets) -> None:
+    fleets.fleet = away = Away(fleets.fleet)
+    entrance, gateway = fleets.gateway()
+    service, _ = fleets.controller("control")
+    await entrance.start()
+    await service.start()
+    away.away = True
+    await asyncio.sleep(2.0)
+    await ended(entrance, service)
+    away.away = False
+    assert gateway.pending == 0
+
+
+async def test_the_link_is_opened_first_and_closed_last(fleets: Fleets) -> None:
+    service, _ = fleets.gateway(FakeLink(fleets.told))
+    await service.start()
+    assert fleets.told == ["public binds", "admin binds", "admin opens", "link opens", "public opens"]
+    fleets.told.clear()
+    await ended(service)
+    assert fleets.told == ["public drains", "admin drains", "public closes", "admin closes", "link closes"]
+
+
+async def test_a_broker_that_is_late_is_waited_for(fleets: Fleets) -> None:
+    connection = FakeLink(fleets.told, answers=10)
+    service = fleets.worker("host", FakeBackend(), connection=connection)
+    with capture_logs() as logs:
+        await service.start()
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["the broker does not answer yet"]
+    assert connection.attempts == 10
+    await ended(service)
+
+
+async def test_a_broker_that_does_not_come_is_given_up(fleets: Fleets) -> None:
+    backend = FakeBackend()
+    service = fleets.worker("host", backend, connection=FakeLink(fleets.told, answers=1e9))
+    begun = fleets.clock()
+    with pytest.raises(BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start it, or name"):
+        await service.start()
+    assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
+    assert backend.starts == 0
+    assert fleets.told == ["admin binds", "admin opens", "admin closes", "link closes"]
+
+
+async def test_a_broker_that_will_not_do_is_refused_at_once(fleets: Fleets) -> None:
+    error = SettingError("broker", "redis://x", "has maxmemory-policy allkeys-lru", "Set noeviction.")
+    connection = FakeLink(fleets.told, refuses=error)
+    service, _ = fleets.controller("control", connection=connection)
+    with pytest.raises(SettingError, match="allkeys-lru"):
+        await service.start()
+    assert connection.attempts == 1
+
+
+async def test_two_processes_may_not_have_one_name(fleets: Fleets) -> None:
+    first = fleets.worker("host", FakeBackend(), pid=1)
+    await first.start()
+    backend = FakeBackend()
+    second = fleets.worker("host", backend, pid=2)
+    with pytest.raises(SettingError, match=r"^name = 'host': is in use: by process 1 on here\. Give each"):
+        await second.start()
+    assert backend.starts == 0
+    assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+    assert await fleets.members() == ["host"]
+    await ended(first)
+    third = fleets.worker("host", FakeBackend(), pid=3)
+    await third.start()
+    await ended(third)
+
+
+async def test_a_slot_on_which_nothing_is_loaded_keeps_its_name_for_nobody(fleets: Fleets) -> None:
+    left = WorkerInfo(worker_id="host/gpu-0", model="m", status=WorkerStatus.COLD)
+    await fleets.broker.heartbeat(left)
+    anew = fleets.worker("host", FakeBackend())
+    await anew.start()
+    assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+    await ended(anew)
+
+
+async def test_two_processes_may_not_have_slots_of_one_name(fleets: Fleets) -> None:
+    """Two processes of `serve` have slots named after their gateways."""
+    first = fleets.worker("host", FakeBackend(), id="host-1")
+    await first.start()
+    second = fleets.worker("host", FakeBackend(), FakeBackend(), id="host-2")
+    with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 is there already\."):
+        await second.start()
+    assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
+    await ended(first)
+    third = fleets.worker("host", FakeBackend(), id="host-3")
+    await third.start()
+    await ended(third)
+
+
+async def test_the_name_of_a_process_that_was_killed_is_free_in_a_while(fleets: Fleets) -> None:
+    await fleets.fleet.heartbeat(ProcessInfo(id="host", role=Role.WORKER, host="here", pid=7))
+    heir = fleets.worker("host", FakeBackend(), pid=8)
+    begun = fleets.clock()
+    await heir.start()
+    assert fleets.clock() - begun == pytest.approx(10.5, abs=1.0)
+    await ended(heir)
+
+
+async def test_who_stops_while_nothing_answers_waits_once_for_its_slots_and_once_for_itself(
+    monkeypatch: pytest.MonkeyPatch, fleets: Fleets
+) -> None:
+    service = fleets.worker("host", FakeBackend())
+    await service.start()
+    await asyncio.sleep(0.1)
+    told: list[str] = []
+
+    async def silent(*said: object) -> None:
+        told.append(str(said[0].status) if isinstance(said[0], WorkerInfo) else str(said[0]))
+        await asyncio.sleep(1.0)
+        raise BrokerUnavailable("no answer")
+
+    monkeypatch.setattr(fleets.broker, "heartbeat", silent)
+    monkeypatch.setattr(fleets.fleet, "leave", silent)
+    begun = fleets.clock()
+    await service.drain()
+    await service.stop()
+    assert told.count("host") == 1
+    assert fleets.clock() - begun == pytest.approx(2.0), "one call for the slot, and one for the process"
+
+
+async def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_whoever_comes_later(
+    fleets: Fleets,
+) -> None:
+    async def told(id: str, **shared: str) -> list[tuple[str, str, str, str]]:
+        member = ProcessInfo(id=id, role=Role.WORKER, host="here", pid=1, shared=shared)
+        with capture_logs() as logs:
+            await Membership(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
+        assert all(line["log_level"] == "warning" for line in logs)
+        return [(line["setting"], line["here"], line["there"], line["process"]) for line in logs]
+
+    assert await told("of an earlier version") == []
+    assert await told("first", shards="16", tiers="a,b") == []
+    assert await told("second", shards="16", tiers="a,b") == []
+    assert await told("odd", shards="1", tiers="a,b") == [("shards", "1", "16", "first")]
+    assert await told("last", shards="16", tiers="a") == [
+        ("tiers", "a", "a,b", "first"),
+        ("shards", "16", "1", "odd"),
+    ]
+
+
+async def test_a_capacity_that_nobody_publishes_any_more_stays_as_it_was(fleets: Fleets) -> None:
+    service, _ = fleets.controller("control")
+    await service.start()
+    await asyncio.sleep(0.5)
+    await ended(service)
+    known: Sequence[Capacity] = await fleets.fleet.capacities()
+    await asyncio.sleep(5.0)
+    assert await fleets.fleet.capacities() == known
+    assert [(capacity.model, capacity.healthy) for capacity in known] == [("m", 0)]

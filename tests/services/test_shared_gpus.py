@@ -29,7 +29,7 @@ from headway.worker.shared_gpus import CHECK_LOADS_EVERY, SharedGpus, SharedMode
 from headway.worker.starting import Limits
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 BATCH = 0.1
@@ -68,7 +68,7 @@ class Stand:
 
     def __init__(
         self,
-        clock: Callable[[], float],
+        clock: Clock,
         models: str,
         gpus: int,
         room: int,
@@ -163,284 +163,243 @@ class Stand:
         return ["".join(sorted(models)) for models in found]
 
 
-def test_a_flood_of_one_model_costs_another_the_batch_that_is_running() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 2, 2) as stand:
-            assert stand.on == ["ab", "ab"]
-            calm = max([await stand.latency("b") for _ in range(5)])
-            flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
-            await asyncio.sleep(BATCH / 2)
-            flooded = max([await stand.latency("b") for _ in range(10)])
-            assert flooded <= calm + BATCH + 1e-6
-            for one in flood:
-                one.cancel()
-            await asyncio.gather(*flood, return_exceptions=True)
-
-    run(main)
+async def test_a_flood_of_one_model_costs_another_the_batch_that_is_running(clock: Clock) -> None:
+    async with Stand(clock, "ab", 2, 2) as stand:
+        assert stand.on == ["ab", "ab"]
+        calm = max([await stand.latency("b") for _ in range(5)])
+        flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
+        await asyncio.sleep(BATCH / 2)
+        flooded = max([await stand.latency("b") for _ in range(10)])
+        assert flooded <= calm + BATCH + 1e-6
+        for one in flood:
+            one.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
 
 
-def test_what_one_model_leaves_of_the_gpus_another_uses() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 2, 2) as stand:
-            replies = await asyncio.gather(*(stand.ask("a") for _ in range(64)))
-            assert {reply.ran.worker for reply in replies if reply.ran} == {"a/gpu-0", "a/gpu-1"}
-
-    run(main)
+async def test_what_one_model_leaves_of_the_gpus_another_uses(clock: Clock) -> None:
+    async with Stand(clock, "ab", 2, 2) as stand:
+        replies = await asyncio.gather(*(stand.ask("a") for _ in range(64)))
+        assert {reply.ran.worker for reply in replies if reply.ran} == {"a/gpu-0", "a/gpu-1"}
 
 
-def test_models_that_are_both_flooded_take_turns() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 1, 2) as stand:
-            asked = [stand.ask(model) for model in "ab" for _ in range(80)]
-            await asyncio.gather(*asked)
-            first = stand.gpus[0].order[:16]
-            assert abs(first.count("a") - first.count("b")) <= 2
-
-    run(main)
+async def test_models_that_are_both_flooded_take_turns(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 2) as stand:
+        asked = [stand.ask(model) for model in "ab" for _ in range(80)]
+        await asyncio.gather(*asked)
+        first = stand.gpus[0].order[:16]
+        assert abs(first.count("a") - first.count("b")) <= 2
 
 
-def test_a_cold_model_is_loaded_once_and_takes_the_place_of_the_coldest() -> None:
-    async def main(clock: Callable[[], float]) -> None:
+async def test_a_cold_model_is_loaded_once_and_takes_the_place_of_the_coldest(clock: Clock) -> None:
+    async with Stand(clock, "abc", 2, 1) as stand:
+        assert stand.on == ["a", "b"]
+        begun = clock()
+        asked = [asyncio.ensure_future(stand.ask("c")) for _ in range(20)]
+        while not asked[0].done():
+            await stand.latency("a")
+        assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
+        assert stand.on == ["a", "c"]
+        assert stand.counters.model_loads["c", "c/gpu-1"] == 1
+        assert [key for key in stand.counters.model_loads if key[0] == "c"] == [("c", "c/gpu-1")]
+        assert stand.counters.model_evictions == {"cold": 1}
+        assert stand.counters.load_seconds["c"].sum == pytest.approx(LOAD)
+        assert clock() - begun < 15.0
+        assert (await stand.statuses())["b/gpu-1"] is WorkerStatus.COLD
+
+
+async def test_the_time_of_a_load_is_none_of_a_batch_and_trips_no_deadline(clock: Clock) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        stand.backends.clear()
+        slow = stand._backend
+
+        def slower(model: str, index: int) -> OnGpu:
+            backend = slow(model, index)
+            backend.start_seconds = 20.0  # The GPU deadline is 3 s.
+            return backend
+
+        stand._backend = slower  # type: ignore[method-assign]
+        cold = asyncio.ensure_future(stand.ask("c"))
+        while not cold.done():
+            assert await stand.latency("a") <= 2 * BATCH + 1e-6, "the others of the GPU serve on"
+        assert cold.result().output == "X"
+        [seconds] = {histogram.sum for key, histogram in stand.counters.gpu_seconds.items() if key[0] == "c"}
+        assert seconds == pytest.approx(BATCH)
+
+
+async def test_a_model_that_does_not_load_leaves_the_others_of_its_gpu_alone(clock: Clock) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        stand.broken.add(("c", 0))
+        cold = asyncio.ensure_future(stand.ask("c"))
+        for _ in range(200):
+            assert await stand.latency("a") <= 2 * BATCH + 1e-6
+        assert len(stand.backends["c", 0]) >= 2, "it is tried again"
+        stand.broken.clear()
+        assert (await cold).output == "X"
+
+
+async def test_a_model_that_does_not_load_at_the_start_ends_it(clock: Clock) -> None:
+    stand = Stand(clock, "ab", 1, 2)
+    stand.broken.add(("b", 0))
+    with pytest.raises(TargetError):
+        await stand.__aenter__()
+    await stand.pool.stop()
+
+
+async def test_a_process_that_is_killed_while_warm_is_started_again_and_the_others_serve_on(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "ab", 1, 2) as stand:
+        [backend] = stand.backends["a", 0]
+        backend.dead.set()
+        waiting = asyncio.ensure_future(stand.ask("a"))
+        while not waiting.done():
+            assert await stand.latency("b") <= 2 * BATCH + 0.05
+        assert waiting.result().output == "X"
+        assert len(stand.backends["a", 0]) == 2
+
+
+async def test_a_process_that_does_not_come_back_gives_its_place_up(clock: Clock) -> None:
+    async with Stand(clock, "ab", 2, 1) as stand:
+        stand.broken.add(("a", 0))
+        stand.backends["a", 0][0].dead.set()
+        await asyncio.sleep(3 * CHECK_LOADS_EVERY)
+        assert stand.on == ["", "b"]
+        stand.broken.clear()
+        assert (await stand.ask("a")).output == "X"
+
+
+async def test_what_is_to_be_kept_warm_stays(clock: Clock) -> None:
+    async with Stand(clock, "abc", 2, 1, a=1) as stand:
+        for model in "bcbc":
+            assert (await stand.ask(model)).output == "X"
+            assert "a" in stand.on
+
+
+async def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "ab", 2, 1) as stand:
+        assert stand.on == ["a", "b"]
+        stand.watched[1].lose()
+        asked = [asyncio.ensure_future(stand.ask("b")) for _ in range(20)]
+        assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
+        for model in "abab":
+            assert (await stand.ask(model)).output == "X"
+        assert {key for key in stand.backends if key[1] == 1} == {("b", 1)}
+        assert len(stand.backends["b", 1]) == 1, "it is not started again"
+        lost = {one.worker_id: (one.status, one.reason) for one in await stand.broker.workers()}["b/gpu-1"]
+        assert lost == (WorkerStatus.DEGRADED, f"its GPU is lost: {LOST}")
+
+
+async def test_a_drain_ends_the_batches_and_begins_no_load(clock: Clock) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        running = asyncio.ensure_future(stand.ask("a"))
+        cold = asyncio.ensure_future(stand.ask("c", timeout=5.0))
+        await asyncio.sleep(BATCH / 2)
+        await stand.pool.drain()
+        assert (await running).output == "X"
+        failure = (await cold).failure
+        assert failure is not None
+        assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
+        assert ("c", 0) not in stand.backends
+        assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}, "also of what was cold"
+
+
+async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_told_of(
+    clock: Clock,
+) -> None:
+    for drains in (True, False):
         async with Stand(clock, "abc", 2, 1) as stand:
-            assert stand.on == ["a", "b"]
-            begun = clock()
-            asked = [asyncio.ensure_future(stand.ask("c")) for _ in range(20)]
-            while not asked[0].done():
+            while "c/gpu-0" not in await stand.statuses():
                 await stand.latency("a")
-            assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
-            assert stand.on == ["a", "c"]
-            assert stand.counters.model_loads["c", "c/gpu-1"] == 1
-            assert [key for key in stand.counters.model_loads if key[0] == "c"] == [("c", "c/gpu-1")]
-            assert stand.counters.model_evictions == {"cold": 1}
-            assert stand.counters.load_seconds["c"].sum == pytest.approx(LOAD)
-            assert clock() - begun < 15.0
-            assert (await stand.statuses())["b/gpu-1"] is WorkerStatus.COLD
-
-    run(main)
-
-
-def test_the_time_of_a_load_is_none_of_a_batch_and_trips_no_deadline() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 1, 2) as stand:
-            stand.backends.clear()
-            slow = stand._backend
-
-            def slower(model: str, index: int) -> OnGpu:
-                backend = slow(model, index)
-                backend.start_seconds = 20.0  # The GPU deadline is 3 s.
-                return backend
-
-            stand._backend = slower  # type: ignore[method-assign]
-            cold = asyncio.ensure_future(stand.ask("c"))
-            while not cold.done():
-                assert await stand.latency("a") <= 2 * BATCH + 1e-6, "the others of the GPU serve on"
-            assert cold.result().output == "X"
-            [seconds] = {histogram.sum for key, histogram in stand.counters.gpu_seconds.items() if key[0] == "c"}
-            assert seconds == pytest.approx(BATCH)
-
-    run(main)
+            asked = asyncio.ensure_future(stand.ask("c"))
+            while not asked.done():
+                await stand.latency("a")
+            assert await stand.statuses() == {
+                "a/gpu-0": WorkerStatus.HEALTHY,
+                "b/gpu-1": WorkerStatus.COLD,
+                "c/gpu-0": WorkerStatus.COLD,
+                "c/gpu-1": WorkerStatus.HEALTHY,
+            }
+            if drains:
+                await stand.pool.drain()
+                assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+                await asyncio.sleep(3.0)
+        assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
 
-def test_a_model_that_does_not_load_leaves_the_others_of_its_gpu_alone() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 1, 2) as stand:
-            stand.broken.add(("c", 0))
-            cold = asyncio.ensure_future(stand.ask("c"))
-            for _ in range(200):
-                assert await stand.latency("a") <= 2 * BATCH + 1e-6
-            assert len(stand.backends["c", 0]) >= 2, "it is tried again"
-            stand.broken.clear()
-            assert (await cold).output == "X"
-
-    run(main)
-
-
-def test_a_model_that_does_not_load_at_the_start_ends_it() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stand = Stand(clock, "ab", 1, 2)
-        stand.broken.add(("b", 0))
-        with pytest.raises(TargetError):
-            await stand.__aenter__()
-        await stand.pool.stop()
-
-    run(main)
-
-
-def test_a_process_that_is_killed_while_warm_is_started_again_and_the_others_serve_on() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 1, 2) as stand:
-            [backend] = stand.backends["a", 0]
-            backend.dead.set()
-            waiting = asyncio.ensure_future(stand.ask("a"))
-            while not waiting.done():
-                assert await stand.latency("b") <= 2 * BATCH + 0.05
-            assert waiting.result().output == "X"
-            assert len(stand.backends["a", 0]) == 2
-
-    run(main)
-
-
-def test_a_process_that_does_not_come_back_gives_its_place_up() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 2, 1) as stand:
-            stand.broken.add(("a", 0))
-            stand.backends["a", 0][0].dead.set()
-            await asyncio.sleep(3 * CHECK_LOADS_EVERY)
-            assert stand.on == ["", "b"]
-            stand.broken.clear()
-            assert (await stand.ask("a")).output == "X"
-
-    run(main)
-
-
-def test_what_is_to_be_kept_warm_stays() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 2, 1, a=1) as stand:
-            for model in "bcbc":
-                assert (await stand.ask(model)).output == "X"
-                assert "a" in stand.on
-
-    run(main)
-
-
-def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 2, 1) as stand:
-            assert stand.on == ["a", "b"]
-            stand.watched[1].lose()
-            asked = [asyncio.ensure_future(stand.ask("b")) for _ in range(20)]
-            assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
-            for model in "abab":
-                assert (await stand.ask(model)).output == "X"
-            assert {key for key in stand.backends if key[1] == 1} == {("b", 1)}
-            assert len(stand.backends["b", 1]) == 1, "it is not started again"
-            lost = {one.worker_id: (one.status, one.reason) for one in await stand.broker.workers()}["b/gpu-1"]
-            assert lost == (WorkerStatus.DEGRADED, f"its GPU is lost: {LOST}")
-
-    run(main)
-
-
-def test_a_drain_ends_the_batches_and_begins_no_load() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 1, 2) as stand:
+async def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 1) as stand:
+        running = asyncio.ensure_future(stand.ask("a"))
+        cold = asyncio.ensure_future(stand.ask("b", timeout=20.0))
+        while stand.on == ["a"]:
             running = asyncio.ensure_future(stand.ask("a"))
-            cold = asyncio.ensure_future(stand.ask("c", timeout=5.0))
-            await asyncio.sleep(BATCH / 2)
-            await stand.pool.drain()
-            assert (await running).output == "X"
-            failure = (await cold).failure
-            assert failure is not None
-            assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
-            assert ("c", 0) not in stand.backends
-            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}, "also of what was cold"
-
-    run(main)
+            await asyncio.sleep(CHECK_LOADS_EVERY / 20)
+        assert stand.on == [""], "the one is leaving, the other does not load yet"
+        await stand.pool.drain()
+        await asyncio.sleep(3.0)  # The heartbeats of what has left end.
+        assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+        cold.cancel()
+        await asyncio.gather(running, cold, return_exceptions=True)
 
 
-def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_told_of() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        for drains in (True, False):
-            async with Stand(clock, "abc", 2, 1) as stand:
-                while "c/gpu-0" not in await stand.statuses():
-                    await stand.latency("a")
-                asked = asyncio.ensure_future(stand.ask("c"))
-                while not asked.done():
-                    await stand.latency("a")
-                assert await stand.statuses() == {
-                    "a/gpu-0": WorkerStatus.HEALTHY,
-                    "b/gpu-1": WorkerStatus.COLD,
-                    "c/gpu-0": WorkerStatus.COLD,
-                    "c/gpu-1": WorkerStatus.HEALTHY,
-                }
-                if drains:
-                    await stand.pool.drain()
-                    assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
-                    await asyncio.sleep(3.0)
-            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+async def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abcd", 1, 1) as stand:
+        told, slowly = stand.broker.heartbeat, asyncio.Event()
 
-    run(main)
+        async def slow(worker: WorkerInfo) -> None:
+            if worker.status is WorkerStatus.COLD:
+                slowly.set()
+                await asyncio.sleep(CHECK_LOADS_EVERY)
+            await told(worker)
+
+        stand.broker.heartbeat = slow  # type: ignore[method-assign]
+        await slowly.wait()
+        await stand.pool.drain()
+        await asyncio.sleep(3.0)
+        assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
 
-def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "ab", 1, 1) as stand:
-            running = asyncio.ensure_future(stand.ask("a"))
-            cold = asyncio.ensure_future(stand.ask("b", timeout=20.0))
-            while stand.on == ["a"]:
-                running = asyncio.ensure_future(stand.ask("a"))
-                await asyncio.sleep(CHECK_LOADS_EVERY / 20)
-            assert stand.on == [""], "the one is leaving, the other does not load yet"
-            await stand.pool.drain()
-            await asyncio.sleep(3.0)  # The heartbeats of what has left end.
-            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
-            cold.cancel()
-            await asyncio.gather(running, cold, return_exceptions=True)
-
-    run(main)
-
-
-def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_farewell() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abcd", 1, 1) as stand:
-            told, slowly = stand.broker.heartbeat, asyncio.Event()
-
-            async def slow(worker: WorkerInfo) -> None:
-                if worker.status is WorkerStatus.COLD:
-                    slowly.set()
-                    await asyncio.sleep(CHECK_LOADS_EVERY)
-                await told(worker)
-
-            stand.broker.heartbeat = slow  # type: ignore[method-assign]
-            await slowly.wait()
-            await stand.pool.drain()
-            await asyncio.sleep(3.0)
-            assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
-
-    run(main)
+async def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_have(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        await asyncio.sleep(3.0)
+        workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
+        assert {id: worker.status.value for id, worker in workers.items()} == {
+            "a/gpu-0": "healthy", "b/gpu-0": "healthy", "c/gpu-0": "cold",
+        }  # fmt: skip
+        assert {worker.gpu for worker in workers.values()} == {"gpu-0"}
+        flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
+        await asyncio.sleep(4.0)
+        workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
+        assert workers["b/gpu-0"].share < 0.7
+        assert workers["a/gpu-0"].share > 0.9
+        for one in flood:
+            one.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
 
 
-def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_have() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 1, 2) as stand:
-            await asyncio.sleep(3.0)
-            workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
-            assert {id: worker.status.value for id, worker in workers.items()} == {
-                "a/gpu-0": "healthy", "b/gpu-0": "healthy", "c/gpu-0": "cold",
-            }  # fmt: skip
-            assert {worker.gpu for worker in workers.values()} == {"gpu-0"}
-            flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
-            await asyncio.sleep(4.0)
-            workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
-            assert workers["b/gpu-0"].share < 0.7
-            assert workers["a/gpu-0"].share > 0.9
-            for one in flood:
-                one.cancel()
-            await asyncio.gather(*flood, return_exceptions=True)
+async def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded(clock: Clock) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        slow = stand._backend
 
-    run(main)
+        def slower(model: str, index: int) -> OnGpu:
+            backend = slow(model, index)
+            backend.start_seconds = 60.0
+            return backend
 
-
-def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Stand(clock, "abc", 1, 2) as stand:
-            slow = stand._backend
-
-            def slower(model: str, index: int) -> OnGpu:
-                backend = slow(model, index)
-                backend.start_seconds = 60.0
-                return backend
-
-            stand._backend = slower  # type: ignore[method-assign]
-            kinds = stand.gateway.kinds
-            await asyncio.sleep(3.0)
-            kinds.learn(await stand.broker.workers())
-            cold = await stand.ask("c", timeout=2.0)
-            assert cold.failure is not None and cold.failure.code == errors.NO_WORKERS
-            assert cold.failure.retry_after == pytest.approx(LOAD, abs=0.1), "as long as loads have been seen to take"
-            kinds.learn(await stand.broker.workers())
-            loading = await stand.ask("c", timeout=2.0)
-            assert loading.failure is not None
-            assert 1.0 <= (loading.failure.retry_after or 0.0) <= LOAD, "what is left of the load that is under way"
-            assert kinds.in_time("a", loading.failure) is loading.failure, "one that is loaded has no load to wait for"
-
-    run(main)
+        stand._backend = slower  # type: ignore[method-assign]
+        kinds = stand.gateway.kinds
+        await asyncio.sleep(3.0)
+        kinds.learn(await stand.broker.workers())
+        cold = await stand.ask("c", timeout=2.0)
+        assert cold.failure is not None and cold.failure.code == errors.NO_WORKERS
+        assert cold.failure.retry_after == pytest.approx(LOAD, abs=0.1), "as long as loads have been seen to take"
+        kinds.learn(await stand.broker.workers())
+        loading = await stand.ask("c", timeout=2.0)
+        assert loading.failure is not None
+        assert 1.0 <= (loading.failure.retry_after or 0.0) <= LOAD, "what is left of the load that is under way"
+        assert kinds.in_time("a", loading.failure) is loading.failure, "one that is loaded has no load to wait for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,8 @@ from headway.errors import BatchRaised, BatchTimeout, TargetError
 from headway.model import Entry, ItemResult, Slot
 from headway.worker.starting import Limits, StartState, start
 from tests.services.fake_backend import FakeBackend
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
-Clock = Callable[[], float]
 SLOT = Slot("gpu-0", "m", 8)
 
 

@@ -10,7 +10,8 @@ from headway import errors
 from headway.model import Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fleet import ANYBODY, Asked, Fleet
-from tests.services.test_gateway_tasks import Clock, busy, output, scene
+from tests.services.test_gateway_tasks import busy, output, scene
+from tests.virtual_time import Clock
 
 TENANT = ANYBODY.tenant
 
@@ -23,35 +24,31 @@ async def let_pass(fleet: Fleet, asked: Asked, gateway: int = 0) -> None:
 
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("gateway", [0, 1])
-def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_conflict(
-    gateway: int, task: bool
+@scene()
+async def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_conflict(
+    fleet: Fleet, clock: Clock, gateway: int, task: bool
 ) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        first = fleet.ask("first", task=True, timeout=0.3)
-        await first.told.wait()
-        assert first.outcome == errors.DEADLINE_EXCEEDED
-        again = fleet.ask("other", id=first.id, gateway=gateway, task=task)
-        await again.told.wait()
-        assert again.outcome == errors.IDEMPOTENCY_CONFLICT
-        await asyncio.sleep(1.0)
-        assert output(await fleet.gateway.outcome(TENANT, first.id)) == "FIRST"
-
-    act()
+    first = fleet.ask("first", task=True, timeout=0.3)
+    await first.told.wait()
+    assert first.outcome == errors.DEADLINE_EXCEEDED
+    again = fleet.ask("other", id=first.id, gateway=gateway, task=task)
+    await again.told.wait()
+    assert again.outcome == errors.IDEMPOTENCY_CONFLICT
+    await asyncio.sleep(1.0)
+    assert output(await fleet.gateway.outcome(TENANT, first.id)) == "FIRST"
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-def test_an_id_used_again_right_after_its_deadline_gets_its_own_answer(gateway: int) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        first = fleet.ask("first", timeout=0.3)
-        await first.told.wait()
-        await asyncio.sleep(0.01)
-        again = fleet.ask("again", id=first.id, gateway=gateway)
-        assert await fleet.answered(again) == ["ok"]
-        assert len(first.replies) == 1
-
-    act()
+@scene()
+async def test_an_id_used_again_right_after_its_deadline_gets_its_own_answer(
+    fleet: Fleet, clock: Clock, gateway: int
+) -> None:
+    first = fleet.ask("first", timeout=0.3)
+    await first.told.wait()
+    await asyncio.sleep(0.01)
+    again = fleet.ask("again", id=first.id, gateway=gateway)
+    assert await fleet.answered(again) == ["ok"]
+    assert len(first.replies) == 1
 
 
 @scene()
@@ -105,57 +102,52 @@ async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, 
 
 @pytest.mark.parametrize("gateway", [0, 1])
 @pytest.mark.parametrize("after", [0.4, 2.0])
-def test_a_keyed_request_whose_client_left_runs_once(after: float, gateway: int) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        first = fleet.ask("text", key="k")
-        await asyncio.sleep(0.4)
-        await let_pass(fleet, first)
-        await asyncio.sleep(after - 0.4)
-        again = fleet.ask("text", key="k", gateway=gateway)
-        assert await fleet.answered(again) == ["ok"]
-        assert fleet.runs("text") == 1
-        assert first.replies == []
-
-    act()
+@scene()
+async def test_a_keyed_request_whose_client_left_runs_once(
+    fleet: Fleet, clock: Clock, after: float, gateway: int
+) -> None:
+    first = fleet.ask("text", key="k")
+    await asyncio.sleep(0.4)
+    await let_pass(fleet, first)
+    await asyncio.sleep(after - 0.4)
+    again = fleet.ask("text", key="k", gateway=gateway)
+    assert await fleet.answered(again) == ["ok"]
+    assert fleet.runs("text") == 1
+    assert first.replies == []
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-def test_a_keyed_request_that_got_its_504_runs_once(gateway: int) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        first = fleet.ask("text", key="k", timeout=0.5)
-        await first.told.wait()
-        assert first.outcome == errors.DEADLINE_EXCEEDED
-        again = fleet.ask("text", key="k", gateway=gateway)
-        assert await fleet.answered(again) == ["ok"]
-        assert fleet.runs("text") == 1
-
-    act()
+@scene()
+async def test_a_keyed_request_that_got_its_504_runs_once(fleet: Fleet, clock: Clock, gateway: int) -> None:
+    first = fleet.ask("text", key="k", timeout=0.5)
+    await first.told.wait()
+    assert first.outcome == errors.DEADLINE_EXCEEDED
+    again = fleet.ask("text", key="k", gateway=gateway)
+    assert await fleet.answered(again) == ["ok"]
+    assert fleet.runs("text") == 1
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("how", ["left", "late"])
-def test_a_keyed_request_sent_again_under_its_id_joins_its_first_run(how: str, task: bool, gateway: int) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        first = fleet.ask("text", key="k", timeout=30.0 if how == "left" else 0.4)
-        await asyncio.sleep(0.3)
-        conflict = fleet.ask("text", key="k", id=first.id, gateway=gateway)
-        assert await fleet.answered(conflict) == [errors.IDEMPOTENCY_CONFLICT], "the first client still waits"
-        if how == "left":
-            await let_pass(fleet, first)
-        else:
-            await first.told.wait()
-            await asyncio.sleep(0.01)
-        again = fleet.ask("text", key="k", id=first.id, gateway=gateway, task=task)
-        assert await fleet.answered(again) == ["ok"]
-        assert fleet.runs("text") == 1
-        other = fleet.ask("other", key="k", id=first.id, gateway=1 - gateway)
-        assert await fleet.answered(other) == [errors.IDEMPOTENCY_MISUSE]
-
-    act()
+@scene()
+async def test_a_keyed_request_sent_again_under_its_id_joins_its_first_run(
+    fleet: Fleet, clock: Clock, how: str, task: bool, gateway: int
+) -> None:
+    first = fleet.ask("text", key="k", timeout=30.0 if how == "left" else 0.4)
+    await asyncio.sleep(0.3)
+    conflict = fleet.ask("text", key="k", id=first.id, gateway=gateway)
+    assert await fleet.answered(conflict) == [errors.IDEMPOTENCY_CONFLICT], "the first client still waits"
+    if how == "left":
+        await let_pass(fleet, first)
+    else:
+        await first.told.wait()
+        await asyncio.sleep(0.01)
+    again = fleet.ask("text", key="k", id=first.id, gateway=gateway, task=task)
+    assert await fleet.answered(again) == ["ok"]
+    assert fleet.runs("text") == 1
+    other = fleet.ask("other", key="k", id=first.id, gateway=1 - gateway)
+    assert await fleet.answered(other) == [errors.IDEMPOTENCY_MISUSE]
 
 
 @scene()
@@ -200,22 +192,19 @@ def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-def test_the_id_of_a_finished_task_stands_for_what_it_asked(gateway: int) -> None:
-    @scene()
-    async def act(fleet: Fleet, clock: Clock) -> None:
-        task = fleet.ask("text", task=True, id=new_id())
-        await fleet.answered(task)
-        throttle = fleet.gateways[gateway].limiter.throttles["m"]
-        before = throttle.higher
-        same = chosen(fleet, "text", task.id, gateway)
-        assert await fleet.answered(same) == ["ok"]
-        assert throttle.higher == before, "an answer that was kept takes nothing of the capacity"
-        other = chosen(fleet, "another", task.id, gateway)
-        await other.told.wait()
-        assert other.reply.failure is not None
-        assert other.reply.failure.code == errors.IDEMPOTENCY_MISUSE
-        assert fleet.runs("text") == 1
-        assert fleet.runs("another") == 0
-        assert output(await fleet.gateway.outcome(TENANT, task.id)) == "TEXT"
-
-    act()
+@scene()
+async def test_the_id_of_a_finished_task_stands_for_what_it_asked(fleet: Fleet, clock: Clock, gateway: int) -> None:
+    task = fleet.ask("text", task=True, id=new_id())
+    await fleet.answered(task)
+    throttle = fleet.gateways[gateway].limiter.throttles["m"]
+    before = throttle.higher
+    same = chosen(fleet, "text", task.id, gateway)
+    assert await fleet.answered(same) == ["ok"]
+    assert throttle.higher == before, "an answer that was kept takes nothing of the capacity"
+    other = chosen(fleet, "another", task.id, gateway)
+    await other.told.wait()
+    assert other.reply.failure is not None
+    assert other.reply.failure.code == errors.IDEMPOTENCY_MISUSE
+    assert fleet.runs("text") == 1
+    assert fleet.runs("another") == 0
+    assert output(await fleet.gateway.outcome(TENANT, task.id)) == "TEXT"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,24 +11,21 @@ from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import CANCEL_AGAIN_AFTER, Supervisor
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 
-def test_who_is_cancelled_as_the_broker_answers_ends() -> None:
-    async def story(clock: Callable[[], float]) -> None:
-        answer = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(soon(answer))
-        await asyncio.sleep(0)
-        answer.set_result("here")
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    run(story)
+async def test_who_is_cancelled_as_the_broker_answers_ends(clock: Clock) -> None:
+    answer = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(soon(answer))
+    await asyncio.sleep(0)
+    answer.set_result("here")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int) -> None:
+async def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int, clock: Clock) -> None:
     heard = 0
 
     async def loop() -> None:
@@ -40,20 +36,17 @@ def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int) -> Non
             except asyncio.CancelledError:
                 heard += 1
 
-    async def story(clock: Callable[[], float]) -> None:
-        supervisor = Supervisor()
-        supervisor.start("deaf", loop)
-        await asyncio.sleep(1.0)
-        began = clock()
-        await supervisor.stop()
-        assert clock() - began == pytest.approx(lost * CANCEL_AGAIN_AFTER)
-
+    supervisor = Supervisor()
+    supervisor.start("deaf", loop)
+    await asyncio.sleep(1.0)
+    began = clock()
     with capture_logs() as logs:
-        run(story)
+        await supervisor.stop()
+    assert clock() - began == pytest.approx(lost * CANCEL_AGAIN_AFTER)
     assert [line["event"] for line in logs] == ["loop does not end, cancelling it again"] * lost
 
 
-def test_a_loop_has_time_to_tidy_up() -> None:
+async def test_a_loop_has_time_to_tidy_up(clock: Clock) -> None:
     tidied = False
 
     async def loop() -> None:
@@ -64,17 +57,14 @@ def test_a_loop_has_time_to_tidy_up() -> None:
             await asyncio.sleep(0.9 * CANCEL_AGAIN_AFTER)
             tidied = True
 
-    async def story(clock: Callable[[], float]) -> None:
-        supervisor = Supervisor()
-        supervisor.start("tidy", loop)
-        await asyncio.sleep(1.0)
-        await supervisor.stop()
-
-    run(story)
+    supervisor = Supervisor()
+    supervisor.start("tidy", loop)
+    await asyncio.sleep(1.0)
+    await supervisor.stop()
     assert tidied
 
 
-def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once() -> None:
+async def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once(clock: Clock) -> None:
     async def failing() -> None:
         try:
             await asyncio.Event().wait()
@@ -84,14 +74,11 @@ def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once() -> None:
     async def act() -> None:
         await asyncio.gather(failing(), asyncio.Event().wait())
 
-    async def story(clock: Callable[[], float]) -> None:
-        supervisor = Supervisor()
-        Periodic("asking", act, clock).start(supervisor)
-        await asyncio.sleep(1.0)
-        began = clock()
-        await supervisor.stop()
-        assert clock() == began
-
+    supervisor = Supervisor()
+    Periodic("asking", act, clock).start(supervisor)
+    await asyncio.sleep(1.0)
+    began = clock()
     with capture_logs() as logs:
-        run(story)
+        await supervisor.stop()
+    assert clock() == began
     assert "loop does not end, cancelling it again" not in [line["event"] for line in logs]

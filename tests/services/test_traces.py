@@ -20,7 +20,7 @@ from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import ANYBODY, Stand
 from tests.services.tracing import CLIENT_SPAN, EPOCH, Recorded
-from tests.virtual_time import run
+from tests.virtual_time import Clock, run
 
 WAY = "POST /v1/inference"
 CALLER = Principal("alice", "acme", 1)
@@ -38,7 +38,7 @@ def told(
 ) -> list[Received]:
     """Spans that are recorded while `main` runs against a service that is up."""
 
-    async def whole(clock: Callable[[], float]) -> list[Received]:
+    async def whole(clock: Clock) -> list[Received]:
         recorded = Recorded(clock, ratio)
         async with Stand(clock, *(backends or (FakeBackend(0.1),)), recorder=recorded.recorder, **settings) as stand:  # type: ignore[arg-type]
             await main(stand)  # type: ignore[misc]
@@ -225,7 +225,7 @@ def test_a_request_with_several_inputs_has_one_span_above_all_of_them() -> None:
 
 
 def test_the_run_in_the_workers_process_is_told_by_that() -> None:
-    async def whole(clock: Callable[[], float]) -> list[Received]:
+    async def whole(clock: Clock) -> list[Received]:
         recorded = Recorded(clock)
 
         def script(entries: Sequence[Entry]) -> None:
@@ -246,7 +246,7 @@ def test_the_run_in_the_workers_process_is_told_by_that() -> None:
 
 
 def test_log_lines_of_a_sampled_request_carry_its_trace_id() -> None:
-    async def whole(clock: Callable[[], float]) -> None:
+    async def whole(clock: Clock) -> None:
         recorded = Recorded(clock)
         failing = FakeBackend(0.1, lambda entries: BatchRaised("bad"))
         async with Stand(clock, failing, recorder=recorded.recorder) as stand:

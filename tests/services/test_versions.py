@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -35,7 +35,7 @@ from headway.worker.pool import WorkerPool
 from headway.worker.starting import Limits
 from tests.core.test_versions import worker
 from tests.services.fake_backend import FakeBackend
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 ANYBODY = Principal("anonymous", "default", 0)
 
@@ -43,7 +43,7 @@ ANYBODY = Principal("anonymous", "default", 0)
 class Rollout:
     """A gateway, and a slot for each version of one model."""
 
-    def __init__(self, clock: Callable[[], float], *versions: str, **settings: object) -> None:
+    def __init__(self, clock: Clock, *versions: str, **settings: object) -> None:
         self.settings = Settings(model="m", max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
         self.clock, counters, rng = clock, Counters(), random.Random(3)
         limits = {"m": queue_limits(self.settings)}
@@ -106,69 +106,64 @@ class Rollout:
         return found
 
 
-def test_versions_answer_as_their_weights_say_until_one_drains() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights="3=95,4=5") as rollout:
-            assert await rollout.versions(32, version="4") == {"4": 32}
-            found = await rollout.versions(1600)
-            assert found["4"] == pytest.approx(80, abs=30)
-            waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
-            await asyncio.sleep(0)
-            rollout.gateway.rules.weigh({"": read_weights("3=0,4=100")})
-            assert await rollout.versions(64) == {"4": 64}
-            answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
-            assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
-            await rollout.pools["3"].drain()
-            await rollout.look()
-            assert await rollout.versions(64) == {"4": 64}
-
-    run(main)
+async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Clock) -> None:
+    async with Rollout(clock, "3", "4", version_weights="3=95,4=5") as rollout:
+        assert await rollout.versions(32, version="4") == {"4": 32}
+        found = await rollout.versions(1600)
+        assert found["4"] == pytest.approx(80, abs=30)
+        waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
+        await asyncio.sleep(0)
+        rollout.gateway.rules.weigh({"": read_weights("3=0,4=100")})
+        assert await rollout.versions(64) == {"4": 64}
+        answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
+        assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
+        await rollout.pools["3"].drain()
+        await rollout.look()
+        assert await rollout.versions(64) == {"4": 64}
 
 
 @pytest.mark.parametrize("weights", ["", "3=1,4=0"])
-def test_an_unknown_version_and_one_that_drains_are_refused_with_those_there_are(weights: str) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights=weights) as rollout:
-            for version in ("9", *(("4",) if weights else ())):
-                failure = (await rollout.ask(version=version)).failure
-                assert failure is not None
-                assert failure.code == errors.NOT_FOUND
-                there = "3" if weights else "3, 4"
-                assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
+async def test_an_unknown_version_and_one_that_drains_are_refused_with_those_there_are(
+    weights: str, clock: Clock
+) -> None:
+    async with Rollout(clock, "3", "4", version_weights=weights) as rollout:
+        for version in ("9", *(("4",) if weights else ())):
+            failure = (await rollout.ask(version=version)).failure
+            assert failure is not None
+            assert failure.code == errors.NOT_FOUND
+            there = "3" if weights else "3, 4"
+            assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
 
-    run(main)
 
+async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(
+    clock: Clock,
+) -> None:
+    async with Rollout(clock, "3", "4") as rollout:
 
-def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4") as rollout:
+        async def refusal(*there: str, status: WorkerStatus = WorkerStatus.HEALTHY) -> tuple[str, float | None]:
+            """Code and wait of a request for version 4 while the registry has lines of these versions."""
+            workers = [one for one in known if one.version in there]
+            gone = [msgspec.structs.replace(one, status=status) for one in workers if one.version == "4"]
+            workers = [*(one for one in workers if one.version != "4"), *gone]
+            rollout.gateway.kinds.learn(workers)
+            rollout.gateway.rules.learn(workers)
+            by_path = rollout.gateway.kinds.refusal("m", "4")
+            failure = (await rollout.ask(version="4")).failure
+            assert failure == by_path
+            return ("", None) if failure is None else (failure.code, failure.retry_after)
 
-            async def refusal(*there: str, status: WorkerStatus = WorkerStatus.HEALTHY) -> tuple[str, float | None]:
-                """Code and wait of a request for version 4 while the registry has lines of these versions."""
-                workers = [one for one in known if one.version in there]
-                gone = [msgspec.structs.replace(one, status=status) for one in workers if one.version == "4"]
-                workers = [*(one for one in workers if one.version != "4"), *gone]
-                rollout.gateway.kinds.learn(workers)
-                rollout.gateway.rules.learn(workers)
-                by_path = rollout.gateway.kinds.refusal("m", "4")
-                failure = (await rollout.ask(version="4")).failure
-                assert failure == by_path
-                return ("", None) if failure is None else (failure.code, failure.retry_after)
-
-            known = await rollout.broker.workers()
-            assert await refusal("3", "4") == await refusal() == ("", None), "of an empty registry the last one holds"
-            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
-            await asyncio.sleep(UNKNOWN_FOR / 2)
-            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
-            assert await refusal("3", "4") == ("", None)
-            assert await refusal("3") == (errors.NO_WORKERS, 1.0)
-            await asyncio.sleep(UNKNOWN_FOR + 1.0)
-            assert await refusal("3") == (errors.NOT_FOUND, None)
-            assert await refusal("3", "4") == ("", None)
-            assert await refusal("3", "4", status=WorkerStatus.OFFLINE) == (errors.NOT_FOUND, None)
-            assert await refusal("3") == (errors.NOT_FOUND, None), "its worker has said that it leaves"
-
-    run(main)
+        known = await rollout.broker.workers()
+        assert await refusal("3", "4") == await refusal() == ("", None), "of an empty registry the last one holds"
+        assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+        await asyncio.sleep(UNKNOWN_FOR / 2)
+        assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+        assert await refusal("3", "4") == ("", None)
+        assert await refusal("3") == (errors.NO_WORKERS, 1.0)
+        await asyncio.sleep(UNKNOWN_FOR + 1.0)
+        assert await refusal("3") == (errors.NOT_FOUND, None)
+        assert await refusal("3", "4") == ("", None)
+        assert await refusal("3", "4", status=WorkerStatus.OFFLINE) == (errors.NOT_FOUND, None)
+        assert await refusal("3") == (errors.NOT_FOUND, None), "its worker has said that it leaves"
 
 
 def test_a_new_gateway_that_finds_only_workers_that_left_lets_nothing_in_that_names_a_version() -> None:
@@ -187,61 +182,54 @@ def test_a_new_gateway_that_finds_only_workers_that_left_lets_nothing_in_that_na
     assert unversioned.refusal("m", "3", in_doubt=False) is None
 
 
-def test_a_version_is_not_known_while_the_registry_has_not_been_read() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", version_weights="3=1,5=0") as rollout:
-            kinds, in_doubt = rollout.gateway.kinds, True
-            kinds.in_doubt = lambda: in_doubt
-            for version, code in (("4", errors.NO_WORKERS), ("5", errors.NOT_FOUND), ("3", "")):
-                failure = (await rollout.ask(version=version)).failure
-                assert failure == kinds.refusal("m", version)
-                assert ("" if failure is None else failure.code) == code, version
-            in_doubt = False
-            failure = kinds.refusal("m", "4")
-            assert failure is not None
-            assert failure.code == errors.NOT_FOUND
-
-    run(main)
+async def test_a_version_is_not_known_while_the_registry_has_not_been_read(clock: Clock) -> None:
+    async with Rollout(clock, "3", version_weights="3=1,5=0") as rollout:
+        kinds, in_doubt = rollout.gateway.kinds, True
+        kinds.in_doubt = lambda: in_doubt
+        for version, code in (("4", errors.NO_WORKERS), ("5", errors.NOT_FOUND), ("3", "")):
+            failure = (await rollout.ask(version=version)).failure
+            assert failure == kinds.refusal("m", version)
+            assert ("" if failure is None else failure.code) == code, version
+        in_doubt = False
+        failure = kinds.refusal("m", "4")
+        assert failure is not None
+        assert failure.code == errors.NOT_FOUND
 
 
-def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:
-            free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
-            pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
-            await asyncio.sleep(0.05)
-            await rollout.pools["3"].drain()
-            await rollout.look()
-            replies = await asyncio.gather(*free)
-            assert {reply.failure for reply in replies} == {None}
-            assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3", "4"}
-            failure = (await pinned).failure
-            assert failure is not None
-            assert (failure.code, failure.message) == (
-                errors.NO_WORKERS, "no worker runs version '3' of the model any more",
-            )  # fmt: skip
-            assert all("pinned" not in batch for batch in rollout.backends["4"].batches)
-            assert await rollout.broker._dead.count() == 0
+async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned(
+    clock: Clock,
+) -> None:
+    async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:
+        free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
+        pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
+        await asyncio.sleep(0.05)
+        await rollout.pools["3"].drain()
+        await rollout.look()
+        replies = await asyncio.gather(*free)
+        assert {reply.failure for reply in replies} == {None}
+        assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3", "4"}
+        failure = (await pinned).failure
+        assert failure is not None
+        assert (failure.code, failure.message) == (
+            errors.NO_WORKERS, "no worker runs version '3' of the model any more",
+        )  # fmt: skip
+        assert all("pinned" not in batch for batch in rollout.backends["4"].batches)
+        assert await rollout.broker._dead.count() == 0
 
-    run(main)
 
-
-def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4") as rollout:
-            await rollout.pools["3"].drain()
-            lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
-            await asyncio.sleep(0.01)
-            rollout.gateway.kinds.learn(await rollout.broker.workers())
-            await rollout.strays.look()
-            assert (await lost).failure is not None
-            for _ in range(3):
-                begun = clock()
-                assert (await rollout.ask(version="4")).failure is None
-                assert clock() - begun == pytest.approx(0.1, abs=0.02)
-                await asyncio.sleep(1.0)
-
-    run(main)
+async def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards(clock: Clock) -> None:
+    async with Rollout(clock, "3", "4") as rollout:
+        await rollout.pools["3"].drain()
+        lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
+        await asyncio.sleep(0.01)
+        rollout.gateway.kinds.learn(await rollout.broker.workers())
+        await rollout.strays.look()
+        assert (await lost).failure is not None
+        for _ in range(3):
+            begun = clock()
+            assert (await rollout.ask(version="4")).failure is None
+            assert clock() - begun == pytest.approx(0.1, abs=0.02)
+            await asyncio.sleep(1.0)
 
 
 @pytest.mark.parametrize(
@@ -256,166 +244,147 @@ def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards() -> None:
     ],
     ids=["starts anew", "rests", "starts for long", "is silent", "has left", "does not load"],
 )
-def test_a_worker_that_comes_back_has_not_left(status: WorkerStatus, age: float, later: float, helped: bool) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "4") as rollout:
-            for become in (WorkerStatus.HEALTHY, status):
-                there = WorkerInfo(worker_id="gpu-3", model="m", status=become, version="3")
-                await rollout.broker.heartbeat(there)
-                await asyncio.sleep(0.0 if become is WorkerStatus.HEALTHY else age)
-                await rollout.strays.look()
-                if become is WorkerStatus.HEALTHY:
-                    await asyncio.sleep(later)
-                    entry = Entry("x", "m", "x", 0, "acme", "g", 60.0, 60.0, version="3", pinned=True)
-                    assert list(await rollout.broker.enqueue([entry])) == [None]
-            await asyncio.sleep(0.01)
-            assert sum(depth.depth for depth in await rollout.broker.depths()) == (not helped)
+async def test_a_worker_that_comes_back_has_not_left(
+    status: WorkerStatus, age: float, later: float, helped: bool, clock: Clock
+) -> None:
+    async with Rollout(clock, "4") as rollout:
+        for become in (WorkerStatus.HEALTHY, status):
+            there = WorkerInfo(worker_id="gpu-3", model="m", status=become, version="3")
+            await rollout.broker.heartbeat(there)
+            await asyncio.sleep(0.0 if become is WorkerStatus.HEALTHY else age)
+            await rollout.strays.look()
+            if become is WorkerStatus.HEALTHY:
+                await asyncio.sleep(later)
+                entry = Entry("x", "m", "x", 0, "acme", "g", 60.0, 60.0, version="3", pinned=True)
+                assert list(await rollout.broker.enqueue([entry])) == [None]
+        await asyncio.sleep(0.01)
+        assert sum(depth.depth for depth in await rollout.broker.depths()) == (not helped)
 
-    run(main)
 
-
-def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_inputs_one_version() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights="3=50,4=50") as rollout:
-            for number in range(12):
-                first, again = [await rollout.ask("x", key=f"k{number}") for _ in range(2)]
-                assert (first.ran, again.shared is not None) == (again.ran, True)
-            ended: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-            inputs = [str(number) for number in range(12)]
-            options = RequestOptions(4.0)
-            FanOut(
-                rollout.gateway,
-                ANYBODY,
-                new_id(),
-                options,
-                "m",
-                inputs,
-                b"",
-                lambda replies: ended.set_result([*replies]),
-            ).start()
-            assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
-
-    run(main)
+async def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_inputs_one_version(
+    clock: Clock,
+) -> None:
+    async with Rollout(clock, "3", "4", version_weights="3=50,4=50") as rollout:
+        for number in range(12):
+            first, again = [await rollout.ask("x", key=f"k{number}") for _ in range(2)]
+            assert (first.ran, again.shared is not None) == (again.ran, True)
+        ended: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        inputs = [str(number) for number in range(12)]
+        options = RequestOptions(4.0)
+        FanOut(
+            rollout.gateway,
+            ANYBODY,
+            new_id(),
+            options,
+            "m",
+            inputs,
+            b"",
+            lambda replies: ended.set_result([*replies]),
+        ).start()
+        assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
 
 
 @pytest.mark.parametrize("pinned", ["", "3"])
-def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weights_change_meanwhile(
-    pinned: str,
+async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weights_change_meanwhile(
+    pinned: str, clock: Clock
 ) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            options = RequestOptions(4.0, key="k", version=pinned)
-            FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", list("abc"), b"", ended.set_result).start()
-            rollout.gateway.rules.weigh({"": read_weights("3=0,4=1")})
-            replies = await ended
-            assert [reply.output for reply in replies] == list("ABC")
-            assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
-
-    run(main)
+    async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        options = RequestOptions(4.0, key="k", version=pinned)
+        FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", list("abc"), b"", ended.set_result).start()
+        rollout.gateway.rules.weigh({"": read_weights("3=0,4=1")})
+        replies = await ended
+        assert [reply.output for reply in replies] == list("ABC")
+        assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
 
 
-def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            inputs = [str(number) for number in range(40)]
-            FanOut(rollout.gateway, ANYBODY, new_id(), RequestOptions(4.0), "m", inputs, b"", ended.set_result).start()
-            await asyncio.sleep(0.15)
-            await rollout.pools["3"].drain()
-            await rollout.look()
-            reply = joined("id", await ended)
-            assert reply.ran is not None
-            assert reply.ran.version == "3,4"
-
-    run(main)
-
-
-def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock) as rollout:
-            several = SeveralInputs("id", list("ab"), b"")
-            versions = rollout.gateway.rules["m"].versions
-            first = versions.version("t", "id", RequestOptions(4.0), several)
-            rollout.backends["3"] = FakeBackend(0.1)
-            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-            await rollout.pools["3"].start()
-            await rollout.look()
-            assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
-            assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
-
-    run(main)
+async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered(
+    clock: Clock,
+) -> None:
+    async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        inputs = [str(number) for number in range(40)]
+        FanOut(rollout.gateway, ANYBODY, new_id(), RequestOptions(4.0), "m", inputs, b"", ended.set_result).start()
+        await asyncio.sleep(0.15)
+        await rollout.pools["3"].drain()
+        await rollout.look()
+        reply = joined("id", await ended)
+        assert reply.ran is not None
+        assert reply.ran.version == "3,4"
 
 
-def test_the_cache_answers_with_the_version_that_is_asked() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4", cache=True) as rollout:
-            for _ in range(2):
-                for version in ("3", "4"):
-                    reply = await rollout.ask("same", version=version)
-                    assert reply.ran is not None
-                    assert reply.ran.version == version
-            assert [len(backend.batches) for backend in rollout.backends.values()] == [1, 1]
-
-    run(main)
-
-
-def test_a_gateway_that_knows_no_version_yet_asks_any() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock) as rollout:
-            asked = asyncio.ensure_future(rollout.ask())
-            await asyncio.sleep(0.01)
-            rollout.backends["3"] = FakeBackend(0.1)
-            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-            await rollout.pools["3"].start()
-            rollout.pools["3"].run(rollout._supervisor)
-            await rollout.look()
-            assert (await asked).failure is None
-
-    run(main)
+async def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue(clock: Clock) -> None:
+    async with Rollout(clock) as rollout:
+        several = SeveralInputs("id", list("ab"), b"")
+        versions = rollout.gateway.rules["m"].versions
+        first = versions.version("t", "id", RequestOptions(4.0), several)
+        rollout.backends["3"] = FakeBackend(0.1)
+        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+        await rollout.pools["3"].start()
+        await rollout.look()
+        assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
+        assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
 
 
-def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock) as rollout:
-            asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
-            await asyncio.sleep(0.01)
-            rollout.backends["3"] = FakeBackend(0.1)
-            rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-            await rollout.pools["3"].start()
-            rollout.pools["3"].run(rollout._supervisor)
-            await rollout.look()
-            failure = (await asked).failure
-            assert failure is not None
-            assert failure.code == errors.NO_WORKERS
-            assert not rollout.backends["3"].batches
-
-    run(main)
+async def test_the_cache_answers_with_the_version_that_is_asked(clock: Clock) -> None:
+    async with Rollout(clock, "3", "4", cache=True) as rollout:
+        for _ in range(2):
+            for version in ("3", "4"):
+                reply = await rollout.ask("same", version=version)
+                assert reply.ran is not None
+                assert reply.ran.version == version
+        assert [len(backend.batches) for backend in rollout.backends.values()] == [1, 1]
 
 
-def test_names_of_unknown_models_and_versions_are_not_kept() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        async with Rollout(clock, "3", "4") as rollout:
-            gateway = rollout.gateway
-            await rollout.versions(16)
+async def test_a_gateway_that_knows_no_version_yet_asks_any(clock: Clock) -> None:
+    async with Rollout(clock) as rollout:
+        asked = asyncio.ensure_future(rollout.ask())
+        await asyncio.sleep(0.01)
+        rollout.backends["3"] = FakeBackend(0.1)
+        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+        await rollout.pools["3"].start()
+        rollout.pools["3"].run(rollout._supervisor)
+        await rollout.look()
+        assert (await asked).failure is None
 
-            def known() -> list[object]:
-                counters = gateway.counters
-                return [
-                    set(gateway.rules), set(gateway.kinds.models), set(gateway.limiter.throttles), set(rollout.broker._queues),
-                    {(model, tier) for model, tier, _ in counters.requests}, len(gateway._recent._last), gateway.pending,
-                ]  # fmt: skip
 
-            await rollout.ask(version="none")
-            before = known()
-            for number in range(1000):
-                options = RequestOptions(4.0, version=f"v{number}")
-                for model in ("m", f"strange-{number}"):
-                    sink = await gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
-                    assert sink.failure is not None
-                    assert sink.failure.code == errors.NOT_FOUND
-                if number == 0:
-                    before = known()
-            assert known() == before
+async def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_another(
+    clock: Clock,
+) -> None:
+    async with Rollout(clock) as rollout:
+        asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
+        await asyncio.sleep(0.01)
+        rollout.backends["3"] = FakeBackend(0.1)
+        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
+        await rollout.pools["3"].start()
+        rollout.pools["3"].run(rollout._supervisor)
+        await rollout.look()
+        failure = (await asked).failure
+        assert failure is not None
+        assert failure.code == errors.NO_WORKERS
+        assert not rollout.backends["3"].batches
 
-    run(main)
+
+async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -> None:
+    async with Rollout(clock, "3", "4") as rollout:
+        gateway = rollout.gateway
+        await rollout.versions(16)
+
+        def known() -> list[object]:
+            counters = gateway.counters
+            return [
+                set(gateway.rules), set(gateway.kinds.models), set(gateway.limiter.throttles), set(rollout.broker._queues),
+                {(model, tier) for model, tier, _ in counters.requests}, len(gateway._recent._last), gateway.pending,
+            ]  # fmt: skip
+
+        await rollout.ask(version="none")
+        before = known()
+        for number in range(1000):
+            options = RequestOptions(4.0, version=f"v{number}")
+            for model in ("m", f"strange-{number}"):
+                sink = await gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+                assert sink.failure is not None
+                assert sink.failure.code == errors.NOT_FOUND
+            if number == 0:
+                before = known()
+        assert known() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
@@ -14,7 +13,7 @@ from headway.gateway.weigher import Weigher
 from headway.model import WeightLine, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
-from tests.virtual_time import run
+from tests.virtual_time import Clock
 
 WEIGHED = Settings(model="m", max_batch_weight=100, weight="tokens")
 
@@ -48,14 +47,11 @@ def test_the_lines_of_healthy_workers_count_and_the_last_one_stays() -> None:
     assert weigher.weigh("a" * 10) == 6
 
 
-def test_a_watcher_keeps_the_weigher_up_to_date() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-        weigher, supervisor = Weigher(WEIGHED), Supervisor()
-        KindsWatcher(ModelKinds(["m"]), broker, clock, weigher).start(supervisor)
-        await broker.heartbeat(worker(WeightLine(0.0, 0.5)))
-        await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
-        assert weigher.weigh("a" * 10) == 5
-        await supervisor.stop()
-
-    run(main)
+async def test_a_watcher_keeps_the_weigher_up_to_date(clock: Clock) -> None:
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    weigher, supervisor = Weigher(WEIGHED), Supervisor()
+    KindsWatcher(ModelKinds(["m"]), broker, clock, weigher).start(supervisor)
+    await broker.heartbeat(worker(WeightLine(0.0, 0.5)))
+    await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
+    assert weigher.weigh("a" * 10) == 5
+    await supervisor.stop()

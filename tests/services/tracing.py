@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from headway.core.trace_sampling import Sampler
 from headway.model import TraceContext
@@ -11,6 +10,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.spans import SpanBuffer, SpanRecorder
 from headway.telemetry.tracing.otlp import encode_span, export_request, origin_of
 from tests.servers.collector import Received, read_spans
+from tests.virtual_time import Clock
 
 CLIENT_SPAN = TraceContext(bytes(range(1, 17)), bytes(range(1, 9)), 1, "vendor=1")
 EPOCH = 1_700_000_000
@@ -25,7 +25,7 @@ class Recorded:
         ratio: share of the requests without a parent that are sampled.
     """
 
-    def __init__(self, clock: Callable[[], float], ratio: float = 1.0) -> None:
+    def __init__(self, clock: Clock, ratio: float = 1.0) -> None:
         self._buffer = SpanBuffer(100_000, 100_000, Counters(), lambda: None)
         bits = random.Random(1).getrandbits
         self.recorder = SpanRecorder(

@@ -43,6 +43,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.runtime.counters import Counters
+from tests.virtual_time import Clock
 
 T = TypeVar("T")
 
@@ -61,9 +62,7 @@ class Server:
         losses: how often all was lost.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], limits: QueueLimits, counters: Counters, models: Sequence[str] = ("m",)
-    ) -> None:
+    def __init__(self, clock: Clock, limits: QueueLimits, counters: Counters, models: Sequence[str] = ("m",)) -> None:
         self.clock, self._models = clock, models
         self.counters = counters
         self.dead = DeadLetterBox()

@@ -9,7 +9,8 @@ import select
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from tests.backends.worker_process import LONG, build, descriptors
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory")]
 
-Act = Callable[[ProcessBackend], Awaitable[None]]
 
 MB = 1 << 20
 
@@ -44,113 +44,92 @@ def maps(pid: int) -> str:
         return ""
 
 
-def started(name: str, act: Act, arena_bytes: int = 4 * MB) -> Counter[tuple[str, bool]]:
-    """Run `act` on a backend with an arena; returns what was counted. Nothing of it is left."""
-    counted = Counter[tuple[str, bool]]()
-
-    async def main() -> None:
-        backend = build(
-            ModuleTarget("tests.targets.large", *name.strip(")").split("(")),
-            Recorder(),
-            arena_bytes=arena_bytes,
-            count=lambda direction, by_arena: counted.update([(direction, by_arena)]),
-        )
-        await backend.start()
-        try:
-            await act(backend)
-        finally:
-            await backend.stop()
-
+@asynccontextmanager
+async def started(
+    name: str, arena_bytes: int = 4 * MB
+) -> AsyncIterator[tuple[ProcessBackend, Counter[tuple[str, bool]]]]:
+    """A backend with an arena, and what was counted. Nothing of it is left."""
     before = arenas(), descriptors()
-    asyncio.run(main())
+    counted = Counter[tuple[str, bool]]()
+    backend = build(
+        ModuleTarget("tests.targets.large", *name.strip(")").split("(")),
+        Recorder(),
+        arena_bytes=arena_bytes,
+        count=lambda direction, by_arena: counted.update([(direction, by_arena)]),
+    )
+    await backend.start()
+    try:
+        yield backend, counted
+    finally:
+        await backend.stop()
+    await asyncio.sleep(0)
     assert (arenas(), descriptors()) == before
-    return counted
 
 
-def test_large_texts_go_and_come_by_the_arena_and_small_ones_beside_them_in_the_frame() -> None:
+async def test_large_texts_go_and_come_by_the_arena_and_small_ones_beside_them_in_the_frame() -> None:
     texts = ["small", "x" * LARGE, "é" * 300_000, "x" * (LARGE - 1), "漢\0" * LARGE]
-
-    async def act(backend: ProcessBackend) -> None:
+    async with started("echo") as (backend, counted):
         for _ in range(3):
             assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
+    assert counted == {("in", True): 9, ("out", True): 9}
 
-    assert started("echo", act) == {("in", True): 9, ("out", True): 9}
 
-
-def test_large_values_that_are_no_texts_go_by_the_arena_too() -> None:
+async def test_large_values_that_are_no_texts_go_by_the_arena_too() -> None:
     value = b"[" + b"1.5,[2]," * LARGE + b"0]"
-
-    async def act(backend: ProcessBackend) -> None:
+    async with started("echo_values") as (backend, counted):
         assert await backend.run(batch(value, '"' * LARGE), LONG) == [ItemResult(value), ItemResult('"' * LARGE)]
+    assert counted == {("in", True): 2, ("out", True): 2}
 
-    assert started("echo_values", act) == {("in", True): 2, ("out", True): 2}
 
-
-def test_octets_go_and_come_as_they_are_by_the_arena_and_in_the_frame() -> None:
+async def test_octets_go_and_come_as_they_are_by_the_arena_and_in_the_frame() -> None:
     values = [Octets(os.urandom(size)) for size in (0, 3, LARGE, 700_000)]
-
-    async def act(backend: ProcessBackend) -> None:
+    async with started("reverse") as (backend, counted):
         items = await backend.run(batch(*values, "YWI="), LONG)
         assert items == [ItemResult(Octets(one.content[::-1])) for one in [*values, Octets(b"ab")]]
+    assert counted == {("in", True): 2, ("out", True): 2}
 
-    assert started("reverse", act) == {("in", True): 2, ("out", True): 2}
 
-
-def test_octets_come_in_the_type_that_the_target_asks_for() -> None:
+async def test_octets_come_in_the_type_that_the_target_asks_for() -> None:
     large = Octets(b"ab" * LARGE)
-
-    async def grown(backend: ProcessBackend) -> None:
-        assert await backend.run(batch(Octets(b"a"), large), LONG) == [
-            ItemResult(Octets(b"a\0")),
-            ItemResult(Octets(large.content + b"\0")),
-        ]
-
-    async def viewed(backend: ProcessBackend) -> None:
-        told = ["1 True 61", f"{2 * LARGE} True 6162"]
-        assert await backend.run(batch(Octets(b"a"), large), LONG) == [ItemResult(one) for one in told]
-
-    started("growing", grown)
-    started("sizes", viewed)
+    for name, told in (
+        ("growing", [Octets(b"a\0"), Octets(large.content + b"\0")]),
+        ("sizes", ["1 True 61", f"{2 * LARGE} True 6162"]),
+    ):
+        async with started(name) as (backend, _):
+            assert await backend.run(batch(Octets(b"a"), large), LONG) == [ItemResult(one) for one in told]
 
 
-def test_a_view_that_is_kept_ends_with_its_batch() -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_a_view_that_is_kept_ends_with_its_batch() -> None:
+    async with started("Keeps(False)") as (backend, counted):
         for letter, seen in ((b"a", b"aaa"), (b"b", b"released")):
             assert await backend.run(batch(Octets(letter * LARGE)), LONG) == [ItemResult(Octets(seen))]
+    assert counted == {("in", True): 2}
 
-    assert started("Keeps(False)", act) == {("in", True): 2}
 
-
-def test_what_is_made_of_a_view_and_kept_stays_as_it_was_and_the_arena_is_given_up() -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_what_is_made_of_a_view_and_kept_stays_as_it_was_and_the_arena_is_given_up() -> None:
+    async with started("Keeps(True)") as (backend, counted):
         for letter in (b"a", b"b", b"c"):
             assert await backend.run(batch(Octets(letter * LARGE)), LONG) == [ItemResult(Octets(b"aaa"))]
         assert arenas() == 0
+    assert counted == {("in", True): 1}
 
-    assert started("Keeps(True)", act) == {("in", True): 1}
 
-
-def test_values_for_which_the_arena_has_no_room_go_in_the_frame() -> None:
+async def test_values_for_which_the_arena_has_no_room_go_in_the_frame() -> None:
     texts = ["a" * 300_000, "b" * 500_000, "c" * 100_000]
-
-    async def act(backend: ProcessBackend) -> None:
+    async with started("echo", arena_bytes=512 << 10) as (backend, counted):
         for _ in range(2):
             assert await backend.run(batch(*texts), LONG) == [ItemResult(text) for text in texts]
-
-    counted = started("echo", act, arena_bytes=512 << 10)
     assert counted == {("in", True): 4, ("in", False): 2, ("out", True): 2, ("out", False): 4}
 
 
 @pytest.mark.parametrize("missing", ["asked", "system"])
-def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "system":
         monkeypatch.delattr(os, "memfd_create")
-
-    async def act(backend: ProcessBackend) -> None:
+    async with started("echo", arena_bytes=0 if missing == "asked" else MB) as (backend, counted):
         assert arenas() == 0
         assert await backend.run(batch("x" * 3 * MB), LONG) == [ItemResult("x" * 3 * MB)]
-
-    assert started("echo", act, arena_bytes=0 if missing == "asked" else MB) == {}
+    assert counted == {}
 
 
 @pytest.mark.parametrize(("size", "turns_taken"), [(TURN, 5), (LARGE, 1)])
@@ -179,39 +158,33 @@ def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, turns_ta
     assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": turns_taken, "out": turns_taken}
 
 
-def test_the_child_cannot_change_the_size_of_the_arena() -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_the_child_cannot_change_the_size_of_the_arena() -> None:
+    async with started("attacks") as (backend, _):
         [told] = await backend.run(batch("x"), LONG)
         assert told.output == "shrink PermissionError grow PermissionError seal PermissionError punch done"
         assert await backend.run(batch("x"), LONG) == [told]
 
-    started("attacks", act)
 
-
-def test_a_child_that_names_places_that_cannot_be_is_killed_and_replaced() -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_a_child_that_names_places_that_cannot_be_is_killed_and_replaced() -> None:
+    async with started("lies") as (backend, _):
         for lie in (f"{4 * MB} 1 0 0", "128 10 999 0"):
             with pytest.raises(WorkerCrashed, match="answered something else than it was asked"):
                 await backend.run(batch(lie, "x" * LARGE), LONG)
             await backend.start()
         assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
 
-    started("lies", act)
-
 
 @pytest.mark.parametrize("name", ["scribbles", "scribbles_values"])
-def test_a_child_that_leaves_no_text_or_json_where_it_says_is_killed_and_replaced(name: str) -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_a_child_that_leaves_no_text_or_json_where_it_says_is_killed_and_replaced(name: str) -> None:
+    async with started(name) as (backend, _):
         with pytest.raises(WorkerCrashed, match="answered something else"):
             await backend.run(batch("scribble"), LONG)
         await backend.start()
         assert await backend.run(batch("x" * LARGE), LONG) == [ItemResult("x" * LARGE)]
 
-    started(name, act)
 
-
-def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind() -> None:
-    async def act(backend: ProcessBackend) -> None:
+async def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind() -> None:
+    async with started("dies") as (backend, _):
         for _ in range(5):
             with pytest.raises(WorkerCrashed, match="SIGKILL"):
                 await backend.run(batch("die" + "x" * MB, "y" * MB), LONG)
@@ -219,8 +192,6 @@ def test_children_that_are_killed_with_large_values_in_hand_leave_nothing_behind
             await backend.start()
             assert arenas() == 1
         assert await backend.run(batch("x" * MB), LONG) == [ItemResult("x" * MB)]
-
-    started("dies", act)
 
 
 HOST = """

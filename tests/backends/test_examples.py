@@ -25,22 +25,18 @@ LONG = 30.0
 
 
 @pytest.mark.processes
-def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_emulated_gpu_enforces_the_rules_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMULATED_MS", "1")
     monkeypatch.setenv("EMULATED_MAX", "3")
     target = FileTarget(EXAMPLES / "emulated_gpu.py", "EmulatedGPU")
-
-    async def main() -> None:
-        backend = ProcessBackend(target, worker="cpu-0", device="cpu", start_timeout=LONG, log=Recorder())
-        assert await backend.start() >= 0.001
-        try:
-            assert await backend.run(batch("a", "b", "c"), LONG) == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
-            with pytest.raises(BatchRaised, match="a batch of 4; this GPU takes 1 to 3"):
-                await backend.run(batch("a", "b", "c", "d"), LONG)
-        finally:
-            await backend.stop()
-
-    asyncio.run(main())
+    backend = ProcessBackend(target, worker="cpu-0", device="cpu", start_timeout=LONG, log=Recorder())
+    assert await backend.start() >= 0.001
+    try:
+        assert await backend.run(batch("a", "b", "c"), LONG) == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
+        with pytest.raises(BatchRaised, match="a batch of 4; this GPU takes 1 to 3"):
+            await backend.run(batch("a", "b", "c", "d"), LONG)
+    finally:
+        await backend.stop()
 
 
 @asynccontextmanager
@@ -60,17 +56,14 @@ async def remote_api(*options: str) -> AsyncIterator[RemoteTarget]:
 
 
 @pytest.mark.processes
-def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
-    async def main() -> None:
-        async with remote_api("--ms", "1", "--max", "2") as target:
-            for format_ in ("list", "inputs"):
-                backend = HttpBackend(target, remote=reach(target.url, format_), start_timeout=LONG)
-                await backend.start()
-                try:
-                    assert await backend.run(batch("a", "b"), LONG) == [ItemResult("A"), ItemResult("B")]
-                    with pytest.raises(RemoteRefused, match="HTTP 422"):
-                        await backend.run(batch("a", "b", "c"), LONG)
-                finally:
-                    await backend.stop()
-
-    asyncio.run(main())
+async def test_the_remote_api_takes_both_formats_and_refuses_too_many() -> None:
+    async with remote_api("--ms", "1", "--max", "2") as target:
+        for format_ in ("list", "inputs"):
+            backend = HttpBackend(target, remote=reach(target.url, format_), start_timeout=LONG)
+            await backend.start()
+            try:
+                assert await backend.run(batch("a", "b"), LONG) == [ItemResult("A"), ItemResult("B")]
+                with pytest.raises(RemoteRefused, match="HTTP 422"):
+                    await backend.run(batch("a", "b", "c"), LONG)
+            finally:
+                await backend.stop()

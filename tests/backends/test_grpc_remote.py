@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from tests.backends.grpc_remote import GOAWAY, RST_STREAM, Handler, answer, fram
 LONG = 30.0
 SHORT = 0.2
 Status = grpc.StatusCode
-Act = Callable[[GrpcBackend], Awaitable[None]]
 
 
 class Api:
@@ -57,26 +57,32 @@ class Api:
                 return said
         return answer([text.upper() for text in texts])
 
-    def against(self, act: Act, described: bytes | None = None, **settings: Any) -> None:
-        """Run `act` on a backend started on this API."""
-        against(self.handle, act, described, **settings)
+    def against(
+        self, described: bytes | None = None, **settings: Any
+    ) -> contextlib.AbstractAsyncContextManager[GrpcBackend]:
+        """A backend started on this API."""
+        return against(self.handle, described, **settings)
+
+    async def fails(
+        self, kind: type[BackendError], what: str, *, then: str = "", described: bytes | None = None, **settings: Any
+    ) -> None:
+        """Run a batch that fails so, and one that is answered, if there is a text for one."""
+        async with self.against(described, **settings) as backend:
+            with pytest.raises(kind, match=what):
+                await backend.run(batch("a", "wrong"), LONG)
+            if then:
+                assert await backend.run(batch(then), LONG) == [ItemResult(then.upper())]
 
 
-def against(handle: Handler, act: Act, described: bytes | None = None, **settings: Any) -> None:
-    async def main() -> None:
-        async with served_grpc(handle, described) as url:
-            await with_backend(url, act, **settings)
-
-    asyncio.run(main())
-
-
-async def with_backend(url: str, act: Act, **settings: Any) -> None:
-    backend = GrpcBackend(RemoteTarget(url), **{"start_timeout": LONG, "rng": lambda: 0.0, **settings})
-    try:
-        await backend.start()
-        await act(backend)
-    finally:
-        await backend.stop()
+@contextlib.asynccontextmanager
+async def against(handle: Handler, described: bytes | None = None, **settings: Any) -> AsyncIterator[GrpcBackend]:
+    async with served_grpc(handle, described) as url:
+        backend = GrpcBackend(RemoteTarget(url), **{"start_timeout": LONG, "rng": lambda: 0.0, **settings})
+        try:
+            await backend.start()
+            yield backend
+        finally:
+            await backend.stop()
 
 
 def only_wrong(said: bytes) -> Callable[[list[str], Any], Awaitable[bytes | None]]:
@@ -93,18 +99,6 @@ def aborts(status: grpc.StatusCode, details: str = "no", *trailers: tuple[str, s
         return None
 
     return say
-
-
-def raises(kind: type[BackendError], what: str, *, timeout: float = LONG, then: str = "b") -> Act:
-    """Run a batch that fails so, and one that is answered."""
-
-    async def act(backend: GrpcBackend) -> None:
-        with pytest.raises(kind, match=what):
-            await backend.run(batch("a", "wrong"), timeout)
-        if then:
-            assert await backend.run(batch(then), LONG) == [ItemResult(then.upper())]
-
-    return act
 
 
 def reset(stream: int) -> bytes:
@@ -141,9 +135,9 @@ def test_an_answer_of_another_shape_fails_the_batch(said: bytes, what: str) -> N
         dialect.decode(said, 2)
 
 
-def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs() -> None:
-    Api(only_wrong(WRONG[0][0])).against(raises(BadOutput, "1 outputs for 2 inputs"), grpc_remote.metadata())
-    Api(only_wrong(b"\xff" * 40)).against(raises(BadOutput, "no message of ModelInfer"), grpc_remote.metadata())
+@pytest.mark.parametrize(("said", "what"), [WRONG[0], WRONG[-1]])
+async def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs(said: bytes, what: str) -> None:
+    await Api(only_wrong(said)).fails(BadOutput, what, then="b", described=grpc_remote.metadata())
 
 
 @pytest.mark.parametrize(
@@ -170,97 +164,57 @@ def test_a_batch_with_such_an_answer_fails_and_the_next_one_runs() -> None:
         (Status.UNAVAILABLE, [("grpc-retry-pushback-ms", "5")], RemoteError, "failed at try 3"),
     ],
 )
-def test_every_status_has_its_meaning(
+async def test_every_status_has_its_meaning(
     status: grpc.StatusCode, trailers: list[tuple[str, str]], kind: type[BackendError], what: str
 ) -> None:
     with capture_logs() as logged:
-        Api(aborts(status, "canary " * 100, *trailers)).against(raises(kind, what, then=""))
+        await Api(aborts(status, "canary " * 100, *trailers)).fails(kind, what)
     note = [line for line in logged if line["event"] == "the remote API answered no outputs"][-1]
     assert note["body"].startswith("canary") and len(note["body"]) <= 210, "its words are in the log alone, and bounded"
 
 
-def test_a_rest_that_is_asked_for_is_kept_by_all_slots() -> None:
+async def test_a_rest_that_is_asked_for_is_kept_by_all_slots() -> None:
     breaker = Breaker(5, 0.5)
     say = aborts(Status.RESOURCE_EXHAUSTED, "", ("grpc-retry-pushback-ms", "90000"))
-    Api(say).against(raises(RemoteError, "90 s of rest", then=""), breaker=breaker, clock=lambda: 7.0)
+    await Api(say).fails(RemoteError, "90 s of rest", breaker=breaker, clock=lambda: 7.0)
     assert breaker.rest_left(7.0) == 90.0
 
 
-def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
-    Api(only_wrong(answer(["x" * 20_000] * 2))).against(raises(BadOutput, "answered more than 10000 bytes"))
+    await Api(only_wrong(answer(["x" * 20_000] * 2))).fails(BadOutput, "answered more than 10000 bytes", then="b")
 
 
-def test_a_hang_ends_at_the_timeout_and_the_call_is_cancelled() -> None:
-    async def main() -> None:
-        cancelled = asyncio.Event()
+@pytest.mark.parametrize("ends", ["timeout", "cancelled", "stopped"])
+async def test_a_call_under_way_is_cancelled_when_its_run_ends(ends: str) -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
-        async def say(texts: list[str], context: Any) -> bytes | None:
-            if "wrong" in texts:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    cancelled.set()
-            return None
+    async def say(texts: list[str], context: Any) -> bytes | None:
+        if "wrong" in texts:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return None
 
-        async def act(backend: GrpcBackend) -> None:
-            await raises(BatchTimeout, r"within 0\.2 s", timeout=SHORT)(backend)
-            await asyncio.wait_for(cancelled.wait(), LONG)
-
-        async with served_grpc(Api(say).handle) as url:
-            await with_backend(url, act)
-
-    asyncio.run(main())
-
-
-def test_a_run_that_is_cancelled_cancels_its_call() -> None:
-    async def main() -> None:
-        begun, cancelled = asyncio.Event(), asyncio.Event()
-
-        async def say(texts: list[str], context: Any) -> bytes | None:
-            if "wrong" in texts:
-                begun.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    cancelled.set()
-            return None
-
-        async def act(backend: GrpcBackend) -> None:
-            running = asyncio.ensure_future(backend.run(batch("wrong"), LONG))
-            await begun.wait()
+    async with Api(say).against() as backend:
+        running = asyncio.ensure_future(backend.run(batch("wrong"), SHORT if ends == "timeout" else LONG))
+        await begun.wait()
+        if ends == "timeout":
+            with pytest.raises(BatchTimeout, match=r"within 0\.2 s"):
+                await running
+        elif ends == "cancelled":
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-            await asyncio.wait_for(cancelled.wait(), LONG)
-            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
-
-        async with served_grpc(Api(say).handle) as url:
-            await with_backend(url, act)
-
-    asyncio.run(main())
-
-
-def test_a_backend_that_is_stopped_under_a_run_fails_it() -> None:
-    async def main() -> None:
-        begun = asyncio.Event()
-
-        async def say(texts: list[str], context: Any) -> bytes | None:
-            begun.set()
-            await asyncio.Event().wait()
-            return None
-
-        async def act(backend: GrpcBackend) -> None:
-            running = asyncio.ensure_future(backend.run(batch("a"), LONG))
-            await begun.wait()
+        else:
             await backend.stop()
             with pytest.raises(RemoteError, match="the channel was closed"):
                 await running
-
-        async with served_grpc(Api(say).handle) as url:
-            await with_backend(url, act)
-
-    asyncio.run(main())
+        await asyncio.wait_for(cancelled.wait(), LONG)
+        if ends != "stopped":
+            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
 
 
 def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
@@ -284,25 +238,22 @@ def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
         asyncio.run(main())
 
 
-def test_a_server_that_comes_back_is_used_again() -> None:
-    async def main() -> None:
-        async with served_grpc(Api().handle) as url:
-            backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
-            await backend.start()
-            used = backend._channels.current
-        try:
-            assert used is not None
-            # A call that is sent before the end of the connection is known is one of which nobody knows whether it ran.
-            while (state := used.content.get_state()) is grpc.ChannelConnectivity.READY:
-                await used.content.wait_for_state_change(state)
-            with pytest.raises(RemoteAbsent):
-                await backend.run(batch("a"), LONG)
-            async with served_grpc(Api().handle, port=int(url.split(":")[2].split("/")[0])):
-                assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
-        finally:
-            await backend.stop()
-
-    asyncio.run(main())
+async def test_a_server_that_comes_back_is_used_again() -> None:
+    async with served_grpc(Api().handle) as url:
+        backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
+        await backend.start()
+        used = backend._channels.current
+    try:
+        assert used is not None
+        # A call that is sent before the end of the connection is known is one of which nobody knows whether it ran.
+        while (state := used.content.get_state()) is grpc.ChannelConnectivity.READY:
+            await used.content.wait_for_state_change(state)
+        with pytest.raises(RemoteAbsent):
+            await backend.run(batch("a"), LONG)
+        async with served_grpc(Api().handle, port=int(url.split(":")[2].split("/")[0])):
+            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
+    finally:
+        await backend.stop()
 
 
 @pytest.mark.parametrize(
@@ -318,32 +269,26 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     ],
     ids=["reset", "RST_STREAM", "GOAWAY", "garbage"],
 )
-def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[int], bytes | None], what: str) -> None:
+async def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[int], bytes | None], what: str) -> None:
     """Bytes have been sent, so that nobody knows whether the batch ran."""
-
-    async def main() -> None:
-        async with served_frames(say) as url:
-            backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
-            backend._open()
-            try:
-                with pytest.raises((RemoteError, BatchTimeout), match=f"{what}|no complete answer") as found:
-                    await backend.run(batch("a"), 5.0)
-                assert not isinstance(found.value, RemoteAbsent)
-            finally:
-                await backend.stop()
-
-    asyncio.run(main())
+    async with served_frames(say) as url:
+        backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
+        backend._open()
+        try:
+            with pytest.raises((RemoteError, BatchTimeout), match=f"{what}|no complete answer") as found:
+                await backend.run(batch("a"), 5.0)
+            assert not isinstance(found.value, RemoteAbsent)
+        finally:
+            await backend.stop()
 
 
-def test_the_deadline_and_header_fields_go_with_every_call(tmp_path: Path) -> None:
+async def test_the_deadline_and_header_fields_go_with_every_call(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("X-Team: blue\n")
 
-    async def act(backend: GrpcBackend) -> None:
-        await backend.run(batch("a"), 2.5)
-
     api = Api()
-    api.against(act, credentials=Credentials("secret", "X-Other: yes", str(file)))
+    async with api.against(credentials=Credentials("secret", "X-Other: yes", str(file))) as backend:
+        await backend.run(batch("a"), 2.5)
     metadata, left, _ = api.contexts[-1]
     assert (metadata["authorization"], metadata["x-team"], metadata["x-other"]) == ("Bearer secret", "blue", "yes")
     assert metadata["user-agent"].startswith("headway/")
@@ -351,24 +296,16 @@ def test_the_deadline_and_header_fields_go_with_every_call(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("field", ["X!A: canary", "grpc-timeout: canary", "x-bin: canary", "X-A: can\u00e4ry"])
-def test_a_header_field_that_grpc_does_not_have_is_told_without_its_value(field: str) -> None:
+async def test_a_header_field_that_grpc_does_not_have_is_told_without_its_value(field: str) -> None:
     backend = GrpcBackend(
         RemoteTarget("grpc://127.0.0.1:1/m"), credentials=Credentials(fields=field), start_timeout=LONG
     )
-
-    async def main() -> None:
-        with pytest.raises(TargetError, match="cannot be sent the header field") as found:
-            await backend.start()
-        assert "canary" not in str(found.value)
-
-    asyncio.run(main())
+    with pytest.raises(TargetError, match="cannot be sent the header field") as found:
+        await backend.start()
+    assert "canary" not in str(found.value)
 
 
-def test_the_models_tensors_are_those_of_its_metadata() -> None:
-    async def act(backend: GrpcBackend) -> None:
-        assert backend.signature.gives is ValueKind.TEXT
-        await backend.run(batch("a", "b"), LONG)
-
+async def test_the_models_tensors_are_those_of_its_metadata() -> None:
     async def say(texts: list[str], context: Any) -> bytes | None:
         return answer([text.upper() for text in texts], name="up", shape=[2, 1])
 
@@ -376,7 +313,9 @@ def test_the_models_tensors_are_those_of_its_metadata() -> None:
         return await api.handle(asked, context) if len(texts_of(asked)) > 1 else answer(["W"], name="up")
 
     api = Api(say)
-    against(warm, act, grpc_remote.metadata(shape=(-1, 1), output="up"))
+    async with against(warm, grpc_remote.metadata(shape=(-1, 1), output="up")) as backend:
+        assert backend.signature.gives is ValueKind.TEXT
+        await backend.run(batch("a", "b"), LONG)
     [asked] = api.asked
     assert (asked.inputs[0].name, list(asked.inputs[0].shape), asked.outputs[0].name) == ("text", [2, 1], "up")
 
@@ -399,15 +338,13 @@ def test_numbers_of_a_shape_that_cannot_be_are_refused() -> None:
             dialect.decode(answer([], raw=[b"\0" * 32], datatype="FP64", shape=shape), 2)
 
 
-def test_inputs_with_other_parameters_go_in_a_call_of_their_own() -> None:
-    async def act(backend: GrpcBackend) -> None:
+async def test_inputs_with_other_parameters_go_in_a_call_of_their_own() -> None:
+    api = Api()
+    async with api.against() as backend:
         parameters = [b'{"k":1}', b"", b'{"k":1}', b'{"k":[1]}']
         items = await backend.run(batch("a", "b", "c", "d", parameters=parameters), LONG)
         assert items[:3] == [ItemResult("A"), ItemResult("B"), ItemResult("C")]
         assert items[3].output is None and "the parameter `k` cannot be sent" in (items[3].error or "")
-
-    api = Api()
-    api.against(act)
     sent = [(texts_of(asked), asked.parameters["k"].int64_param) for asked in api.asked]
     assert sorted(sent) == [(["a", "c"], 1), (["b"], 0)]
 
@@ -429,17 +366,14 @@ def test_every_kind_of_parameter_has_its_member() -> None:
     }
 
 
-def test_an_idle_channel_is_given_up_and_no_other() -> None:
+async def test_an_idle_channel_is_given_up_and_no_other() -> None:
     now = 100.0
 
-    async def act(backend: GrpcBackend) -> None:
-        nonlocal now
+    api = Api()
+    async with api.against(now=lambda: now) as backend:
         for idle in (0.0, 29.0, 31.0):
             now += idle
             await backend.run(batch("a"), LONG)
-
-    api = Api()
-    api.against(act, now=lambda: now)
     peers = [peer for _, _, peer in api.contexts[1:]]
     assert peers[0] == peers[1] != peers[2]
 
@@ -454,27 +388,24 @@ class FakeChannel:
         self.closed = True
 
 
-def test_a_channel_whose_stamp_has_changed_is_closed_once_its_calls_have_ended() -> None:
-    async def main() -> None:
-        made: list[FakeChannel] = []
+async def test_a_channel_whose_stamp_has_changed_is_closed_once_its_calls_have_ended() -> None:
+    made: list[FakeChannel] = []
+    stamp = object()
+
+    def make() -> FakeChannel:
+        made.append(FakeChannel())
+        return made[-1]
+
+    channels = Generations(make, FakeChannel.close, lambda: stamp, lambda: 0.0, 30.0)
+    channels.open()
+    async with channels.use() as old:
         stamp = object()
-
-        def make() -> FakeChannel:
-            made.append(FakeChannel())
-            return made[-1]
-
-        channels = Generations(make, FakeChannel.close, lambda: stamp, lambda: 0.0, 30.0)
-        channels.open()
-        async with channels.use() as old:
-            stamp = object()
-            async with channels.use() as new:
-                assert new.content is not old.content
-                assert not made[0].closed
-        assert [one.closed for one in made] == [True, False]
-        await channels.close()
-        assert made[1].closed
-
-    asyncio.run(main())
+        async with channels.use() as new:
+            assert new.content is not old.content
+            assert not made[0].closed
+    assert [one.closed for one in made] == [True, False]
+    await channels.close()
+    assert made[1].closed
 
 
 @pytest.mark.parametrize(

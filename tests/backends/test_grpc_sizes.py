@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from headway.backends.grpc.backend import GrpcBackend
 from headway.errors import RemoteError, RemoteRefused
 from tests.backends.entries import batch
 from tests.backends.test_grpc_remote import LONG, Api, Status, aborts
 
 
 @pytest.mark.parametrize("trailers", [[], [("grpc-retry-pushback-ms", "-1")]])
-def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple[str, str]]) -> None:
-    async def act(backend: GrpcBackend) -> None:
+async def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple[str, str]]) -> None:
+    async with Api(aborts(Status.RESOURCE_EXHAUSTED, "no", *trailers)).against() as backend:
         with pytest.raises(RemoteError, match="gRPC RESOURCE_EXHAUSTED"):
             await backend.run(batch("wrong"), LONG)
-
-    Api(aborts(Status.RESOURCE_EXHAUSTED, "no", *trailers)).against(act)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +30,10 @@ def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple
         ),
     ],
 )
-def test_a_message_that_is_too_large_for_the_api_blames_an_input(details: str, trailers: list[tuple[str, str]]) -> None:
-    async def act(backend: GrpcBackend) -> None:
+async def test_a_message_that_is_too_large_for_the_api_blames_an_input(
+    details: str, trailers: list[tuple[str, str]]
+) -> None:
+    async with Api(aborts(Status.RESOURCE_EXHAUSTED, details, *trailers)).against() as backend:
         for texts in (("a", "wrong"), ("wrong",)):
             with pytest.raises(RemoteRefused, match="failed at try 1"):
                 await backend.run(batch(*texts), LONG)
-
-    Api(aborts(Status.RESOURCE_EXHAUSTED, details, *trailers)).against(act)

@@ -77,33 +77,27 @@ Shown = Callable[[Authority, Authority], tuple[object, object, object]]
     ],
     ids=["shows none", "shows a stranger's", "trusts another"],
 )
-def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, told: str, files: Shown) -> None:
+async def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, told: str, files: Shown) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
 
     async def handle(asked: Any, context: Any) -> bytes:
         raise AssertionError("it was let in")
 
-    async def main() -> None:
-        async with served_grpc(handle, tls=server_credentials(authority)) as url:
-            backend, _ = backend_for(url, *files(authority, other))
-            with pytest.raises(TargetError, match=r"check host and port, the certificates") as raised:
-                await backend.start()
-        assert told in str(raised.value)
-
-    asyncio.run(main())
+    async with served_grpc(handle, tls=server_credentials(authority)) as url:
+        backend, _ = backend_for(url, *files(authority, other))
+        with pytest.raises(TargetError, match=r"check host and port, the certificates") as raised:
+            await backend.start()
+    assert told in str(raised.value)
 
 
-def test_a_port_without_tls_is_named(tmp_path: Path) -> None:
+async def test_a_port_without_tls_is_named(tmp_path: Path) -> None:
     async def handle(asked: Any, context: Any) -> bytes:
         raise AssertionError("it was let in")
 
-    async def main() -> None:
-        async with served_grpc(handle) as url:
-            backend, _ = backend_for(url.replace("grpc:", "grpcs:"), Authority(tmp_path).file, "", "")
-            with pytest.raises(TargetError, match=r"does not speak TLS on this port\. Write grpc://"):
-                await backend.start()
-
-    asyncio.run(main())
+    async with served_grpc(handle) as url:
+        backend, _ = backend_for(url.replace("grpc:", "grpcs:"), Authority(tmp_path).file, "", "")
+        with pytest.raises(TargetError, match=r"does not speak TLS on this port\. Write grpc://"):
+            await backend.start()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.dialects import reach
 from headway.errors import (
-    BackendError,
     BadOutput,
-    BatchTimeout,
     RemoteAbsent,
     RemoteError,
     RemoteRefused,
@@ -29,14 +28,10 @@ from headway.errors import (
 )
 from headway.model import ItemResult
 from tests.backends.entries import batch
-from tests.backends.remote import served, served_raw
+from tests.backends.remote import served
 from tests.backends.speakers import SPEAKERS, Speaker
-from tests.backends.test_http import request
 
 LONG = 30.0
-SHORT = 0.2
-
-Act = Callable[[HttpBackend], Awaitable[None]]
 
 
 class Api:
@@ -62,24 +57,17 @@ class Api:
     def well(self, inputs: list[str]) -> web.Response:
         return self.speaker.response(self.speaker.answer([self.speaker.gives(text) for text in inputs]))
 
-    def against(self, act: Act, **settings: Any) -> None:
-        """Run `act` on a backend started on this API."""
-
-        async def main() -> None:
-            async with served(self.handle, self.speaker.path) as url:
-                await with_backend(self.speaker, url, act, **settings)
-
-        asyncio.run(main())
-
-
-async def with_backend(speaker: Speaker, url: str, act: Act, **settings: Any) -> None:
-    given: dict[str, Any] = {"start_timeout": LONG, "rng": lambda: 0.0, **settings}
-    backend = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), **given)
-    try:
-        await backend.start()
-        await act(backend)
-    finally:
-        await backend.stop()
+    @asynccontextmanager
+    async def against(self, **settings: Any) -> AsyncIterator[HttpBackend]:
+        """A backend started on this API."""
+        given: dict[str, Any] = {"start_timeout": LONG, "rng": lambda: 0.0, **settings}
+        async with served(self.handle, self.speaker.path) as url:
+            backend = HttpBackend(RemoteTarget(url), remote=self.speaker.remote(url), **given)
+            try:
+                await backend.start()
+                yield backend
+            finally:
+                await backend.stop()
 
 
 @pytest.fixture(params=SPEAKERS)
@@ -87,184 +75,90 @@ def speaker(request: pytest.FixtureRequest) -> Speaker:
     return SPEAKERS[request.param]
 
 
-def raises(kind: type[BackendError], what: str, *, timeout: float = LONG, then: str = "b") -> Act:
-    """Run a batch that fails so, and one that is answered."""
-
-    async def act(backend: HttpBackend) -> None:
-        with pytest.raises(kind, match=what):
-            await backend.run(batch("a", "wrong"), timeout)
-        if then:
-            [item] = await backend.run(batch(then), LONG)
-            assert item.output
-
-    return act
-
-
 def only_wrong(answer: Callable[[], web.StreamResponse]) -> Callable[[Any, list[str]], web.StreamResponse | None]:
     return lambda _, inputs: answer() if "wrong" in inputs else None
 
 
-def test_every_answer_of_another_shape_fails_the_batch(speaker: Speaker) -> None:
-    answers = iter(speaker.wrong)
-
-    async def act(backend: HttpBackend) -> None:
-        for _, what in speaker.wrong:
-            with pytest.raises(BadOutput, match=what):
-                await backend.run(batch("a", "wrong"), LONG)
-        assert len(await backend.run(batch("b"), LONG)) == 1
-
-    api = Api(speaker, only_wrong(lambda: speaker.response(next(answers)[0])))
-    api.against(act)
-    assert len(api.bodies) == len(speaker.wrong) + 1
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "kind", "what"),
-    [
-        (401, {}, RemoteError, "failed at try 1: HTTP 401"),
-        (307, {"Location": "/elsewhere"}, RemoteError, "failed at try 1: HTTP 307"),
-        (400, {}, RemoteRefused, "failed at try 1: HTTP 400"),
-        (503, {}, RemoteError, "failed at try 3: HTTP 503"),
-        (503, {"x-should-retry": "false"}, RemoteError, "failed at try 1: HTTP 503"),
-        (429, {"Retry-After": "90"}, RemoteError, "failed at try 1: HTTP 429; it asks for 90 s of rest"),
-        (503, {"retry-after-ms": "90500"}, RemoteError, "failed at try 1: HTTP 503; it asks for 90.5 s of rest"),
-        (503, {"retry-after-ms": "90500", "Retry-After": "1"}, RemoteError, "it asks for 90.5 s of rest"),
-        (503, {"retry-after-ms": "soon", "Retry-After": "91"}, RemoteError, "it asks for 91 s of rest"),
-    ],
-)
-def test_every_status_means_the_same_in_each_dialect(
-    speaker: Speaker, status: int, headers: dict[str, str], kind: type[BackendError], what: str
-) -> None:
-    api = Api(speaker, only_wrong(lambda: web.Response(status=status, headers=headers, text="no")))
-    api.against(raises(kind, what, then=""))
-
-
-def test_a_hang_ends_at_the_timeout_in_each_dialect(speaker: Speaker) -> None:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        inputs = speaker.inputs(speaker.read(await request.read()))
-        if "wrong" in inputs:
-            await asyncio.Event().wait()
-        return Api(speaker).well(inputs)
-
-    async def main() -> None:
-        async with served(handle, speaker.path) as url:
-            await with_backend(speaker, url, raises(BatchTimeout, r"within 0\.2 s", timeout=SHORT))
-
-    asyncio.run(main())
-
-
-def test_a_body_that_is_too_long_is_not_read_to_its_end(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.backends.remote.backend.MAX_ANSWER", 10_000)
-    api = Api(speaker, only_wrong(lambda: speaker.response(speaker.answer(["x" * 20_000] * 2))))
-    api.against(raises(BadOutput, "answered more than 10000 bytes"))
-
-
-@pytest.mark.parametrize("said", ["nothing", "head", "half"])
-def test_a_hang_up_on_the_way_is_a_run_that_failed(speaker: Speaker, said: str) -> None:
-    """Bytes have been sent, so that nobody knows whether the batch ran."""
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inputs = speaker.inputs(speaker.read(await request(reader)))
-        body, fields = speaker.write(speaker.answer([speaker.gives(text) for text in inputs]))
-        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode()
-        answer = b"HTTP/1.1 200 OK\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
-        if "wrong" in inputs:
-            answer = {"nothing": b"", "head": answer[:30], "half": answer[: -len(body) // 2]}[said]
-        writer.write(answer)
-        await writer.drain()
-
-    async def main() -> None:
-        async with served_raw(talk, speaker.path) as url:
-            await with_backend(speaker, url, check)
-
-    async def check(backend: HttpBackend) -> None:
-        with pytest.raises(RemoteError, match="failed at try 3") as caught:
+async def test_an_answer_of_another_shape_fails_its_batch_alone(speaker: Speaker) -> None:
+    answer, what = speaker.wrong[0]
+    async with Api(speaker, only_wrong(lambda: speaker.response(answer))).against() as backend:
+        with pytest.raises(BadOutput, match=what):
             await backend.run(batch("a", "wrong"), LONG)
-        assert not isinstance(caught.value, RemoteAbsent)
         assert len(await backend.run(batch("b"), LONG)) == 1
 
-    asyncio.run(main())
+
+async def test_a_refusal_means_the_same_in_each_dialect(speaker: Speaker) -> None:
+    async with Api(speaker, only_wrong(lambda: web.Response(status=400, text="no"))).against() as backend:
+        with pytest.raises(RemoteRefused, match="failed at try 1: HTTP 400"):
+            await backend.run(batch("a", "wrong"), LONG)
 
 
-def test_an_api_that_nobody_serves_was_sent_nothing(speaker: Speaker) -> None:
-    async def main() -> None:
-        async with served(Api(speaker).handle, speaker.path) as url:
-            backend = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), start_timeout=LONG, rng=lambda: 0.0)
-            await backend.start()
-            await backend.stop()
-        backend._connections.open()
-        try:
-            with pytest.raises(RemoteAbsent, match="failed at try 3: ClientConnectorError"):
-                await backend.run(batch("a"), LONG)
-        finally:
-            await backend.stop()
-
-    asyncio.run(main())
+async def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
+    api = Api(SPEAKERS["list"])
+    async with api.against() as backend:
+        pass
+    backend._connections.open()
+    try:
+        with pytest.raises(RemoteAbsent, match="failed at try 3: ClientConnectorError"):
+            await backend.run(batch("a"), LONG)
+    finally:
+        await backend.stop()
 
 
-def test_a_connection_that_does_not_come_about_in_time_was_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_does_not_come_about_in_time_was_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def late(*_: Any, **__: Any) -> None:
         raise aiohttp.ConnectionTimeoutError
 
-    async def act(backend: HttpBackend) -> None:
+    async with Api(SPEAKERS["list"]).against() as backend:
         monkeypatch.setattr(backend._connections, "request", late)
         with pytest.raises(RemoteAbsent, match="failed at try 3: ConnectionTimeoutError"):
             await backend.run(batch("a"), LONG)
 
-    Api(SPEAKERS["list"]).against(act)
-
 
 @pytest.mark.parametrize("name", ["oip", "openai-completions", "openai-embeddings"])
-def test_inputs_with_other_parameters_go_in_a_request_of_their_own(name: str) -> None:
-    async def act(backend: HttpBackend) -> None:
+async def test_inputs_with_other_parameters_go_in_a_request_of_their_own(name: str) -> None:
+    api = Api(SPEAKERS[name])
+    async with api.against() as backend:
         parameters = [b'{"k":1}', b"", b'{"k":1}', b'{"k":2}']
         items = await backend.run(batch("a", "b", "c", "d", parameters=parameters), LONG)
         assert [item.output for item in items] == [
             item.output for item in await backend.run(batch("a", "b", "c", "d"), LONG)
         ]
-
-    api = Api(SPEAKERS[name])
-    api.against(act)
     sent = [(api.speaker.inputs(body), body.get("k")) for body in api.bodies]
     assert sorted(sent[:3], key=str) == [(["a", "c"], 1), (["b"], None), (["d"], 2)]
     assert sent[3:] == [(["a", "b", "c", "d"], None)]
 
 
-def test_a_lone_input_whose_parameters_are_refused_fails_alone() -> None:
+async def test_a_lone_input_whose_parameters_are_refused_fails_alone() -> None:
     def say(_: Any, inputs: list[str]) -> web.Response | None:
         return web.Response(status=400) if inputs == ["wrong"] else None
 
-    async def act(backend: HttpBackend) -> None:
+    async with Api(SPEAKERS["openai-completions"], say).against() as backend:
         a, wrong, b = await backend.run(batch("a", "wrong", "b", parameters=[b"", b'{"k":2}', b""]), LONG)
         assert (a, b) == (ItemResult("A"), ItemResult("B"))
         assert wrong == ItemResult(None, "the remote API failed at try 1: HTTP 400")
 
-    Api(SPEAKERS["openai-completions"], say).against(act)
 
-
-def test_a_batch_of_which_a_part_fails_otherwise_fails_whole() -> None:
-    async def act(backend: HttpBackend) -> None:
+async def test_a_batch_of_which_a_part_fails_otherwise_fails_whole() -> None:
+    async with Api(SPEAKERS["openai-completions"], only_wrong(lambda: web.Response(status=401))).against() as backend:
         with pytest.raises(RemoteError, match="HTTP 401"):
             await backend.run(batch("a", "wrong", parameters=[b"", b'{"k":2}']), LONG)
 
-    Api(SPEAKERS["openai-completions"], only_wrong(lambda: web.Response(status=401))).against(act)
 
-
-def test_the_time_that_is_left_goes_with_every_request(speaker: Speaker) -> None:
-    async def act(backend: HttpBackend) -> None:
-        await backend.run(batch("a"), 2.5)
-
+async def test_the_time_that_is_left_goes_with_every_request(speaker: Speaker) -> None:
     api = Api(speaker)
-    api.against(act)
+    async with api.against() as backend:
+        await backend.run(batch("a"), 2.5)
     assert 0 < int(api.headers[-1]["X-Request-Timeout-Ms"]) <= 2500
     assert 2500 < int(api.headers[0]["X-Request-Timeout-Ms"]) <= LONG * 1000
 
 
-def test_header_fields_of_the_settings_and_the_file_go_with_every_request(tmp_path: Path) -> None:
+async def test_header_fields_of_the_settings_and_the_file_go_with_every_request(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("# for the API\nX-Team: blue \n\nAuthorization: Bearer canary-1\n")
 
-    async def act(backend: HttpBackend) -> None:
+    api = Api(SPEAKERS["list"])
+    async with api.against(credentials=Credentials(fields="X-Other: yes", file=str(file))) as backend:
         file.write_text("Authorization: Bearer canary-22\n")
         await backend.run(batch("a"), LONG)
         file.write_text("no field\ncanary-333")
@@ -276,9 +170,6 @@ def test_header_fields_of_the_settings_and_the_file_go_with_every_request(tmp_pa
         assert "has no header field in line 1" in str(logged)
         file.unlink()
         await backend.run(batch("a"), LONG)
-
-    api = Api(SPEAKERS["list"])
-    api.against(act, credentials=Credentials(fields="X-Other: yes", file=str(file)))
     assert [headers["Authorization"] for headers in api.headers] == ["Bearer canary-1", *["Bearer canary-22"] * 4]
     assert api.headers[0]["X-Team"] == "blue"
     assert all(headers["X-Other"] == "yes" for headers in api.headers)
@@ -334,7 +225,7 @@ def test_credentials_are_in_no_error_and_no_line_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(("keep_alive", "fresh"), [("", 3.0), ("timeout=5, max=100", 3.0), ("timeout=2", 0.5)])
-def test_an_idle_connection_is_given_up_before_the_api_does(keep_alive: str, fresh: float) -> None:
+async def test_an_idle_connection_is_given_up_before_the_api_does(keep_alive: str, fresh: float) -> None:
     now = 100.0
     peers: list[Any] = []
 
@@ -345,30 +236,24 @@ def test_an_idle_connection_is_given_up_before_the_api_does(keep_alive: str, fre
         answer.headers["Keep-Alive"] = keep_alive
         return answer
 
-    async def act(backend: HttpBackend) -> None:
-        nonlocal now
+    async with Api(SPEAKERS["list"], say).against() as backend:
         backend._connections._clock = lambda: now
         backend._connections._used_at = now
         for idle in (0.0, fresh, 4.5):
             now += idle
             await backend.run(batch("a"), LONG)
-
-    Api(SPEAKERS["list"], say).against(act)
     assert peers[0] == peers[1] != peers[2]
 
 
 @pytest.mark.processes
-def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
+async def test_a_large_answer_of_each_dialect_is_read_in_a_process_of_its_own(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.backends.remote.reader.APART_FROM", 0)
-
-    async def act(backend: HttpBackend) -> None:
+    async with Api(speaker).against() as backend:
         apart = await backend.run(batch("a", "bb"), LONG)
         monkeypatch.undo()
         assert apart == await backend.run(batch("a", "bb"), LONG)
-
-    Api(speaker).against(act)
 
 
 @pytest.mark.parametrize(

@@ -99,130 +99,115 @@ Shown = Callable[[Authority, Authority], tuple[Path, tuple[Any, Any]]]
     ],
     ids=["none shown", "of a stranger", "ended", "not trusted", "another host"],
 )  # fmt: skip
-def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, host: str, told: str, shown: Shown) -> None:
-    async def main() -> None:
-        api = Api(tmp_path)
-        async with api.served(host) as url:
-            backend, _ = backend_for(url, *shown(api.authority, Authority(tmp_path, "other")))
-            with pytest.raises(TargetError, match=r"failed at try 2") as raised:
-                await backend.start()
-        assert told in str(raised.value)
-        assert f"https://{host}" in str(raised.value)
-        assert not api.serials
-
-    asyncio.run(main())
-
-
-def test_a_certificate_that_has_become_bad_counts_as_no_run_and_blames_no_input(tmp_path: Path) -> None:
-    async def main() -> None:
-        api, other = Api(tmp_path), Authority(tmp_path, "other")
-        certificate, key = api.authority.issue("client")
-        async with api.served() as url:
-            backend, certificates = backend_for(url, api.authority.file, (certificate, key))
+async def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, host: str, told: str, shown: Shown) -> None:
+    api = Api(tmp_path)
+    async with api.served(host) as url:
+        backend, _ = backend_for(url, *shown(api.authority, Authority(tmp_path, "other")))
+        with pytest.raises(TargetError, match=r"failed at try 2") as raised:
             await backend.start()
-            for path, new in zip((certificate, key), other.issue("stranger"), strict=True):
-                path.write_bytes(new.read_bytes())
-            await certificates.reread()
-            with pytest.raises(RemoteAbsent, match="it refuses the certificate of remote_cert") as raised:
-                await backend.run(batch("a"), LONG)
-            assert raised.value.shown.endswith("the TLS handshake failed")
-            api.authority.issue("client")
-            await certificates.reread()
-            assert [item.output for item in await backend.run(batch("a"), LONG)] == ["A"]
-            await backend.stop()
-
-    asyncio.run(main())
+    assert told in str(raised.value)
+    assert f"https://{host}" in str(raised.value)
+    assert not api.serials
 
 
-def test_certificates_change_under_load_without_a_failed_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        api = Api(tmp_path)
-        shown = api.authority.issue("client")
-        async with api.served() as url:
-            slots = []
-            _, certificates = backend_for(url, api.authority.file, shown)
+async def test_a_certificate_that_has_become_bad_counts_as_no_run_and_blames_no_input(tmp_path: Path) -> None:
+    api, other = Api(tmp_path), Authority(tmp_path, "other")
+    certificate, key = api.authority.issue("client")
+    async with api.served() as url:
+        backend, certificates = backend_for(url, api.authority.file, (certificate, key))
+        await backend.start()
+        for path, new in zip((certificate, key), other.issue("stranger"), strict=True):
+            path.write_bytes(new.read_bytes())
+        await certificates.reread()
+        with pytest.raises(RemoteAbsent, match="it refuses the certificate of remote_cert") as raised:
+            await backend.run(batch("a"), LONG)
+        assert raised.value.shown.endswith("the TLS handshake failed")
+        api.authority.issue("client")
+        await certificates.reread()
+        assert [item.output for item in await backend.run(batch("a"), LONG)] == ["A"]
+        await backend.stop()
+
+
+async def test_certificates_change_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    api = Api(tmp_path)
+    shown = api.authority.issue("client")
+    async with api.served() as url:
+        slots = []
+        _, certificates = backend_for(url, api.authority.file, shown)
+        for _ in range(2):
+            slot = HttpBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=1)
+            await slot.start()
+            slots.append(slot)
+        stop = asyncio.Event()
+
+        async def ask_on(slot: HttpBackend) -> int:
+            count = 0
+            while not stop.is_set():
+                items = await slot.run(batch("a", "b"), LONG)
+                assert [item.output for item in items] == ["A", "B"]
+                count += 1
+            return count
+
+        load = [asyncio.create_task(ask_on(slot)) for slot in slots]
+        for number in range(1, 3):
+            api.authority.issue("client")  # The certificate first, then its key: for a moment they do not fit.
             for _ in range(2):
-                slot = HttpBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=1)
-                await slot.start()
-                slots.append(slot)
-            stop = asyncio.Event()
-
-            async def ask_on(slot: HttpBackend) -> int:
-                count = 0
-                while not stop.is_set():
-                    items = await slot.run(batch("a", "b"), LONG)
-                    assert [item.output for item in items] == ["A", "B"]
-                    count += 1
-                return count
-
-            load = [asyncio.create_task(ask_on(slot)) for slot in slots]
-            for number in range(1, 3):
-                api.authority.issue("client")  # The certificate first, then its key: for a moment they do not fit.
-                for _ in range(2):
-                    await certificates.look()
-                while len(set(api.serials)) <= number:
-                    await api.held.acquire()
-            stop.set()
-            assert all(await asyncio.gather(*load))
-            assert len(set(api.serials)) == 3
-            for slot in slots:
-                await slot.stop()
-
-    asyncio.run(main())
+                await certificates.look()
+            while len(set(api.serials)) <= number:
+                await api.held.acquire()
+        stop.set()
+        assert all(await asyncio.gather(*load))
+        assert len(set(api.serials)) == 3
+        for slot in slots:
+            await slot.stop()
 
 
-def test_a_request_under_way_ends_on_the_former_connections_and_they_are_closed_then(tmp_path: Path) -> None:
-    async def main() -> None:
-        api = Api(tmp_path)
-        async with api.served() as url:
-            backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
-            await backend.start()
-            connections = backend._connections
-            former = connections.current
-            assert former is not None
-            await api.held.acquire()
-            api.hold.clear()
-            first = asyncio.create_task(backend.run(batch("a"), LONG))
-            await api.held.acquire()
-            api.authority.issue("client")
-            await certificates.reread()
-            second = asyncio.create_task(backend.run(batch("b"), LONG))
-            await api.held.acquire()
-            assert connections.retired == [former]
-            closed = [former.content.session.closed]
-            api.hold.set()
-            assert [(await one)[0].output for one in (first, second)] == ["A", "B"]
-            assert [*closed, former.content.session.closed] == [False, True]
-            assert not connections.retired
-            assert len(set(api.serials)) == 2
-            await backend.stop()
-
-    asyncio.run(main())
+async def test_a_request_under_way_ends_on_the_former_connections_and_they_are_closed_then(tmp_path: Path) -> None:
+    api = Api(tmp_path)
+    async with api.served() as url:
+        backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
+        await backend.start()
+        connections = backend._connections
+        former = connections.current
+        assert former is not None
+        await api.held.acquire()
+        api.hold.clear()
+        first = asyncio.create_task(backend.run(batch("a"), LONG))
+        await api.held.acquire()
+        api.authority.issue("client")
+        await certificates.reread()
+        second = asyncio.create_task(backend.run(batch("b"), LONG))
+        await api.held.acquire()
+        assert connections.retired == [former]
+        closed = [former.content.session.closed]
+        api.hold.set()
+        assert [(await one)[0].output for one in (first, second)] == ["A", "B"]
+        assert [*closed, former.content.session.closed] == [False, True]
+        assert not connections.retired
+        assert len(set(api.serials)) == 2
+        await backend.stop()
 
 
-def test_a_stop_closes_former_connections_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        api = Api(tmp_path)
-        async with api.served() as url:
-            backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
-            await backend.start()
-            former = backend._connections.current
-            assert former is not None
-            await api.held.acquire()
-            api.hold.clear()
-            running = [asyncio.create_task(backend.run(batch("a"), LONG))]
-            await api.held.acquire()
-            await certificates.reread()
-            running.append(asyncio.create_task(backend.run(batch("b"), LONG)))
-            await api.held.acquire()
-            for one in running:
-                one.cancel()
-            await backend.stop()
-            await asyncio.gather(*running, return_exceptions=True)
-            assert former.content.session.closed
-            api.hold.set()
-
-    asyncio.run(main())
+async def test_a_stop_closes_former_connections_too(tmp_path: Path) -> None:
+    api = Api(tmp_path)
+    async with api.served() as url:
+        backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
+        await backend.start()
+        former = backend._connections.current
+        assert former is not None
+        await api.held.acquire()
+        api.hold.clear()
+        running = [asyncio.create_task(backend.run(batch("a"), LONG))]
+        await api.held.acquire()
+        await certificates.reread()
+        running.append(asyncio.create_task(backend.run(batch("b"), LONG)))
+        await api.held.acquire()
+        for one in running:
+            one.cancel()
+        await backend.stop()
+        await asyncio.gather(*running, return_exceptions=True)
+        assert former.content.session.closed
+        api.hold.set()
 
 
 # What is said without TLS, and by proxies.
@@ -238,7 +223,7 @@ _NGINX = "<html>\r\n<head><title>400 {0}</title></head>\r\n<body>\r\n<center><h1
         ("The plain HTTP request was sent to HTTPS port", "Write https://"),
     ],
 )
-def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(title: str, told: str) -> None:
+async def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(title: str, told: str) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         body = _NGINX.format(title).encode()
@@ -248,18 +233,13 @@ def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(title:
         await writer.drain()
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        backend = HttpBackend(
-            RemoteTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), start_timeout=LONG
-        )
-        backend._open()
-        with pytest.raises(RemoteAbsent, match=told):
-            await backend.run(batch("a"), LONG)
-        await backend.stop()
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    backend = HttpBackend(RemoteTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), start_timeout=LONG)
+    backend._open()
+    with pytest.raises(RemoteAbsent, match=told):
+        await backend.run(batch("a"), LONG)
+    await backend.stop()
+    server.close()
 
 
 def test_another_400_blames_the_input() -> None:
@@ -267,20 +247,17 @@ def test_another_400_blames_the_input() -> None:
     assert explain_answer(500, _NGINX.format("The SSL certificate error").encode()) == ""
 
 
-def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None:
+async def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
-        backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1)
-        with pytest.raises(TargetError, match=r"it does not speak TLS on this port\. Write http://"):
-            await backend.start()
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
+    backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1)
+    with pytest.raises(TargetError, match=r"it does not speak TLS on this port\. Write http://"):
+        await backend.start()
+    server.close()
 
 
 def test_other_errors_are_not_of_tls() -> None:

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.processes
         ("unreadable", "SystemExit: 5"),
     ],
 )
-def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str, says: str) -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str, says: str) -> None:
+    async with started(FAULTS) as (backend, log):
         pid = backend.pid
         with pytest.raises(BatchRaised) as caught:
             await backend.run(batch("a", word), LONG)
@@ -47,11 +47,9 @@ def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(word: str
         assert "faults.py" in first, "the traceback begins in user code"
         assert log.lines("stderr") == [], "it is not told twice"
 
-    started(FAULTS, act)
 
-
-def test_the_error_of_one_input_is_its_own() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_the_error_of_one_input_is_its_own() -> None:
+    async with started(FAULTS) as (backend, _):
         items = await backend.run(batch("a", "exception", "none", "number", "bytes", "surrogate", "huge"), LONG)
         assert items[0] == ItemResult("A")
         assert items[1] == ItemResult(None, "ValueError: no good", fault=False)
@@ -63,8 +61,6 @@ def test_the_error_of_one_input_is_its_own() -> None:
             "a lone surrogate",
             f"{16 * 1024 * 1024 + 1} bytes",
         ]
-
-    started(FAULTS, act)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +74,11 @@ def test_the_error_of_one_input_is_its_own() -> None:
         ("last-words", r"exit code 9; its last words: out of\x1b[31m luck"),
     ],
 )
-def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
+async def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
     word: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.backends.process.child_process._PIPELESS", 0.05)
-
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+    async with started(FAULTS) as (backend, log):
         pid = backend.pid
         with pytest.raises(WorkerCrashed) as caught:
             await backend.run(batch("a", word), LONG)
@@ -98,12 +93,10 @@ def test_a_process_that_dies_in_a_batch_fails_it_and_can_be_started_again(
         if word == "segfault":
             assert any("faults.py" in line for line in log.lines("stderr")), "the trace of faulthandler"
 
-    started(FAULTS, act)
-
 
 @pytest.mark.parametrize("word", ["hang", "sleep"])
-def test_a_process_that_hangs_is_killed_at_the_timeout(word: str) -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_that_hangs_is_killed_at_the_timeout(word: str) -> None:
+    async with started(FAULTS) as (backend, log):
         pid = backend.pid
         with pytest.raises(BatchTimeout, match=r"gpu-0: its batch took longer than the GPU deadline of 100 ms"):
             await backend.run(batch("a", word), 0.1)
@@ -113,11 +106,9 @@ def test_a_process_that_hangs_is_killed_at_the_timeout(word: str) -> None:
         assert "had run for 0.1 s" in log.of("worker process ended")[0]["how"]
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
-    started(FAULTS, act)
 
-
-def test_a_process_that_is_killed_while_idle_is_gone() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_that_is_killed_while_idle_is_gone() -> None:
+    async with started(FAULTS) as (backend, log):
         os.kill(backend.pid, signal.SIGKILL)
         await backend.gone()
         with pytest.raises(WorkerCrashed):
@@ -125,11 +116,9 @@ def test_a_process_that_is_killed_while_idle_is_gone() -> None:
         await log.until(lambda: log.of("worker process ended"))
         assert log.of("worker process ended")[0]["how"] == "died of SIGKILL"
 
-    started(FAULTS, act)
 
-
-def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logged_as_killed() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logged_as_killed() -> None:
+    async with started(FAULTS) as (backend, log):
         child = backend._child
         assert isinstance(child, ChildProcess)
         os.kill(backend.pid, signal.SIGKILL)
@@ -138,22 +127,18 @@ def test_a_process_that_is_killed_and_stopped_before_it_is_reaped_is_logged_as_k
         await backend.stop()
         assert [fields["how"] for fields in log.of("worker process ended")] == ["died of SIGKILL"]
 
-    started(FAULTS, act)
 
-
-def test_a_process_that_is_killed_in_a_batch_fails_it() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_that_is_killed_in_a_batch_fails_it() -> None:
+    async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
         await asyncio.sleep(0)
         os.kill(backend.pid, signal.SIGKILL)
         with pytest.raises(WorkerCrashed, match="died of SIGKILL"):
             await running
 
-    started(FAULTS, act)
 
-
-def test_a_process_whose_run_is_cancelled_is_killed_at_once() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_whose_run_is_cancelled_is_killed_at_once() -> None:
+    async with started(FAULTS) as (backend, log):
         running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
         await asyncio.sleep(0)
         running.cancel()
@@ -165,17 +150,13 @@ def test_a_process_whose_run_is_cancelled_is_killed_at_once() -> None:
         await log.until(lambda: log.of("worker process ended"))
         assert "was cancelled" in log.of("worker process ended")[0]["how"]
 
-    started(FAULTS, act)
 
-
-def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
+    async with started(FAULTS) as (backend, _):
         with contextlib.suppress(WorkerCrashed):
             await backend.run(batch("a", "forge-later"), LONG)
         async with asyncio.timeout(LONG):
             await backend.gone()
-
-    started(FAULTS, act)
 
 
 def await_bytes(backend: ProcessBackend, count: int) -> None:
@@ -186,8 +167,8 @@ def await_bytes(backend: ProcessBackend, count: int) -> None:
         waiting = fcntl.ioctl(backend._child._socket, termios.FIONREAD, bytes(4))
 
 
-def test_an_answer_given_just_before_the_end_counts() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_an_answer_given_just_before_the_end_counts() -> None:
+    async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("X" * 100_000), LONG))
         await asyncio.sleep(0)
         await_bytes(backend, 100_000)
@@ -198,91 +179,72 @@ def test_an_answer_given_just_before_the_end_counts() -> None:
         assert await running == [ItemResult("X" * 100_000)]
         await backend.gone()
 
-    started(FAULTS, act)
 
-
-def test_an_answer_after_what_is_none_does_not_count() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_an_answer_after_what_is_none_does_not_count() -> None:
+    async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("babble"), LONG))
         await asyncio.sleep(0)
         await_bytes(backend, child_process._READ + 1)
         with pytest.raises(WorkerCrashed, match="that is no answer"):
             await running
 
-    started(FAULTS, act)
 
-
-def test_a_stopped_process_fails_the_batch_it_runs() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_stopped_process_fails_the_batch_it_runs() -> None:
+    async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("sleep"), LONG))
         await asyncio.sleep(0)
         await backend.stop()
         with pytest.raises(WorkerCrashed, match="was stopped"):
             await running
 
-    started(FAULTS, act)
 
-
-def test_a_second_batch_at_once_is_a_mistake_of_the_caller() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_second_batch_at_once_is_a_mistake_of_the_caller() -> None:
+    async with started(FAULTS) as (backend, _):
         running = asyncio.ensure_future(backend.run(batch("a"), LONG))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="given a batch while it runs one"):
             await backend.run(batch("b"), LONG)
         assert await running == [ItemResult("A")]
 
-    started(FAULTS, act)
 
-
-def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_flood_of_output_neither_blocks_nor_fills_the_log() -> None:
+    async with started(FAULTS) as (backend, log):
         assert await backend.run(batch("flood"), LONG) == [ItemResult("FLOOD")]
         await backend.stop()
         shown, dropped = log.lines("stdout"), log.of("worker output dropped")
         assert len(shown) < 10_000
         assert len(shown) + sum(fields["lines"] for fields in dropped) >= 200_000
 
-    started(FAULTS, act)
 
-
-def test_output_of_any_encoding_reaches_the_log_escaped() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_output_of_any_encoding_reaches_the_log_escaped() -> None:
+    async with started(FAULTS) as (backend, log):
         await backend.run(batch("noise"), LONG)
         await backend.stop()
         assert log.lines("stdout") == [r"\ud800 😀", r"caf\xe9 \x1b[2J ok", "half a line"]
 
-    started(FAULTS, act)
 
-
-def test_too_much_memory_is_a_wish_to_go_between_batches() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_too_much_memory_is_a_wish_to_go_between_batches() -> None:
+    async with started(FAULTS, recycle_rss_bytes=1_000_000) as (backend, log):
         await backend.gone()
         assert log.of("worker wants to be replaced")[0]["rss_bytes"] > 1_000_000
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
-    started(FAULTS, act, recycle_rss_bytes=1_000_000)
 
-
-def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.process.backend._CHECK_EVERY", 0.01)
-
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+    async with started(FAULTS, recycle_after=0.02) as (backend, log):
         gone = asyncio.ensure_future(backend.gone())
         while not gone.done():
             assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert log.of("worker wants to be replaced")
 
-    started(FAULTS, act, recycle_after=0.02)
 
-
-def test_within_its_limits_a_process_stays() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_within_its_limits_a_process_stays() -> None:
+    async with started(FAULTS, recycle_after=3600.0, recycle_rss_bytes=1 << 40) as (backend, _):
         gone = asyncio.ensure_future(backend.gone())
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert not gone.done()
         gone.cancel()
-
-    started(FAULTS, act, recycle_after=3600.0, recycle_rss_bytes=1 << 40)
 
 
 def test_a_worker_process_works_on_uvloop() -> None:

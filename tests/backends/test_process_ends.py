@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process.backend import ProcessBackend
 from headway.backends.process.child_process import ChildProcess
 from headway.errors import BackendError, BatchTimeout, WorkerCrashed
 from headway.model import ItemResult
@@ -42,17 +41,15 @@ def test_a_process_that_died_leaves_nothing_for_the_garbage_collector(word: str)
     without_collector(main)
 
 
-def test_a_child_leaves_signals_to_its_parent() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_child_leaves_signals_to_its_parent() -> None:
+    async with started(kind("with_fork")) as (backend, _):
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(backend.pid, number)
         assert await backend.run(batch("a"), LONG) == [ItemResult("-15")]
 
-    started(kind("with_fork"), act)
 
-
-def test_what_a_child_has_started_ends_with_it() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_what_a_child_has_started_ends_with_it() -> None:
+    async with started(kind("with_child")) as (backend, _):
         [item] = await backend.run(batch("a"), LONG)
         left = int(str(item.output or 0))
         pidfd = os.pidfd_open(left)
@@ -64,28 +61,22 @@ def test_what_a_child_has_started_ends_with_it() -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
 
-    started(kind("with_child"), act)
 
-
-def test_fifty_restarts_leak_no_descriptor() -> None:
-    async def main() -> None:
-        backend = build(FAULTS, Recorder())
+async def test_restarts_leak_no_descriptor() -> None:
+    backend = build(FAULTS, Recorder())
+    await backend.start()
+    before = descriptors()
+    for round_ in range(6):
+        if round_ % 2:
+            os.kill(backend.pid, signal.SIGKILL)
         await backend.start()
-        before = descriptors()
-        for round_ in range(50):
-            if round_ % 2:
-                os.kill(backend.pid, signal.SIGKILL)
-            await backend.start()
-        assert descriptors() == before
-        await backend.stop()
-
-    asyncio.run(main())
+    assert descriptors() == before
+    await backend.stop()
 
 
-def test_without_pidfd_a_thread_tells_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_pidfd_a_thread_tells_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+    async with started(FAULTS) as (backend, _):
         with pytest.raises(WorkerCrashed, match="exit code 3"):
             await backend.run(batch("exit"), LONG)
         await backend.start()
@@ -93,8 +84,6 @@ def test_without_pidfd_a_thread_tells_of_the_end(monkeypatch: pytest.MonkeyPatch
             await backend.run(batch("hang"), 0.1)
         await backend.start()
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-
-    started(FAULTS, act)
 
 
 HOST = """if True:

@@ -11,7 +11,6 @@ import weakref
 
 import pytest
 
-from headway.backends.process.backend import ProcessBackend
 from headway.config.target import ModuleTarget
 from headway.errors import StartKilled, TargetError
 from headway.model import ItemResult
@@ -58,114 +57,90 @@ pytestmark = pytest.mark.processes
     ],
     ids=str,
 )
-def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: ModuleTarget, says: str) -> None:
-    async def main() -> None:
-        log = Recorder()
-        backend = build(target, log)
-        with pytest.raises(TargetError) as caught:
-            await backend.start()
-        assert says in str(caught.value)
-        assert f"{target.module}:{target.attribute}" in str(caught.value)
-        assert "canary" not in str(caught.value)
-        assert not alive(backend.pid)
-        await backend.stop()
-
-    asyncio.run(main())
+async def test_a_target_that_cannot_be_served_is_refused_with_the_reason(target: ModuleTarget, says: str) -> None:
+    log = Recorder()
+    backend = build(target, log)
+    with pytest.raises(TargetError) as caught:
+        await backend.start()
+    assert says in str(caught.value)
+    assert f"{target.module}:{target.attribute}" in str(caught.value)
+    assert "canary" not in str(caught.value)
+    assert not alive(backend.pid)
+    await backend.stop()
 
 
-def test_a_decorator_that_takes_lists_may_keep_the_annotations_of_what_it_wraps() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_decorator_that_takes_lists_may_keep_the_annotations_of_what_it_wraps() -> None:
+    async with started(kind("decorated")) as (backend, _):
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
-    started(kind("decorated"), act)
 
-
-def test_a_start_measures_batches_of_one_and_of_the_largest_size() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_start_measures_batches_of_one_and_of_the_largest_size() -> None:
+    async with started(kind("tells_sizes"), max_batch=64) as (backend, log):
         assert log.lines("stdout") == ["a batch of 1", "a batch of 1", "a batch of 64", "a batch of 64"]
         assert [size for size, _ in backend.warm_up] == [1, 64]
         assert all(0.0 < seconds < LONG for _, seconds in backend.warm_up)
 
-    started(kind("tells_sizes"), act, max_batch=64)
 
-
-def test_a_target_that_does_not_take_the_largest_batch_is_refused() -> None:
-    async def main() -> None:
-        for name, says in (
-            ("takes_few", "a warm-up batch of 64 times 'warm-up' failed: ValueError: too many."),
-            ("dies_of_many", "its process ended with exit code 9 in a warm-up batch of 64."),
-        ):
-            backend = build(kind(name), Recorder(), max_batch=64)
-            with pytest.raises(TargetError) as caught:
-                await backend.start()
-            assert says in str(caught.value)
-            assert "lower max_batch_size" in str(caught.value)
-            await backend.stop()
-
-    asyncio.run(main())
-
-
-def test_the_traceback_of_a_failed_import_comes_with_the_error() -> None:
-    async def main() -> None:
-        log = Recorder()
-        backend = build(ModuleTarget("tests.targets.raises", "f"), log)
+async def test_a_target_that_does_not_take_the_largest_batch_is_refused() -> None:
+    for name, says in (
+        ("takes_few", "a warm-up batch of 64 times 'warm-up' failed: ValueError: too many."),
+        ("dies_of_many", "its process ended with exit code 9 in a warm-up batch of 64."),
+    ):
+        backend = build(kind(name), Recorder(), max_batch=64)
         with pytest.raises(TargetError) as caught:
             await backend.start()
-        assert "raises.py" in caught.value.trace
-        assert log.lines("stderr") == [], "it is not told twice"
-        backend = build(kind("refuses_all"), log)
-        with pytest.raises(TargetError) as caught:
-            await backend.start()
-        assert "kinds.py" in caught.value.trace.splitlines()[1], "that of a warm-up batch, too"
-
-    asyncio.run(main())
+        assert says in str(caught.value)
+        assert "lower max_batch_size" in str(caught.value)
+        await backend.stop()
 
 
-def test_a_target_that_is_not_ready_in_time_is_refused_and_killed() -> None:
-    async def main() -> None:
-        backend = build(kind("HangingSetup"), Recorder(), start_timeout=0.1)
-        with pytest.raises(TargetError, match=r"not ready within 0\.1 s.*raise start_timeout_ms"):
-            await backend.start()
-        assert not alive(backend.pid)
-
-    asyncio.run(main())
-
-
-def test_a_kill_from_outside_while_it_starts_is_told_from_a_target_that_does_not_load() -> None:
-    async def main() -> None:
-        backend = build(kind("HangingSetup"), Recorder())
-        starting = asyncio.ensure_future(backend.start())
-        await asyncio.sleep(0)
-        os.kill(backend.pid, signal.SIGKILL)
-        with pytest.raises(StartKilled, match="died of SIGKILL"):
-            await starting
-        with pytest.raises(TargetError, match="exit code 7") as caught:
-            await build(kind("DyingSetup"), Recorder()).start()
-        assert not isinstance(caught.value, StartKilled)
-
-    asyncio.run(main())
+async def test_the_traceback_of_a_failed_import_comes_with_the_error() -> None:
+    log = Recorder()
+    backend = build(ModuleTarget("tests.targets.raises", "f"), log)
+    with pytest.raises(TargetError) as caught:
+        await backend.start()
+    assert "raises.py" in caught.value.trace
+    assert log.lines("stderr") == [], "it is not told twice"
+    backend = build(kind("refuses_all"), log)
+    with pytest.raises(TargetError) as caught:
+        await backend.start()
+    assert "kinds.py" in caught.value.trace.splitlines()[1], "that of a warm-up batch, too"
 
 
-def test_a_start_that_is_cancelled_leaves_no_process() -> None:
-    async def main() -> None:
-        log = Recorder()
-        backend = build(kind("HangingSetup"), log)
-        starting = asyncio.ensure_future(backend.start())
-        await asyncio.sleep(0)
-        assert alive(backend.pid)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert not alive(backend.pid)
-
-    asyncio.run(main())
+async def test_a_target_that_is_not_ready_in_time_is_refused_and_killed() -> None:
+    backend = build(kind("HangingSetup"), Recorder(), start_timeout=0.1)
+    with pytest.raises(TargetError, match=r"not ready within 0\.1 s.*raise start_timeout_ms"):
+        await backend.start()
+    assert not alive(backend.pid)
 
 
-def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_kill_from_outside_while_it_starts_is_told_from_a_target_that_does_not_load() -> None:
+    backend = build(kind("HangingSetup"), Recorder())
+    starting = asyncio.ensure_future(backend.start())
+    await asyncio.sleep(0)
+    os.kill(backend.pid, signal.SIGKILL)
+    with pytest.raises(StartKilled, match="died of SIGKILL"):
+        await starting
+    with pytest.raises(TargetError, match="exit code 7") as caught:
+        await build(kind("DyingSetup"), Recorder()).start()
+    assert not isinstance(caught.value, StartKilled)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+    log = Recorder()
+    backend = build(kind("HangingSetup"), log)
+    starting = asyncio.ensure_future(backend.start())
+    await asyncio.sleep(0)
+    assert alive(backend.pid)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(backend.pid)
+
+
+async def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
+    async with started(kind("refuses_each")) as (backend, _):
         assert await backend.run(batch("a"), LONG) == [ItemResult(None, "ValueError: not my kind of text")]
-
-    started(kind("refuses_each"), act)
 
 
 @pytest.mark.parametrize("name", ["DyingSetup", "refuses_all"])

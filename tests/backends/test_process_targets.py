@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import TargetError
 from headway.model import ItemResult, Value
@@ -19,126 +18,107 @@ from tests.backends.worker_process import LONG, build, kind, started
 pytestmark = pytest.mark.processes
 
 
-def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings: Any) -> list[Value | None]:
+async def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings: Any) -> list[Value | None]:
     """Outputs of a started target for one batch."""
-    found: list[Value | None] = []
     parameters = settings.pop("parameters", ())
-
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
-        found.extend(item.output for item in await backend.run(batch(*inputs, parameters=parameters), LONG))
-
-    started(target, act, **settings)
-    return found
+    async with started(target, **settings) as (backend, _):
+        return [item.output for item in await backend.run(batch(*inputs, parameters=parameters), LONG)]
 
 
 @pytest.mark.parametrize("name", ["plain", "as_tuple", "subclass"])
-def test_a_function_is_served(name: str) -> None:
-    assert outputs(kind(name), "A", "B") == ["A", "B"]
+async def test_a_function_is_served(name: str) -> None:
+    assert await outputs(kind(name), "A", "B") == ["A", "B"]
 
 
 @pytest.mark.parametrize(
     ("name", "answers"), [("with_parameters", ["a [('k', 1)]", "b []"]), ("with_named_parameters", ["a 1", "b 0"])]
 )
-def test_a_function_that_takes_parameters_gets_an_object_for_each_input(name: str, answers: list[str]) -> None:
-    assert outputs(kind(name), "a", "b", parameters=[b'{"k":1}', b""]) == answers
+async def test_a_function_that_takes_parameters_gets_an_object_for_each_input(name: str, answers: list[str]) -> None:
+    assert await outputs(kind(name), "a", "b", parameters=[b'{"k":1}', b""]) == answers
 
 
-def test_an_async_function_is_served_on_one_event_loop() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_an_async_function_is_served_on_one_event_loop() -> None:
+    async with started(kind("coroutine")) as (backend, _):
         first, second = [await backend.run(batch("a"), LONG) for _ in range(2)]
         assert first == second
 
-    started(kind("coroutine"), act)
 
-
-def test_a_class_is_built_once_and_set_up_for_the_only_gpu_it_sees() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_a_class_is_built_once_and_set_up_for_the_only_gpu_it_sees() -> None:
+    async with started(kind("Model"), device="3") as (backend, _):
         for _ in range(2):
             [item] = await backend.run(batch("a"), LONG)
             assert item.output in ("a 1 cpu 3", "a 1 cuda:0 3")
-
-    started(kind("Model"), act, device="3")
-    assert outputs(kind("Model"), "a", device="cpu") == ["a 1 cpu "]
+    assert await outputs(kind("Model"), "a", device="cpu") == ["a 1 cpu "]
 
 
-def test_a_class_is_built_with_its_arguments() -> None:
-    assert outputs(kind("NeedsArguments", "'m', size=3"), "a") == ["a m 3"]
+async def test_a_class_is_built_with_its_arguments() -> None:
+    assert await outputs(kind("NeedsArguments", "'m', size=3"), "a") == ["a m 3"]
 
 
-def test_arguments_of_a_class_are_in_no_command_line() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_arguments_of_a_class_are_in_no_command_line() -> None:
+    async with started(kind("NeedsArguments", "'canary'")) as (backend, _):
         assert "canary" not in await asyncio.to_thread(Path(f"/proc/{backend.pid}/cmdline").read_text)
 
-    started(kind("NeedsArguments", "'canary'"), act)
 
-
-def test_a_relative_import_of_a_file_is_refused_with_the_name_of_its_module(tmp_path: Path) -> None:
+async def test_a_relative_import_of_a_file_is_refused_with_the_name_of_its_module(tmp_path: Path) -> None:
     package = tmp_path / "outer" / "inner"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "a.py").write_text("from . import b\ndef f(inputs):\n    return inputs\n")
-
-    async def main() -> None:
-        backend = build(FileTarget(package / "a.py", "f"), Recorder())
-        with pytest.raises(TargetError, match="relative import") as caught:
-            await backend.start()
-        assert f"outer.inner.a:f, with {tmp_path} as the working directory" in str(caught.value)
-
-    asyncio.run(main())
+    backend = build(FileTarget(package / "a.py", "f"), Recorder())
+    with pytest.raises(TargetError, match="relative import") as caught:
+        await backend.start()
+    assert f"outer.inner.a:f, with {tmp_path} as the working directory" in str(caught.value)
 
 
-def test_an_async_class_shares_one_event_loop() -> None:
-    assert outputs(kind("AsyncModel"), "a", "b", parameters=[b'{"k":1}', b""]) == ["a 1", "b None"]
+async def test_an_async_class_shares_one_event_loop() -> None:
+    assert await outputs(kind("AsyncModel"), "a", "b", parameters=[b'{"k":1}', b""]) == ["a 1", "b None"]
 
 
-def test_tasks_of_an_async_target_go_on_between_batches() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_tasks_of_an_async_target_go_on_between_batches() -> None:
+    async with started(kind("AsyncModel")) as (backend, log):
         await backend.run(batch("later"), LONG)
         await log.until(lambda: log.lines("stdout") == ["done later"])
         assert await backend.run(batch("a"), LONG) == [ItemResult("a None")]
 
-    started(kind("AsyncModel"), act)
 
-
-def test_a_file_is_served_from_anywhere(tmp_path: Path) -> None:
+async def test_a_file_is_served_from_anywhere(tmp_path: Path) -> None:
     source = (
         "import sibling, struct\ndef f(inputs):\n    return [sibling.WORD + struct.Struct.__name__ for _ in inputs]\n"
     )
     (tmp_path / "struct.py").write_text(source)
     (tmp_path / "sibling.py").write_text("WORD = 'found'\n")
-    assert outputs(FileTarget(tmp_path / "struct.py", "f"), "a") == ["foundStruct"]
+    assert await outputs(FileTarget(tmp_path / "struct.py", "f"), "a") == ["foundStruct"]
 
 
-def test_the_standard_library_is_not_shadowed_by_our_own_files() -> None:
-    assert outputs(kind("standard_library"), "a") == ["http.client"]
+async def test_the_standard_library_is_not_shadowed_by_our_own_files() -> None:
+    assert await outputs(kind("standard_library"), "a") == ["http.client"]
 
 
-def test_what_the_target_starts_does_not_inherit_the_pipe() -> None:
-    [listed] = outputs(kind("inherited"), "a")
+async def test_what_the_target_starts_does_not_inherit_the_pipe() -> None:
+    [listed] = await outputs(kind("inherited"), "a")
     assert listed
     assert "socket:" not in str(listed)
 
 
-def test_files_in_the_working_directory_do_not_shadow_what_the_child_needs(
+async def test_files_in_the_working_directory_do_not_shadow_what_the_child_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("struct", "signal", "msgspec", "headway", "inspect"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
     (tmp_path / "app.py").write_text("def f(inputs):\n    return inputs\n")
     monkeypatch.chdir(tmp_path)
-    assert outputs(ModuleTarget("app", "f"), "a") == ["a"]
+    assert await outputs(ModuleTarget("app", "f"), "a") == ["a"]
 
 
-def test_the_target_sees_the_environment_but_no_setting_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_target_sees_the_environment_but_no_setting_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ("HEADWAY_BROKER", "HEADWAY_LEDGER", "HEADWAY_ADMIN_TOKEN", "HEADWAY_LATER", "headway_broker")
     for name in ours:
         monkeypatch.setenv(name, "redis://user:canary@host")
     monkeypatch.setenv("MODEL_DIR", "/models")
-    assert outputs(kind("environment"), *ours, "MODEL_DIR") == [*["(unset)"] * len(ours), "/models"]
+    assert await outputs(kind("environment"), *ours, "MODEL_DIR") == [*["(unset)"] * len(ours), "/models"]
 
 
-def test_the_file_behind_a_target_is_known() -> None:
-    async def act(backend: ProcessBackend, log: Recorder) -> None:
+async def test_the_file_behind_a_target_is_known() -> None:
+    async with started(kind("plain")) as (backend, _):
         assert Path(backend.source).name == "kinds.py"
-
-    started(kind("plain"), act)

@@ -114,24 +114,21 @@ def test_a_long_answer_is_read_whole() -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("any_length")
-def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
-        start = asyncio.create_subprocess_exec
+async def test_a_reader_that_nobody_waits_for_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
+    start = asyncio.create_subprocess_exec
 
-        async def starting(*_: str, **how: Any) -> asyncio.subprocess.Process:
-            started.set_result(await start("sleep", "60", **how))
-            return started.result()
+    async def starting(*_: str, **how: Any) -> asyncio.subprocess.Process:
+        started.set_result(await start("sleep", "60", **how))
+        return started.result()
 
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
-        reading = asyncio.ensure_future(reader.read(TextList(), b'["a"]', 1))
-        process = await started
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        assert process.returncode == -signal.SIGKILL
-
-    asyncio.run(main())
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+    reading = asyncio.ensure_future(reader.read(TextList(), b'["a"]', 1))
+    process = await started
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.processes

@@ -7,25 +7,20 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from headway.backends.grpc.backend import GrpcBackend
 from headway.backends.remote.credentials import Credentials
 from headway.errors import RemoteError
 from tests.backends.entries import batch
 from tests.backends.test_grpc_remote import LONG, Api, Status, aborts
 
 
-def test_the_log_says_once_that_the_api_is_back() -> None:
+async def test_the_log_says_once_that_the_api_is_back() -> None:
     now = 100.0
-
-    async def act(backend: GrpcBackend) -> None:
-        nonlocal now
-        for text in ("wrong", "wrong", "b", "b"):
-            with contextlib.suppress(RemoteError):
-                await backend.run(batch(text), LONG)
-            now += 2.0
-
     with capture_logs() as logged:
-        Api(aborts(Status.UNAVAILABLE)).against(act, clock=lambda: now)
+        async with Api(aborts(Status.UNAVAILABLE)).against(clock=lambda: now) as backend:
+            for text in ("wrong", "wrong", "b", "b"):
+                with contextlib.suppress(RemoteError):
+                    await backend.run(batch(text), LONG)
+                now += 2.0
     again = [line for line in logged if line["event"] == "the remote API answers again"]
     assert [line["away_s"] for line in again] == [4.0]
 

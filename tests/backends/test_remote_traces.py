@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -55,7 +54,7 @@ def check(spans: list[Received], told: list[tuple[str | None, str | None]]) -> N
     assert [span.error is None for span in spans] == [False, True]
 
 
-def test_each_try_over_http_is_a_span_that_the_api_is_told() -> None:
+async def test_each_try_over_http_is_a_span_that_the_api_is_told() -> None:
     told: list[tuple[str | None, str | None]] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -65,15 +64,12 @@ def test_each_try_over_http_is_a_span_that_the_api_is_told() -> None:
             return web.Response(status=503)
         return web.json_response([text.upper() for text in inputs])
 
-    async def main() -> None:
-        async with served(handle) as url:
-            backend = HttpBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
-            check(await run_sampled(backend), told)
-
-    asyncio.run(main())
+    async with served(handle) as url:
+        backend = HttpBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
+        check(await run_sampled(backend), told)
 
 
-def test_each_try_over_grpc_is_a_span_that_the_api_is_told() -> None:
+async def test_each_try_over_grpc_is_a_span_that_the_api_is_told() -> None:
     told: list[tuple[str | None, str | None]] = []
 
     async def handle(asked: Any, context: Any) -> bytes:
@@ -84,9 +80,6 @@ def test_each_try_over_grpc_is_a_span_that_the_api_is_told() -> None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
         return answer([text.upper() for text in texts])
 
-    async def main() -> None:
-        async with served_grpc(handle) as url:
-            backend = GrpcBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
-            check(await run_sampled(backend), told)
-
-    asyncio.run(main())
+    async with served_grpc(handle) as url:
+        backend = GrpcBackend(RemoteTarget(url), start_timeout=30.0, rng=lambda: 0.0)
+        check(await run_sampled(backend), told)

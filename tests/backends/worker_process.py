@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from tests.backends.recorder import Recorder
 
 LONG = 30.0
 FAULTS = ModuleTarget("tests.targets.faults", "answer")
-Act = Callable[[ProcessBackend, Recorder], Awaitable[None]]
 
 
 def kind(name: str, arguments: str = "") -> ModuleTarget:
@@ -26,24 +26,21 @@ def build(target: ModuleTarget | FileTarget, log: Recorder, **settings: Any) -> 
     return ProcessBackend(target, log=log, **arguments)
 
 
-def started(target: ModuleTarget | FileTarget, act: Act, **settings: Any) -> None:
-    """Run `act` on a started backend, and see that nothing is left of it."""
-
-    async def main() -> None:
-        log = Recorder()
-        backend = build(target, log, **settings)
-        await backend.start()
-        pid = backend.pid
-        assert alive(pid)
-        try:
-            await act(backend, log)
-        finally:
-            last = backend.pid
-            await backend.stop()
-        assert not alive(pid)
-        assert not last or not alive(last)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def started(target: ModuleTarget | FileTarget, **settings: Any) -> AsyncIterator[tuple[ProcessBackend, Recorder]]:
+    """A started backend and its log; nothing is left of it in the end."""
+    log = Recorder()
+    backend = build(target, log, **settings)
+    await backend.start()
+    pid = backend.pid
+    assert alive(pid)
+    try:
+        yield backend, log
+    finally:
+        last = backend.pid
+        await backend.stop()
+    assert not alive(pid)
+    assert not last or not alive(last)
 
 
 def alive(pid: int) -> bool:

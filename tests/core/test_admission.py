@@ -158,15 +158,6 @@ class TestInAQueue:
         )
         assert sum(asked.id.startswith("rush") for _, _, asked in seen.answered) >= 900
 
-    def test_a_full_queue_refuses_and_says_for_how_long(self) -> None:
-        queue = ModelQueue(QueueLimits(tiers=2, max_batch=8, max_queue=10))
-        for number in range(10):
-            assert not isinstance(queue.offer(entry(str(number), tenant=str(number)), 0.0), Refused)
-        refused = queue.offer(entry("one more"), 0.0)
-        assert isinstance(refused, Refused)
-        assert refused.wait > 0.0
-        assert not refused.tier_only
-
     def test_after_the_last_worker_left_the_door_goes_by_what_was_there(self) -> None:
         queue = ModelQueue(QueueLimits(tiers=1, max_batch=10))
         drive(queue, policies.build("paced", None), crowd(50, 1, 1.0), 2, lambda size: 0.1, until=1.2)

@@ -11,7 +11,7 @@ from headway.core.arguments import NoArguments, read, shown, write
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 NAMES = st.from_regex("[a-z_]{1,8}", fullmatch=True).map(lambda name: f"x{name}")

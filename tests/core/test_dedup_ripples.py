@@ -88,26 +88,8 @@ class TestATaskThatIsCalledOff:
         assert not sharing.active
         assert not any(sharing.follows(poll) for poll in polls)
 
-    def test_runs_on_for_those_who_asked_the_same(self) -> None:
-        sharing = Dedup(PLENTY)
-        original = begin(sharing, make("task", task("task"), same()))
-        poll, other = join(sharing, make("poll", task("task"))), join(sharing, make("other", same()))
-        consequences = sharing.cancel(original)
-        assert ([queued for queued, _ in consequences.replies], consequences.idle) == ([poll], [])
-        assert [queued for queued, _ in answer(sharing, original, "fine").replies] == [other]
-
 
 class TestALateLeader:
-    def test_lets_all_who_follow_be_offered_anew_each_before_its_own_followers(self) -> None:
-        sharing = Dedup(PLENTY)
-        original = begin(sharing, make("original", same()))
-        first, second = (join(sharing, make(name, key(name), same())) for name in ("first", "second"))
-        below_first, below_second = (join(sharing, make(f"below {name}", key(name))) for name in ("first", "second"))
-        consequences = sharing.end(original, Reply("original", "t", None, LATE), NOW, late=True)
-        assert consequences == Consequences(anew=[first, second, below_first, below_second])
-        assert not any(map(sharing.follows, consequences.anew))
-        assert not sharing.active
-
     def test_lets_one_go_that_only_ran_for_its_own_followers(self) -> None:
         sharing = Dedup(PLENTY)
         original = begin(sharing, make("original", same()))
@@ -129,24 +111,6 @@ class TestALeaderThatNobodyWaitsFor:
         original.reservation = "a room"
         assert sharing.cancel(original) == Consequences(idle=[original])
         assert original.reservation is None
-
-    def test_is_let_go_with_the_last_of_a_chain(self) -> None:
-        sharing = Dedup(PLENTY)
-        original = begin(sharing, make("original", same()))
-        middle = join(sharing, make("middle", same(), same("other")))
-        last = join(sharing, make("last", same("other")))
-        assert sharing.cancel(original) == Consequences()
-        assert sharing.cancel(middle) == Consequences()
-        assert sharing.cancel(last) == Consequences(idle=[original])
-        assert not sharing.active
-        assert not any(map(sharing.unwanted, (original, middle, last)))
-
-
-def test_a_failure_that_is_of_no_use_later_is_not_kept() -> None:
-    sharing = Dedup(PLENTY)
-    original = begin(sharing, make("original", key("k"), same()))
-    sharing.end(original, Reply("original", "t", None, Failure(errors.BACKEND_ERROR, "it raised")), NOW)
-    begin(sharing, make("again", key("k"), same()))
 
 
 FINE = Reply("1", "t", "fine")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.core.excerpt import MOST_CHARS, excerpt
 
 
-@given(st.text() | st.text(min_size=1).map(lambda text: text * 1000))
+@given(st.text() | st.text(min_size=1).map(lambda text: text * 50))
 def test_an_excerpt_is_short_however_it_is_written(text: str) -> None:
     shown = excerpt(text)
     kept = shown.removesuffix("…") if shown != text else text

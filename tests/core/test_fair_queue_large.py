@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headway.core.admission import Refused
 from headway.core.budget import GREED
-from headway.core.fair_queue import BATCH_PAGES, LOOKED_AT, PAGE, QueuedEntry, TierQueue, queued_at
+from headway.core.fair_queue import BATCH_PAGES, PAGE, QueuedEntry, TierQueue, queued_at
 from headway.core.queue import MIXED_SECONDS, ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
@@ -90,22 +88,6 @@ class TestLane:
         taken = tier_queue.pop(9)
         assert taken is not None
         assert taken.entry.id == "b"
-
-    @given(
-        st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 1, 2, 5, LOOKED_AT + 9])), max_size=40),
-        st.sampled_from("abcd"),
-    )
-    def test_no_more_are_served_before_an_entry_than_was_said(self, steps: list[tuple[str, int]], tenant: str) -> None:
-        """Push an entry of a tenant with so many pages, or pop (0)."""
-        tier_queue = TierQueue()
-        for number, (other, pages) in enumerate(steps):
-            if pages:
-                push(tier_queue, str(number), other, pages)
-            else:
-                tier_queue.pop()
-        said = tier_queue.ahead(tenant)
-        push(tier_queue, "mine", tenant)
-        assert drain(tier_queue).index("mine") <= said
 
 
 def make(max_queue: int = 1000, tiers: int = 1) -> ModelQueue:

@@ -110,6 +110,8 @@ class TestPaced:
             (1000.0, 0.100, 0.0, 1, 0.100),
             (20.0, 0.100, 0.0, 2, 0.050),
             (4000.0, 0.050, 0.001, 4, 0.150 / 4),
+            (4 * 100 / 0.150, 0.050, 0.001, 4, 0.150 / 4),
+            (50_000.0, 0.050, 0.001, 4, 0.150 / 4),
         ],
     )
     def test_the_gap_is_alpha_over_k_less_beta_lambda(
@@ -128,14 +130,6 @@ class TestPaced:
         assert 0.0 <= gap <= saturated * (1 + 1e-9)
         if 0.0 < gap < saturated * (1 - 1e-9):
             assert slots * gap == pytest.approx(alpha + beta * rate * gap, rel=1e-6)
-
-    def test_saturated_the_gap_is_that_of_full_batches(self) -> None:
-        load = Load(rate=50_000.0, alpha=0.05, beta=0.001, slots=4, max_batch=100)
-        assert headway(load) == pytest.approx(0.150 / 4)
-
-    def test_at_capacity_the_formula_meets_the_cap(self) -> None:
-        load = Load(rate=4 * 100 / 0.150, alpha=0.05, beta=0.001, slots=4, max_batch=100)
-        assert headway(load) == pytest.approx(0.150 / 4)
 
     @pytest.mark.parametrize(
         "load",

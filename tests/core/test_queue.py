@@ -130,13 +130,6 @@ class TestLeaving:
         offer(queue, "b", now=0.1)
         assert queue.depart("gpu-1", 8, spaced, 0.1) == Hold(0.5)
 
-    def test_higher_tiers_ride_first(self) -> None:
-        queue = make(reserved_share=0.0, max_batch=4)
-        offer(queue, "f1", "f2", "f3", tier=2)
-        offer(queue, "p1", "p2", tier=1)
-        offer(queue, "e1", "e2", tier=0)
-        assert ids(leave(queue)) == ["e1", "e2", "p1", "p2"]
-
     def test_under_contention_the_reserved_places_go_by_the_longest_wait(self) -> None:
         queue = make(reserved_share=0.2, max_batch=10)
         offer(queue, "f0", now=0.0, tier=2)

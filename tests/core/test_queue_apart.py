@@ -103,13 +103,6 @@ class TestGettingIn:
         assert 0 < admitted < alone < 4.0 / 0.8 * 8
         assert admitted == pytest.approx(alone / 2, abs=1)
 
-    def test_who_rides_apart_waits_for_a_batch_to_gather_no_longer_than_one_runs(self) -> None:
-        queue = measured(0.8, max_batch=8)
-        queue.offer(of("evil"), 1.0)
-        quarantine = queue._suspects.quarantine(EVIL)
-        assert quarantine is not None
-        assert quarantine.ready_at == pytest.approx(1.0 + queue.service.seconds(1))
-
 
 class Counted:
     """A policy that counts how often it is asked."""

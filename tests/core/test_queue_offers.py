@@ -32,6 +32,7 @@ class TestDepths:
         refused = queue.offer(entry("one more"), 0.0)
         assert isinstance(refused, Refused)
         assert refused.wait == pytest.approx(1 / 10)
+        assert not refused.tier_only
 
     def test_a_tier_beyond_its_depth_is_told_how_long_all_gpus_take_for_what_is_too_much(self) -> None:
         queue = ten_a_second(QueueLimits(3, 8, shed_at=(10, 20)))
@@ -139,16 +140,6 @@ class TestApart:
         refused = queue.offer(of("evil", "2", queue_timeout=0.001, tier=1), 1.0)
         assert isinstance(refused, Refused)
         assert refused.apart
-
-    def test_a_full_pool_of_a_slow_model_says_when_there_is_room(self) -> None:
-        queue = measured(8.0, max_batch=2)
-        offer(queue, "waits", tenant="other")
-        for number in range(100):
-            refused = queue.offer(of("evil", str(number)), 1.0)
-            if isinstance(refused, Refused):
-                break
-        assert isinstance(refused, Refused)
-        assert refused.wait == pytest.approx(4 * 8.0 / 2)
 
     def test_one_waits_for_others_as_long_as_a_run_of_one_takes(self) -> None:
         queue = make()

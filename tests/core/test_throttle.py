@@ -136,25 +136,10 @@ def test_a_flood_is_held_to_the_rate_after_one_burst() -> None:
     assert admitted(throttle, every(0.001, 10.0)) == pytest.approx(100 * (10 + BURST_SECONDS), abs=2)
 
 
-def test_what_comes_below_the_rate_is_not_touched() -> None:
-    throttle = Throttle()
-    throttle.set_rate(100.0, 0.0)
-    assert admitted(throttle, every(0.0101, 60.0)) == len(list(every(0.0101, 60.0)))
-
-
 def test_a_low_rate_has_a_burst_all_the_same() -> None:
     throttle = Throttle()
     throttle.set_rate(0.5, 0.0)
     assert admitted(throttle, iter([0.0] * 50)) == LEAST_BURST
-
-
-def test_the_wait_is_until_the_next_one_fits() -> None:
-    throttle = Throttle()
-    throttle.set_rate(100.0, 0.0)
-    admitted(throttle, iter([0.0] * 100))
-    wait = throttle.admit(T, 0.0)
-    assert wait == pytest.approx(0.01)
-    assert throttle.admit(T, wait + 1e-9) == 0.0
 
 
 def test_a_rate_that_changes_neither_forgives_nor_takes_what_is_owed() -> None:
@@ -282,20 +267,6 @@ def test_several_are_let_in_together_or_not_at_all() -> None:
     throttle.refund(T, 40)
     assert throttle.admit(T, wait + 1e-9, 60) == 0.0
     assert throttle.admit(T, 1e9, 101) > 0.0
-
-
-def test_who_floods_refuses_itself_and_nobody_else() -> None:
-    """One sends 100/s and another 3/s, of 20/s; the other loses nothing, and the flood gets what is left."""
-    throttle = Throttle()
-    throttle.set_rate(20.0, 0.0)
-    let_in = {"flood": 0, "quiet": 0}
-    for number in range(6000):
-        now = number / 100
-        let_in["flood"] += throttle.admit("flood", now) == 0.0
-        if number % 33 == 0:
-            let_in["quiet"] += throttle.admit("quiet", now) == 0.0
-    assert let_in["quiet"] == len(range(0, 6000, 33))
-    assert sum(let_in.values()) == pytest.approx(20 * 60, abs=40)
 
 
 def test_arrivals_are_told_by_tenant() -> None:

@@ -208,43 +208,11 @@ class TestTenants:
         offer(queue, 60, tenant="friend")
         assert 60 in weights(queue, limit=max_batch)
 
-    def test_one_heavy_entry_waits_no_longer_than_a_light_one(self) -> None:
-        queue = make()
-        offer(queue, *[10] * 20, tenant="light")
-        offer(queue, N - 10, tenant="heavy")
-        assert weights(queue) == [10, N - 10]
-
     def test_a_cost_is_bounded(self) -> None:
         limits = QueueLimits(1, 100, max_weight=3200)
         assert limits.cost(entry(weight=50)) == 0.5
         assert limits.cost(entry(weight=1)) == 0.32
         assert limits.cost(entry(weight=10**9)) == LOOKED_AT
-
-    def test_who_leaves_gets_its_rounds_back(self) -> None:
-        queue = make()
-        left = queue.offer(entry("left", tenant="a", weight=70), 0.0)
-        assert not isinstance(left, Refused)
-        offer(queue, 10, 10, 10, tenant="b")
-        queue.remove(left)
-        offer(queue, 20, tenant="a")
-        assert weights(queue) == [10, 20, 10, 10]
-
-    @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 200)), max_size=40), st.sampled_from("abcd"))
-    def test_no_more_are_served_before_an_entry_than_was_said(self, steps: list[tuple[str, int]], tenant: str) -> None:
-        """Push an entry of a tenant with a weight, or pop (0)."""
-        tier_queue = TierQueue()
-        for number, (other, weight) in enumerate(steps):
-            if weight:
-                tier_queue.push(queued_at(entry(str(number), tenant=other, weight=weight), 0.0, weight / 40.0))
-            else:
-                tier_queue.pop()
-        said = tier_queue.ahead(tenant)
-        mine = queued_at(entry("mine", tenant=tenant, weight=40), 0.0)
-        tier_queue.push(mine)
-        before = 0
-        while tier_queue.pop() is not mine:
-            before += 1
-        assert before <= said
 
 
 class TestReckoning:

@@ -4,6 +4,7 @@
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
 #   make test                the tests, side by side in JOBS=auto workers (two a core, up to 8; 0: one by one)
 #   make test-fast           those that start no server and no other process, and that neither simulate nor fuzz
+#   make test-both           those of the broker over Redis too: the others run all but a few over Valkey alone
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
@@ -42,7 +43,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock protos audit clean
+.PHONY: help setup serve test test-both test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -54,6 +55,9 @@ serve: .venv/.ready-serve
 
 test: .venv/.ready
 	$(PYTEST) $(ARGS)
+
+test-both: .venv/.ready
+	HEADWAY_TEST_BOTH_SERVERS=1 $(PYTEST) tests/contracts tests/redis $(ARGS)
 
 test-fast: .venv/.ready
 	$(PYTEST) -m 'not processes' --ignore tests/e2e --ignore tests/redis --ignore tests/servers --ignore tests/charts \

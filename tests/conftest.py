@@ -57,7 +57,7 @@ SKIPPED = "HEADWAY_TEST_SKIPPED"
 """File to which the ids of the tests that were skipped are written in the end."""
 ONLY = "HEADWAY_TEST_ONLY"
 """File with the ids of the tests to run, as a run with SKIPPED has written it; all others are left out."""
-SERVERS = frozenset(KINDS) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
+SERVERS = frozenset((*KINDS, "apart")) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
 """Parameters that name a real server; the tests that are given one have it, too."""
 
 

@@ -51,7 +51,7 @@ from headway.model import (
 )
 from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
-from tests.servers.redis import RunningServer, SharedServers
+from tests.servers.redis import TESTED, RunningServer, SharedServers
 from tests.virtual_time import ServedLoop, VirtualLoop
 
 T = TypeVar("T")
@@ -277,8 +277,11 @@ HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(),
     "near": lambda _: MemoryHarness(kind=NearBroker),
     "valkey": lambda servers: RedisHarness(servers.of("valkey"), zones=("a", "a")),
-    "redis": lambda servers: RedisHarness(servers.of("redis"), apart_from=0),  # Each value is stored apart.
+    "apart": lambda servers: RedisHarness(servers.of("valkey"), apart_from=0),  # Each value is stored apart.
+    "redis": lambda servers: RedisHarness(servers.of("redis")),
 }
+EXAMPLES = ("memory", *TESTED)
+"""Those on which examples run. The state machines run on all."""
 
 
 def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

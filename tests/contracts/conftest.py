@@ -10,13 +10,13 @@ from headway.brokers.redis import figures, function_library
 from headway.runtime import folder_lock
 from headway.storage.postgres import connection_pair
 from headway.storage.sqlite import connection_thread, database
-from tests.contracts.brokers import HARNESSES, Harness
+from tests.contracts.brokers import EXAMPLES, HARNESSES, Harness
 from tests.servers.redis import SharedServers
 
 
-@pytest.fixture(params=HARNESSES)
+@pytest.fixture(params=EXAMPLES)
 def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Harness]:
-    """A fresh broker of each kind."""
+    """A fresh broker in the process, and one over a server. A test may name other HARNESSES."""
     made = HARNESSES[request.param](servers)
     yield made
     endless = made.endless()

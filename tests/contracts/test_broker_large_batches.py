@@ -19,7 +19,6 @@ BATCH_SECONDS = 600.0
 HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(limits=LIMITS),
     "valkey": lambda servers: RedisHarness(servers.of("valkey"), limits=LIMITS),
-    "redis": lambda servers: RedisHarness(servers.of("redis"), limits=LIMITS),
 }
 
 

@@ -55,6 +55,7 @@ from tests.contracts.brokers import (
     QUEUES,
     WHEN_FULL,
     Harness,
+    MemoryHarness,
     ask,
     failed,
     output,
@@ -70,7 +71,10 @@ TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
 """Tenants, callers, and texts that several callers ask; a replay has no caller."""
 EXPLORE = settings(max_examples=60, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
-"""Each step is a round trip, and looking at all entries is one for each."""
+"""Each step is a round trip, and looking at all entries, which is done now and then, is one for each."""
+EXPLORED = {"memory": EXPLORE, "near": EXPLORE, "valkey": EXPLORE_SERVER}
+EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
+"""For what differs from the others in little."""
 
 
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
@@ -86,7 +90,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         for broker in (self.broker, self.harness.peer()):  # As each does that hears of a worker of the version.
             broker.know(QUEUES | {"m@3": LIMITS})
         self.cursors = dict.fromkeys(GATEWAYS, 0)
-        self.numbers = itertools.count()
+        self.numbers, self.steps = itertools.count(), itertools.count()
+        self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
 
     def zone_of(self, lease: Lease) -> str:
         """Zone in whose queue a batch waited."""
@@ -446,6 +451,10 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @invariant()
     def all_are_somewhere(self) -> None:
+        if next(self.steps) % self.look_every == 0:
+            self.look()
+
+    def look(self) -> None:
         states, depths = self.do(self._look())
         self.everything_is_somewhere(states, depths, self.harness.now())
 
@@ -461,6 +470,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Run what is left, let all leases end, run what that leaves, and read every reply."""
+        self.look()
         for _ in range(100):
             self.advance(0.6)
             self.stay_alive()
@@ -495,5 +505,5 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", HARNESSES)
 def test_the_laws_hold_however_things_interleave(kind: str, servers: SharedServers) -> None:
     made = staticmethod(lambda: HARNESSES[kind](servers))
-    explore = EXPLORE if kind in ("memory", "near") else EXPLORE_SERVER
+    explore = EXPLORED.get(kind, EXPLORE_ALIKE)
     run_state_machine_as_test(type("Laws", (BrokerLaws,), {"made": made}), settings=explore)

@@ -44,7 +44,8 @@ LIMIT = Limit("key:k", "key", 600.0, 12.0)
 BOUNDARY = 0.01
 """Requests by which the bucket may be off."""
 EXPLORE = settings(max_examples=50, stateful_step_count=40)
-EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
+EXPLORED = {"memory": EXPLORE, "near": EXPLORE, "valkey": settings(EXPLORE, max_examples=15)}
+EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
 
 ASKED = st.tuples(
     st.sampled_from("ttttttu"),
@@ -327,5 +328,5 @@ class SharingLaws(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", HARNESSES)
 def test_answers_in_common_come_to_everybody_once_however_things_interleave(kind: str, servers: SharedServers) -> None:
     made = staticmethod(lambda: HARNESSES[kind](servers))
-    explore = EXPLORE if kind in ("memory", "near") else EXPLORE_SERVER
+    explore = EXPLORED.get(kind, EXPLORE_ALIKE)
     run_state_machine_as_test(type("Laws", (SharingLaws,), {"made": made}), settings=explore)

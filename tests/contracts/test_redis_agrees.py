@@ -232,9 +232,13 @@ async def trace(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("all_written")
 @pytest.mark.parametrize(
-    ("kind", "limits"), [("valkey", LIMITS), ("redis", LIMITS), ("valkey", WEIGHED)], ids=["valkey", "redis", "weighed"]
+    ("seed", "kind", "limits"),
+    [
+        *(pytest.param(seed, "valkey", LIMITS, id=f"{seed}-valkey") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
+        pytest.param(0, "redis", LIMITS, id="0-redis"),
+    ],
 )
-@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLimits, servers: SharedServers) -> None:
     server = servers.of(kind)
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:

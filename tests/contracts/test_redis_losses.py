@@ -21,10 +21,10 @@ from tests.contracts.brokers import (
     slot,
     story,
 )
-from tests.servers.redis import KINDS, RedisServer
+from tests.servers.redis import TESTED, RedisServer
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=TESTED)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """One of our own: what is done here to a server touches all its clients."""
     with RedisServer(request.param, tmp_path_factory.mktemp("losses")) as server:

@@ -10,13 +10,13 @@ from headway.model import Entry, NoWork, Slot, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, RedisHarness, story
 from tests.contracts.dedup_keys import key, sharing
 from tests.contracts.plays import WINDOW, Play
-from tests.servers.redis import KINDS, SharedServers
+from tests.servers.redis import TESTED, SharedServers
 
 SHARDS = 4
 WORKERS = tuple(f"gpu-{number}" for number in range(12))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TESTED)
 def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[RedisHarness]:
     made = RedisHarness(servers.of(request.param), SHARDS)
     yield made

@@ -93,5 +93,5 @@ class Forgetful(Culprits):
 
 @pytest.mark.processes
 def test_the_laws_hold_across_zones(servers: SharedServers) -> None:
-    made = staticmethod(lambda: RedisHarness(servers.of("redis"), zones=("a", "b")))
+    made = staticmethod(lambda: RedisHarness(servers.of("valkey"), zones=("a", "b")))
     run_state_machine_as_test(type("Laws", (ZonedLaws,), {"made": made}), settings=EXPLORE_SERVER)

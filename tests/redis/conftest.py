@@ -1,13 +1,15 @@
-"""Servers that these tests may do to what they like."""
+"""Servers that these tests may do to what they like, and fleets over them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tests.servers.redis import RedisServer
+from tests.redis.stand import Stand
+from tests.servers.redis import TESTED, RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,30 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Re
             return running[kind]
 
         yield of
+
+
+@pytest.fixture(params=TESTED)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Kind of the server. A test that has to run on all of them gives it KINDS."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def shards() -> int:
+    return 1
+
+
+@pytest.fixture
+def apart_from() -> float:
+    return math.inf
+
+
+@pytest.fixture
+def harness(kind: str, own: Callable[[str], RedisServer], shards: int, apart_from: float) -> Iterator[Stand]:
+    """Fleet on virtual time, which leaves nothing in the server that never ends."""
+    made = Stand(own(kind), shards, apart_from)
+    yield made
+    endless = made.endless()
+    made.close()
+    assert endless == []

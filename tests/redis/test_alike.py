@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,11 @@ from msgspec.structs import replace
 from headway.model import Entry, Failure, ItemResult, Lease, Limit, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, output, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 TOGETHER, ALONE = "m", "m@3"
 """Two queues with the same bounds."""
 LIMITED = "c"
 """Tenant with a limit, which some of its entries are over."""
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 def drawn(rng: random.Random, count: int, first: int) -> list[Entry]:

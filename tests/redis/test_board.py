@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from headway.brokers.redis.board import RedisBoard
@@ -11,16 +9,8 @@ from headway.core.departure_board import RECENT_BYTES
 from headway.model.board import BatchDeparture, Notice, RequestFlow
 from tests.contracts.brokers import story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 FLOW = RequestFlow(1.0, {"paid": 2}, ended={"m": 2}, latencies={"paid": {3: 2}})
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 @story

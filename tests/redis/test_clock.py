@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,9 @@ from headway.core.departure import Rule
 from headway.model import EntryState, Lease, NoWork, ProcessInfo, Role
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
 
 HOUR = 3600.0
 PACED = Fixed(Rule(size=MAX_BATCH, headway=0.1, pace=0.1, tolerance=0.05))
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
-    yield made
-    made.close()
 
 
 async def worked(harness: Stand, batches: int, each: int = 3) -> list[float]:

@@ -33,13 +33,13 @@ from tests.contracts.dedup_keys import key, sharing, task
 from tests.e2e.client import wait_until
 from tests.redis.stand import Steady, brokers, hasty, opened, real, refused, until
 from tests.servers.cluster import ClusterSetup
-from tests.servers.redis import KINDS, RedisServer
+from tests.servers.redis import TESTED, RedisServer
 
 SHARDS = 4
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=TESTED)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSetup]:
     with ClusterSetup(request.param, tmp_path_factory.mktemp("cluster")) as setup:
         yield setup

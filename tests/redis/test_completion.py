@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -17,14 +16,6 @@ from tests.contracts.brokers import ask, drained, story
 from tests.contracts.dedup_keys import admit, task
 from tests.contracts.dedup_keys import sharing as asked_with
 from tests.redis.stand import Stand
-from tests.servers.redis import RedisServer
-
-
-@pytest.fixture
-def harness(own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own("redis"))
-    yield made
-    made.close()
 
 
 def left(entries: list[Entry], sizes: list[int], most: int, letter: str = "x") -> list[bool]:

@@ -25,8 +25,10 @@ Clock = Callable[[], float]
 
 
 @real
-async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection(servers: SharedServers) -> None:
-    server = servers.of("redis")
+async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection(
+    servers: SharedServers, kind: str
+) -> None:
+    server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
         broker._connection._block = BRIEF
         reading = asyncio.ensure_future(broker.replies("g", 0))
@@ -49,8 +51,8 @@ async def test_a_gateway_waits_for_the_replies_of_all_queues_over_one_connection
 
 
 @real
-async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: SharedServers) -> None:
-    server = servers.of("redis")
+async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: SharedServers, kind: str) -> None:
+    server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
         broker._connection._block = BRIEF
         slots = [slot(f"gpu of {model}", model=model) for model in MODELS]
@@ -64,8 +66,8 @@ async def test_idle_slots_of_all_queues_wait_over_one_connection(servers: Shared
 
 
 @real
-async def test_calls_of_all_queues_at_once_share_a_few_connections(servers: SharedServers) -> None:
-    server = servers.of("redis")
+async def test_calls_of_all_queues_at_once_share_a_few_connections(servers: SharedServers, kind: str) -> None:
+    server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
         await asyncio.gather(*(broker.depths() for _ in range(5)))
         slots = [slot(f"gpu of {model}", model=model) for model in MODELS]

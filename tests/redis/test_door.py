@@ -169,7 +169,6 @@ def test_a_server_that_is_none_is_refused_whatever_it_calls_its_mode(name: str, 
         link._check_server({"redis_version": "7.2.4", name: mode})
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_blocking_read_ends_by_itself(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "BLOCK", 0.01)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -24,16 +24,9 @@ from headway.model import (
 from tests.contracts.brokers import AT_ONCE, ask, failed, slot, story
 from tests.contracts.dedup_keys import key, same, sharing, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
+from tests.servers.redis import RedisServer
 
 NUMBERS = function_library._NUMBERS
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 def longest(key: str) -> float:
@@ -150,7 +143,6 @@ def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_library, "VERSION", "short_lived")
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("short_lived")
 def test_when_the_last_process_has_been_gone_for_a_while_nothing_is_left(
     kind: str, own: Callable[[str], RedisServer]

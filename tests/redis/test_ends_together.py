@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.contracts.brokers import story
 from tests.contracts.dedup_keys import key, sharing
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
-    yield made
-    endless = made.endless()
-    made.close()
-    assert endless == []
 
 
 def expires(harness: Stand) -> int:

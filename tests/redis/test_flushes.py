@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,14 +14,7 @@ from headway.model import Entry, ItemResult, NoWork, Reply
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, ask, output, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer, RunningServer
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
+from tests.servers.redis import KINDS, RunningServer
 
 
 def connections(server: RunningServer, command: str) -> list[int]:
@@ -128,6 +121,7 @@ class Traffic:
         await self._stand.advance(0.02)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", [("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH"), ("FUNCTION", "DELETE")], ids=" ".join)
 @story
 async def test_requests_do_not_notice_that_scripts_or_functions_were_flushed(

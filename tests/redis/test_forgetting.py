@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -26,20 +26,12 @@ from headway.model import (
 from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output, story
 from tests.contracts.dedup_keys import task
 from tests.redis.stand import Stand
-from tests.servers.redis import RedisServer
 
 HOUR = 3600.0
 PAST = HOUR + 300.0
 """Seconds after which nothing is known of a queue that held nothing and was not used."""
 STEP = 60.0
 """Seconds between two looks of the processes of these tests."""
-
-
-@pytest.fixture
-def harness(own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own("valkey"))
-    yield made
-    made.close()
 
 
 def slot_of(version: str, model: str = "m", *, helps: bool = False) -> Slot:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from headway.model import WorkerInfo, WorkerStatus
 from tests.contracts.brokers import ask, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 LEAST, MOST = 0.001, 0.004
 BATCH = 0.01
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 async def serving(harness: Stand, *workers: str, model: str = "m") -> None:

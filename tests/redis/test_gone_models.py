@@ -9,9 +9,7 @@ from headway.model import Lease, Reply, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, LIMITS, ask, slot, story
 from tests.contracts.dedup_keys import task
 from tests.redis.stand import Stand
-from tests.redis.test_old_queues import FORGOTTEN, harness, pass_time
-
-__all__ = ["harness"]
+from tests.redis.test_old_queues import FORGOTTEN, pass_time
 
 GONE = "gone"
 LOOKED = 12

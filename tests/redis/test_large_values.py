@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from unittest.mock import AsyncMock
 
@@ -21,7 +21,6 @@ from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
 
 APART_FROM = 1000
 LARGE = "x" * 5000
@@ -30,13 +29,9 @@ GATHERED = Octets(bytearray(b"z" * 5000))  # type: ignore[arg-type]
 """As a body is that was gathered as it came."""
 
 
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param), apart_from=APART_FROM)
-    yield made
-    endless = made.endless()
-    made.close()
-    assert endless == []
+@pytest.fixture
+def apart_from() -> float:
+    return APART_FROM
 
 
 def stored(harness: Stand) -> list[str]:

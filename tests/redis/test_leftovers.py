@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,19 +14,12 @@ from headway.core.health import DEGRADED_AFTER
 from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
+from tests.servers.redis import KINDS
 
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
 LETTERS = {"ql", "z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 async def acknowledged(harness: Stand, gateway: str = "g") -> int:
@@ -42,6 +34,7 @@ async def acknowledged(harness: Stand, gateway: str = "g") -> int:
         _, cursor = await reading
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @story
 async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stand) -> None:
     await harness.healthy("gpu-0", "gpu-1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from headway import errors
@@ -11,17 +9,9 @@ from headway.brokers.redis import entry_wire
 from headway.model import Limit
 from tests.contracts.brokers import ask, leave, output, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 KEY = Limit("key:k", "key", 600.0, 50.0)
 COUNTS = "headway:{limits}:w"
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 @story

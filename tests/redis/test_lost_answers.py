@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -13,19 +12,6 @@ from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, Wor
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, read_mailbox, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
-
-
-@pytest.fixture
-def shards() -> int:
-    return 1
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers, shards: int) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param), shards)
-    yield made
-    made.close()
 
 
 async def lost_claim(harness: Stand) -> None:

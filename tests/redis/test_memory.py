@@ -34,9 +34,9 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS, RedisServer
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(request.param, tmp_path) as own:
+@pytest.fixture
+def server(kind: str, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(kind, tmp_path) as own:
         # An empty server gives a tenth of its memory back when it shrinks the buffer that the functions came in.
         own.command("SET", "ballast", "x" * 2**23)
         yield own
@@ -70,6 +70,7 @@ def for_memory(failure: Failure | None) -> bool:
     return (failure.code, failure.reason) == (errors.SCARCE, "memory") and failure.retry_after > 0.0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.9, 2.0])
 @story
 async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisServer, share: float) -> None:

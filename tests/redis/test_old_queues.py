@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from unittest.mock import AsyncMock
 
 import pytest
@@ -25,19 +24,11 @@ from headway.model import (
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, output, story
 from tests.contracts.dedup_keys import admit, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RedisServer
 
 FORGOTTEN = 130.0
 """Seconds after which the registry has forgotten a worker that is gone."""
 LONG = 10_000.0
 HOUR = 3600.0
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
 
 
 def slot_of(version: str, *, helps: str = "") -> Slot:

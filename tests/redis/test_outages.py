@@ -30,15 +30,15 @@ def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "BLOCK", BLOCK)
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(request.param, tmp_path) as own:
+@pytest.fixture
+def server(kind: str, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(kind, tmp_path) as own:
         yield own
 
 
-@pytest.fixture(params=KINDS)
-def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(request.param, tmp_path, durable=True) as own:
+@pytest.fixture
+def durable(kind: str, tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(kind, tmp_path, durable=True) as own:
         yield own
 
 
@@ -178,6 +178,7 @@ async def test_a_server_that_sleeps_keeps_nobody_longer_than_the_timeout(server:
         assert ids(lease.entries) == ["a", "b"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @real
 async def test_work_goes_on_after_a_restart_with_the_data(durable: RedisServer) -> None:
     async with brokers(durable.url) as [broker]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,6 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.model import ItemResult, Lease
 from tests.contracts.brokers import AT_ONCE, ask, drained, output, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
-    yield made
-    made.close()
-
 
 ANOTHER = f"{function_library.LAYOUT}_another"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,15 +27,6 @@ from headway.model import (
 )
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
-    yield made
-    made.close()
-
 
 pack_entry = entry_wire.pack_entry
 

@@ -22,9 +22,9 @@ from tests.servers.redis import KINDS, RedisServer
 from tests.servers.sentinel import SERVICE, SentinelSetup
 
 
-@pytest.fixture(params=KINDS)
-def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SentinelSetup]:
-    with SentinelSetup(request.param, tmp_path) as made:
+@pytest.fixture
+def setup(kind: str, tmp_path: Path) -> Iterator[SentinelSetup]:
+    with SentinelSetup(kind, tmp_path) as made:
         yield made
 
 
@@ -40,6 +40,7 @@ def waiting(server: RedisServer) -> set[str]:
     return set(re.findall(r"cmd=(\w+)", server.command("CLIENT", "LIST").decode()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @real
 async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
     async with brokers(setup.url) as [broker]:

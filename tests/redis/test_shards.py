@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,28 +24,15 @@ from tests.contracts.brokers import (
     story,
 )
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, RunningServer, SharedServers
 
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
 """Workers enough for four shards to have four each."""
-
-
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, servers: SharedServers) -> RunningServer:
-    return servers.of(request.param)
 
 
 @pytest.fixture(params=[2, 4])
 def shards(request: pytest.FixtureRequest) -> int:
     count: int = request.param
     return count
-
-
-@pytest.fixture
-def harness(server: RunningServer, shards: int) -> Iterator[Stand]:
-    made = Stand(server, shards)
-    yield made
-    made.close()
 
 
 two = pytest.mark.parametrize("shards", [2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,18 +12,13 @@ from headway.model import DedupKey, ItemResult, Reply, Value
 from tests.contracts.brokers import drained, leave, story
 from tests.contracts.dedup_keys import TTL, admit, key, poll, same, sharing, task
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
 
 LARGE = "x" * 5000
 
 
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param), apart_from=1000)
-    yield made
-    endless = made.endless()
-    made.close()
-    assert endless == []
+@pytest.fixture
+def apart_from() -> float:
+    return 1000
 
 
 def names(harness: Stand) -> list[str]:

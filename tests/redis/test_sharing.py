@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -16,14 +16,7 @@ from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, ou
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
-from tests.servers.redis import KINDS, RedisServer
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, own: Callable[[str], RedisServer]) -> Iterator[Stand]:
-    made = Stand(own(request.param))
-    yield made
-    made.close()
+from tests.servers.redis import RedisServer
 
 
 async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
@@ -197,7 +190,6 @@ async def test_an_entry_without_shares_leaves_no_record(harness: Stand) -> None:
     assert await acknowledged(harness) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_is_counted_over_all_shards_of_a_server(kind: str, own: Callable[[str], RedisServer]) -> None:
     """Twenty tenants keep more than there may be together; what goes lies in whatever shard."""
     harness = Stand(own(kind), shards=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,15 +12,6 @@ from headway.brokers.redis import entry_wire, wire
 from headway.model import Entry, EntryState
 from tests.contracts.brokers import ask, drained, leave, output, story
 from tests.redis.stand import Stand
-from tests.servers.redis import KINDS, SharedServers
-
-
-@pytest.fixture(params=KINDS)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Stand]:
-    made = Stand(servers.of(request.param))
-    yield made
-    made.close()
-
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text("\0:{}!ab", max_size=4)
 IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8) | st.text(

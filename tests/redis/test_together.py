@@ -7,8 +7,6 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.connection import Overdue
 from headway.brokers.redis.fleet import RedisFleet
@@ -21,7 +19,6 @@ from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import run
 
 Clock = Callable[[], float]
-KINDS = pytest.mark.parametrize("kind", ["redis", "valkey"])
 
 
 def calls(server: RunningServer) -> int:
@@ -38,7 +35,6 @@ def process(name: str) -> ProcessInfo:
     return ProcessInfo(id=name, role=Role.WORKER, host="here", pid=7)
 
 
-@KINDS
 @real
 async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
@@ -67,7 +63,6 @@ async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: 
         assert [one.id for one in members] == ["host"] and [one.model for one in capacities] == ["m"]
 
 
-@KINDS
 @real
 async def test_one_that_fails_keeps_no_other_from_its_answer(servers: SharedServers, kind: str) -> None:
     async with brokers(servers.of(kind).url) as [broker]:
@@ -85,8 +80,8 @@ async def test_one_that_fails_keeps_no_other_from_its_answer(servers: SharedServ
 
 
 @real
-async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: SharedServers) -> None:
-    async with brokers(servers.of("redis").url) as [broker]:
+async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: SharedServers, kind: str) -> None:
+    async with brokers(servers.of(kind).url) as [broker]:
         [queue] = broker._every
         await queue.look()
         known = queue._steps.clock

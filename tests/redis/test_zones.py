@@ -61,8 +61,8 @@ def zones() -> tuple[str, str]:
 
 
 @pytest.fixture
-def harness(servers: SharedServers, shards: int, zones: tuple[str, str]) -> Iterator[RedisHarness]:
-    made = RedisHarness(servers.of("redis"), shards, zones=zones)
+def harness(servers: SharedServers, kind: str, shards: int, zones: tuple[str, str]) -> Iterator[RedisHarness]:
+    made = RedisHarness(servers.of(kind), shards, zones=zones)
     yield made
     made.close()
 

@@ -24,6 +24,9 @@ from tests.servers.reaper import the_reaper
 
 KINDS = ("valkey", "redis")
 """The wheel's Valkey and the distribution's Redis."""
+BOTH = "HEADWAY_TEST_BOTH_SERVERS"
+TESTED = KINDS if os.environ.get(BOTH) else KINDS[:1]
+"""Kinds on which the tests of the broker run. On Redis run its laws, and what asks a server for what the two answer differently."""
 OLDEST = (7, 0)
 REQUIRED = "HEADWAY_TEST_REQUIRE_SERVERS"
 FOREIGN = "HEADWAY_TEST_REDIS_URL"

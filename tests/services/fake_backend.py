@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from headway.core.values import shown
 from headway.errors import BackendError, TargetError
-from headway.model import Entry, ItemResult, Signature, Value
+from headway.model import Entry, ItemResult, Principal, Signature, Value
+
+ANYBODY = Principal("anonymous", "default", 0)
 
 
 class FakeBackend:

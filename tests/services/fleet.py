@@ -11,7 +11,6 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.fallback import Fallback
@@ -24,12 +23,10 @@ from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
-from headway.worker.starting import Limits
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.troubled import Connection, Server
 from tests.virtual_time import Clock
-
-ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Asked:
@@ -200,16 +197,10 @@ class Fleet:
         return sum(batch.count(text) for backend in chosen for batch in backend.batches)
 
     def _batcher(self, name: str, backend: FakeBackend, broker: Broker, model: str = "m") -> Batcher:
-        return Batcher(
-            Slot(name, model, self.settings.max_batch_size),
-            lambda: backend,
-            broker,
-            policies.build(self.settings.policy, None),
-            Breaker(5, 0.5),
-            Limits(self.settings.gpu_timeout_ms / 1000),
-            self.counters,
-            self.clock,
-            rng=self._rng,
+        slot, timeout = Slot(name, model, self.settings.max_batch_size), self.settings.gpu_timeout_ms / 1000
+        policy = policies.build(self.settings.policy, None)
+        return make_batcher(
+            slot, lambda: backend, broker, self.counters, self.clock, policy, gpu_timeout=timeout, rng=self._rng
         )
 
     async def _reap_on(self) -> None:

@@ -12,22 +12,20 @@ from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.controller.controller import Controller
 from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway
-from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
+from headway.model import ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
-from headway.worker.starting import Limits
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock
 
-ANYBODY = Principal("anonymous", "default", 0)
 MAX_BATCH = 8
 
 
@@ -90,16 +88,13 @@ class Fleets:
         gpu: Gpu | None = None,
     ) -> Service:
         batchers = [
-            Batcher(
+            make_batcher(
                 Slot(f"{name}/gpu-{index}", "m", MAX_BATCH),
                 lambda backend=backend: backend,  # type: ignore[misc]
                 self.broker,
-                policies.build("paced", None),
-                Breaker(5, 0.5),
-                Limits(3.0),
                 self.counters,
                 self.clock,
-                rng=lambda: 0.5,
+                policies.build("paced", None),
                 memory=memory,
                 gpu=gpu,
             )

@@ -39,11 +39,9 @@ from headway.telemetry.figures import ProcessFigures
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
-from headway.worker.starting import Limits
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock
-
-ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Stand:
@@ -100,16 +98,15 @@ class Stand:
         )
 
     def _batcher(self, index: int) -> Batcher:
-        return Batcher(
+        return make_batcher(
             Slot(f"gpu-{index}", "m", self.settings.max_batch_size, self.settings.max_batch_weight),
             lambda: self.backends[index],
             self.broker,
-            self.policy,
-            self._breaker or Breaker(5, 0.5),
-            Limits(self.settings.gpu_timeout_ms / 1000),
             self.counters,
             self._clock,
-            rng=lambda: 0.5,
+            self.policy,
+            self._breaker,
+            self.settings.gpu_timeout_ms / 1000,
             gpu=self.gpus[index] if self.gpus else None,
             traces=None if self._recorder is None else BatchTraces(self._recorder),
         )

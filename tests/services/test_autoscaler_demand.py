@@ -15,7 +15,7 @@ from headway.scaling.local import LocalScaling
 from tests.services.fake_backend import FakeBackend
 from tests.services.scaling_scene import QUICK
 from tests.services.stand import Stand, codes
-from tests.virtual_time import Clock, run
+from tests.virtual_time import Clock
 
 WORKERS = 4
 BATCH = 0.5
@@ -64,17 +64,21 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
         return size
 
 
-@pytest.mark.parametrize("lowest", [False, True])
-@pytest.mark.parametrize(("timeout", "leaves_after"), [(0.001, -1.0), (20.0, 0.0), (20.0, 0.01)])
-def test_what_no_worker_could_answer_in_time_asks_for_no_worker(
-    timeout: float, leaves_after: float, lowest: bool
+@pytest.mark.parametrize(
+    ("timeout", "leaves_after", "lowest", "workers"),
+    [
+        (0.001, -1.0, False, 1),
+        (20.0, 0.0, False, 1),
+        (20.0, 0.01, False, 1),
+        (0.001, -1.0, True, 1),
+        (20.0, 0.01, True, 1),
+        (20.0, -1.0, False, WORKERS),
+        (1.2, -1.0, False, WORKERS),
+        (20.0, 1.2, False, WORKERS),
+        (1.2, -1.0, True, WORKERS),
+    ],
+)
+async def test_what_a_worker_could_have_answered_in_time_asks_for_workers_and_nothing_else(
+    timeout: float, leaves_after: float, lowest: bool, workers: int, clock: Clock
 ) -> None:
-    assert run(lambda clock: grown(clock, 40, timeout, leaves_after, lowest)) == 1
-
-
-@pytest.mark.parametrize("lowest", [False, True])
-@pytest.mark.parametrize(("timeout", "leaves_after"), [(20.0, -1.0), (1.2, -1.0), (20.0, 1.2)])
-def test_what_expires_or_leaves_for_want_of_workers_asks_for_them(
-    timeout: float, leaves_after: float, lowest: bool
-) -> None:
-    assert run(lambda clock: grown(clock, 40, timeout, leaves_after, lowest)) == WORKERS
+    assert await grown(clock, 40, timeout, leaves_after, lowest) == workers

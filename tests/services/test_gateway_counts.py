@@ -11,8 +11,8 @@ from headway import errors
 from headway.gateway.pending import FutureSink
 from headway.model import EntryState, Reply, RequestOptions
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.virtual_time import Clock
 
 WHO = (ANYBODY.user, ANYBODY.tenant)

@@ -8,8 +8,8 @@ from headway import errors
 from headway.gateway.broker_session import Replied
 from headway.model import Failure, Reply
 from tests.services.calls import offered, once
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.virtual_time import Clock
 
 

@@ -22,8 +22,8 @@ from headway.runtime.periodic import PERIOD
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from tests.services.calls import offered, once
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.services.troubled import CALL_TIMEOUT, Server
 from tests.virtual_time import Clock
 

@@ -12,8 +12,8 @@ from headway.gateway.broker_session import PROBE_AFTER, Replied
 from headway.gateway.resubmitter import CHUNK, SPREAD
 from headway.model import Entry, Failure, Limit, Principal
 from tests.services.calls import offered, once
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.services.troubled import Connection
 from tests.virtual_time import Clock
 

@@ -27,8 +27,8 @@ from headway.model import (
     Value,
 )
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Asked, Fleet
 from tests.services.troubled import Connection
 from tests.virtual_time import Clock
 

@@ -29,7 +29,8 @@ from headway.model import (
 )
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from tests.services.stand import ANYBODY, Stand, codes, served
+from tests.services.fake_backend import ANYBODY
+from tests.services.stand import Stand, codes, served
 from tests.services.test_judge import FakeFunction
 from tests.virtual_time import Clock
 

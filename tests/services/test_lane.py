@@ -12,8 +12,8 @@ from headway import errors
 from headway.gateway.pending import FutureSink
 from headway.model import Limit, Principal, Reply, RequestOptions, TraceContext, WorkerInfo, WorkerStatus
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import ANYBODY, Stand
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 PLAIN = RequestOptions(4.0, 1)

@@ -9,8 +9,8 @@ import pytest
 from headway.gateway import late_tasks
 from headway.gateway.late_tasks import LATE_SECONDS
 from headway.model import Reply
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Asked, Fleet
 from tests.virtual_time import Clock
 
 

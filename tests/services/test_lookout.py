@@ -180,8 +180,10 @@ async def test_two_gateways_share_the_room_as_their_tenants_ask_for_it(fleets: F
     assert let_in == pytest.approx(20.0 * (0.6 + 0.05) * room, rel=0.1), "the rest, without its part of the tenth"
 
 
-@pytest.mark.parametrize("floods", ["the only gateway", "the other gateway", "both gateways"])
-@pytest.mark.parametrize("flood_tier", [FREE, PAID])
+@pytest.mark.parametrize(
+    ("floods", "flood_tier"),
+    [("the only gateway", FREE), ("the other gateway", FREE), ("both gateways", FREE), ("both gateways", PAID)],
+)
 async def test_who_floods_the_lowest_tier_takes_nothing_of_another_tenant(
     floods: str, flood_tier: int, fleets: Fleets
 ) -> None:

@@ -12,8 +12,6 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.config.models import ModelSettings
-from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
 from headway.model import Failure, ModelReport, Principal, Reply, RequestOptions, Slot
@@ -23,11 +21,10 @@ from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools
-from headway.worker.starting import Limits
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock
 
-ANYBODY = Principal("anonymous", "default", 0)
 BATCH = 0.1
 """Seconds of a batch of either model."""
 
@@ -54,17 +51,8 @@ class TwoModels:
 
     def _batcher(self, name: str) -> Batcher:
         own = self.settings.served[name]
-        return Batcher(
-            Slot(f"{name}/gpu-0", name, own.max_batch_size, 0, ModelReport(own.model_version)),
-            lambda: self.backends[name],
-            self.broker,
-            policies.build(own.policy, 0.0),
-            Breaker(5, 0.5),
-            Limits(3.0),
-            self.counters,
-            self.clock,
-            rng=lambda: 0.5,
-        )
+        slot = Slot(f"{name}/gpu-0", name, own.max_batch_size, 0, ModelReport(own.model_version))
+        return make_batcher(slot, lambda: self.backends[name], self.broker, self.counters, self.clock)
 
     async def __aenter__(self) -> TwoModels:
         await self.pools.start()

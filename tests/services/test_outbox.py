@@ -10,8 +10,8 @@ from headway.gateway.outbox import Outbox
 from headway.model import Entry
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.virtual_time import Clock
 
 

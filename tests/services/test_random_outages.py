@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from headway import errors
 from headway.core.admission import AdmissionLimits
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Asked, Fleet
 from tests.services.troubled import MODES
 from tests.virtual_time import Clock, run
 

@@ -11,8 +11,8 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
 from headway.model import EntryState, Reply, Value
 from headway.runtime.counters import Counters
-from tests.services.fake_backend import FakeBackend
-from tests.services.fleet import ANYBODY, Fleet
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.services.troubled import Connection, Server
 from tests.virtual_time import Clock
 

@@ -13,8 +13,8 @@ from headway.config import load
 from headway.core import policies
 from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, WorkerStatus
 from headway.runtime.request_id import new_id
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import ANYBODY, Stand, codes
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.stand import Stand, codes
 from tests.virtual_time import Clock
 
 

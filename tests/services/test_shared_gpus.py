@@ -14,24 +14,21 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.models import ModelSettings
-from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.errors import TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.model import ModelReport, Principal, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.model import ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.shared_gpus import CHECK_LOADS_EVERY, SharedGpus, SharedModel, Started
-from headway.worker.starting import Limits
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
 from tests.virtual_time import Clock
 
-ANYBODY = Principal("anonymous", "default", 0)
 BATCH = 0.1
 LOAD = 2.0
 """Seconds of a load."""
@@ -110,18 +107,10 @@ class Stand:
 
     def _maker(self, model: str):  # type: ignore[no-untyped-def]
         def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
-            return Batcher(
-                Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1"), self.version),
-                lambda: self._backend(model, index),
-                broker,
-                policies.build("window", 0.0),
-                Breaker(5, 0.5),
-                Limits(3.0),
-                self.counters,
-                self.clock,
-                rng=lambda: 0.5,
-                gpu=self.watched[index],
-                started=started,
+            slot = Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1"), self.version)
+            gpu = self.watched[index]
+            return make_batcher(
+                slot, lambda: self._backend(model, index), broker, self.counters, self.clock, gpu=gpu, started=started
             )
 
         return make

@@ -12,7 +12,8 @@ from headway.core.versions import read_weights
 from headway.model import RequestOptions, WorkerInfo, WorkerStatus
 from headway.runtime.request_id import new_id
 from headway.worker.helping import StrayWatcher
-from tests.services.test_shared_gpus import ANYBODY, BATCH, LOAD, Stand
+from tests.services.fake_backend import ANYBODY
+from tests.services.test_shared_gpus import BATCH, LOAD, Stand
 from tests.virtual_time import Clock
 
 

@@ -9,7 +9,8 @@ import pytest
 from headway import errors
 from headway.model import Reply, RequestOptions
 from headway.runtime.request_id import new_id
-from tests.services.fleet import ANYBODY, Asked, Fleet
+from tests.services.fake_backend import ANYBODY
+from tests.services.fleet import Asked, Fleet
 from tests.services.test_gateway_tasks import busy, output, scene
 from tests.virtual_time import Clock
 

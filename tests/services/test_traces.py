@@ -17,8 +17,8 @@ from headway.runtime.request_id import new_id
 from headway.runtime.spans import RUN
 from tests.http.test_admin import Port
 from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER, Received
-from tests.services.fake_backend import FakeBackend
-from tests.services.stand import ANYBODY, Stand
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.stand import Stand
 from tests.services.tracing import CLIENT_SPAN, EPOCH, Recorded
 from tests.virtual_time import Clock, run
 

@@ -16,8 +16,6 @@ from headway.app.brokers import queue_limits
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
-from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
 from headway.fleet.reaper import reap_on
@@ -25,19 +23,17 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
-from headway.model import Entry, ModelReport, Principal, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.model import Entry, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.helping import COMES_BACK, StrayWatcher
 from headway.worker.pool import WorkerPool
-from headway.worker.starting import Limits
 from tests.core.test_versions import worker
-from tests.services.fake_backend import FakeBackend
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock
-
-ANYBODY = Principal("anonymous", "default", 0)
 
 
 class Rollout:
@@ -57,17 +53,8 @@ class Rollout:
         self._supervisor = Supervisor()
 
     def _slot_of(self, version: str, counters: Counters, number: int = 0) -> Batcher:
-        return Batcher(
-            Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version),
-            lambda: self.backends[version],
-            self.broker,
-            policies.build("window", 0.0),
-            Breaker(5, 0.5),
-            Limits(3.0),
-            counters,
-            self.clock,
-            rng=lambda: 0.5,
-        )
+        slot = Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version)
+        return make_batcher(slot, lambda: self.backends[version], self.broker, counters, self.clock)
 
     async def __aenter__(self) -> Rollout:
         for pool in self.pools.values():
@@ -82,6 +69,13 @@ class Rollout:
         await self._supervisor.stop()
         for pool in self.pools.values():
             await pool.stop()
+
+    async def come_up(self, version: str) -> None:
+        """Start the slot of a further version, of which nobody has heard yet."""
+        self.backends[version] = FakeBackend(0.1)
+        self.pools[version] = WorkerPool(partial(self._slot_of, version, Counters()), 1, 1)
+        await self.pools[version].start()
+        self.pools[version].run(self._supervisor)
 
     async def look(self) -> None:
         """Have the gateway hear of the workers, and the workers of what nobody serves."""
@@ -268,19 +262,10 @@ async def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_
         for number in range(12):
             first, again = [await rollout.ask("x", key=f"k{number}") for _ in range(2)]
             assert (first.ran, again.shared is not None) == (again.ran, True)
-        ended: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [str(number) for number in range(12)]
         options = RequestOptions(4.0)
-        FanOut(
-            rollout.gateway,
-            ANYBODY,
-            new_id(),
-            options,
-            "m",
-            inputs,
-            b"",
-            lambda replies: ended.set_result([*replies]),
-        ).start()
+        FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", inputs, b"", ended.set_result).start()
         assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
 
 
@@ -318,9 +303,7 @@ async def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue(cl
         several = SeveralInputs("id", list("ab"), b"")
         versions = rollout.gateway.rules["m"].versions
         first = versions.version("t", "id", RequestOptions(4.0), several)
-        rollout.backends["3"] = FakeBackend(0.1)
-        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-        await rollout.pools["3"].start()
+        await rollout.come_up("3")
         await rollout.look()
         assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
         assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
@@ -340,10 +323,7 @@ async def test_a_gateway_that_knows_no_version_yet_asks_any(clock: Clock) -> Non
     async with Rollout(clock) as rollout:
         asked = asyncio.ensure_future(rollout.ask())
         await asyncio.sleep(0.01)
-        rollout.backends["3"] = FakeBackend(0.1)
-        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-        await rollout.pools["3"].start()
-        rollout.pools["3"].run(rollout._supervisor)
+        await rollout.come_up("3")
         await rollout.look()
         assert (await asked).failure is None
 
@@ -354,10 +334,7 @@ async def test_what_names_a_version_before_any_worker_is_known_is_not_run_by_ano
     async with Rollout(clock) as rollout:
         asked = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
         await asyncio.sleep(0.01)
-        rollout.backends["3"] = FakeBackend(0.1)
-        rollout.pools["3"] = WorkerPool(partial(rollout._slot_of, "3", Counters()), 1, 1)
-        await rollout.pools["3"].start()
-        rollout.pools["3"].run(rollout._supervisor)
+        await rollout.come_up("3")
         await rollout.look()
         failure = (await asked).failure
         assert failure is not None

@@ -41,6 +41,16 @@ class SlowRecalls(Connection):
         return Reply(id, tenant, f"call {nth}", None)
 
 
+@pytest.fixture
+def broker(clock: Clock) -> SlowRecalls:
+    return SlowRecalls(clock)
+
+
+@pytest.fixture
+def recalls(broker: SlowRecalls) -> OutcomeReader:
+    return OutcomeReader(broker, lambda: False)
+
+
 def asking(recalls: OutcomeReader, tenant: str, *ids: str) -> list[asyncio.Task[Reply | EntryState | None]]:
     return [asyncio.ensure_future(recalls.outcome(tenant, id)) for id in ids]
 
@@ -50,33 +60,34 @@ async def told(*tasks: asyncio.Task[Reply | EntryState | None]) -> list[Value | 
     return [one.output if isinstance(one, Reply) else None for one in found]
 
 
-async def test_many_who_ask_for_one_outcome_cost_two_calls(clock: Clock) -> None:
-    broker, began = SlowRecalls(clock), clock()
-    recalls = OutcomeReader(broker, lambda: False)
+async def test_many_who_ask_for_one_outcome_cost_two_calls(
+    broker: SlowRecalls, recalls: OutcomeReader, clock: Clock
+) -> None:
+    began = clock()
     assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
     assert (broker.peak, clock() - began) == (1, 2.0)
 
 
-async def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings(clock: Clock) -> None:
-    broker = SlowRecalls(clock)
-    recalls = OutcomeReader(broker, lambda: False)
+async def test_who_asks_while_a_call_is_under_way_is_not_told_what_that_one_brings(
+    recalls: OutcomeReader, clock: Clock
+) -> None:
     first = asking(recalls, "t", "a")
     await asyncio.sleep(0.9)
     later = asking(recalls, "t", "a", "a")
     assert await told(*first, *later) == ["call 1", "call 2", "call 2"]
 
 
-async def test_few_calls_are_under_way_at_once_and_nobody_is_refused(clock: Clock) -> None:
-    broker, began = SlowRecalls(clock), clock()
-    recalls = OutcomeReader(broker, lambda: False)
+async def test_few_calls_are_under_way_at_once_and_nobody_is_refused(
+    broker: SlowRecalls, recalls: OutcomeReader, clock: Clock
+) -> None:
+    began = clock()
     ids = [f"{number}" for number in range(5 * MOST_CALLS)]
     assert await told(*asking(recalls, "t", *ids)) == ["call 1"] * len(ids)
     assert (broker.peak, clock() - began) == (MOST_CALLS, 5.0)
 
 
-async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(clock: Clock) -> None:
-    broker, began = SlowRecalls(clock), clock()
-    recalls = OutcomeReader(broker, lambda: False)
+async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(recalls: OutcomeReader, clock: Clock) -> None:
+    began = clock()
     many = asking(recalls, "greedy", *(f"{number}" for number in range(100)))
     await asyncio.sleep(0.5)
     one = asking(recalls, "modest", "one")
@@ -87,9 +98,7 @@ async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(clock: 
     await asyncio.gather(*many, return_exceptions=True)
 
 
-async def test_who_has_left_costs_no_call(clock: Clock) -> None:
-    broker = SlowRecalls(clock)
-    recalls = OutcomeReader(broker, lambda: False)
+async def test_who_has_left_costs_no_call(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:
     first = asking(recalls, "t", *(f"{number}" for number in range(MOST_CALLS)))
     left = asking(recalls, "t", "left", "also")
     await asyncio.sleep(0.5)
@@ -101,8 +110,10 @@ async def test_who_has_left_costs_no_call(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("out_of_reach", [False, True])
-async def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(out_of_reach: bool, clock: Clock) -> None:
-    broker, began = SlowRecalls(clock), clock()
+async def test_a_failure_is_for_those_it_was_made_for_and_an_outage_for_all(
+    out_of_reach: bool, broker: SlowRecalls, clock: Clock
+) -> None:
+    began = clock()
     recalls = OutcomeReader(broker, lambda: out_of_reach)
     tasks = asking(recalls, "t", *(f"{number}" for number in range(10 * MOST_CALLS)))
     await asyncio.sleep(0.5)

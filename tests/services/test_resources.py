@@ -11,6 +11,7 @@ from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
+from tests.services.roles import FakeDoor
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
@@ -45,30 +46,9 @@ class Noting:
         self._note("close")
 
 
-class PortListener:
-    """A door that notes when it opens and closes."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self._notes = notes
-
-    async def bind(self) -> None: ...
-
-    async def open(self) -> None:
-        self._notes.append("door opens")
-
-    def retire(self) -> None:
-        pass
-
-    async def drain(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        self._notes.append("door closes")
-
-
 def service(clock: Clock, notes: list[str], *resources: Noting) -> Service:
     stand = Stand(clock, FakeBackend(0.1))
-    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [PortListener(notes)], resources=resources)
+    return Service(Settings(), stand.broker, stand.gateway, stand.pool, [FakeDoor("door", notes)], resources=resources)
 
 
 async def test_resources_are_there_before_the_first_request_and_until_after_the_last(clock: Clock) -> None:
@@ -79,20 +59,9 @@ async def test_resources_are_there_before_the_first_request_and_until_after_the_
     await process.stop()
     await process.stop()
     assert notes == [
-        *("open a", "open b", "start a", "start b", "door opens"),
+        *("door binds", "open a", "open b", "start a", "start b", "door opens"),
         *("door closes", "end a", "end b", "close b", "close a", "door closes"),
     ]
-
-
-async def test_a_store_that_comes_late_is_waited_for(clock: Clock) -> None:
-    notes: list[str] = []
-    process = service(clock, notes, Noting("a", notes, StoreUnavailable("away"), StoreUnavailable("away")))
-    began = clock()
-    await process.start()
-    took = clock() - began
-    await process.stop()
-    assert took == pytest.approx(2 * CONNECT_EVERY, abs=0.1)
-    assert notes[:4] == ["open a", "open a", "open a", "start a"]
 
 
 async def test_a_store_that_does_not_come_ends_the_start(clock: Clock) -> None:
@@ -111,4 +80,4 @@ async def test_one_that_will_not_do_ends_the_start_at_once(clock: Clock) -> None
     notes: list[str] = []
     with pytest.raises(SettingError):
         await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Mend it."))).start()
-    assert notes == ["open a", "door closes", "close a"]
+    assert notes == ["door binds", "open a", "door closes", "close a"]

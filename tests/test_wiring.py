@@ -33,7 +33,7 @@ from headway.config.target import parse_target
 from headway.core.retention import KEPT
 from headway.errors import SettingError, TargetError
 from headway.gateway.gateway import Gateway
-from headway.gateway.model_rules import RuleTable
+from headway.gateway.served_models import ServedModels
 from headway.model import ItemResult, Lease, Role
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
@@ -334,7 +334,7 @@ def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_the
     assert models is not None
 
     def codes() -> list[str]:
-        found = (gateway.kinds.check(model, "a") for model in ("late", ""))
+        found = (gateway.served.check(model, "a") for model in ("late", ""))
         return [failure.code for failure in found if failure is not None]
 
     assert codes() == [errors.NO_WORKERS] * 2
@@ -363,4 +363,4 @@ def test_weights_of_versions_that_are_not_there_stop_a_process_that_has_all_ther
     file.write_text("[models.a]\nversion_weights = '1=9,3=1'\n")
     settings = weighed("1=9,2=1", file=str(file))
     with pytest.raises(SettingError, match="no target is given for a@3"):
-        asyncio.run(WeightsResource(settings, RuleTable(settings, ["a"], lambda: 0.5)).reread())
+        asyncio.run(WeightsResource(settings, ServedModels(["a"], settings, lambda: 0.5)).reread())

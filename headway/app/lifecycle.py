@@ -28,7 +28,7 @@ from headway.fleet.membership import Membership
 from headway.fleet.reaper import reap_on
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
-from headway.gateway.model_kinds import KindsWatcher
+from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.logger import get_logger
@@ -126,7 +126,7 @@ class Service:
         fallback: fallback that the gateway asks while the broker is away; None without one.
         connection: connection opened first and closed last; None when the broker is in this process.
         resources: resources, opened in this order and closed in the other one.
-        kinds: one of them; looks at the workers before the public port opens. None where there are no clients.
+        workers: one of them; looks at the workers before the public port opens. None where there are no clients.
         further: further listeners of clients, which open and close with the public one.
 
     Attributes:
@@ -146,7 +146,7 @@ class Service:
         fallback: Fallback | None = None,
         connection: BrokerConnection | None = None,
         resources: Sequence[Resource] = (),
-        kinds: KindsWatcher | None = None,
+        workers: WorkersWatcher | None = None,
         further: Sequence[PortListener] = (),
     ) -> None:
         self.up = False
@@ -162,7 +162,7 @@ class Service:
         self._fallback = fallback
         self._connection = connection
         self._resources = resources
-        self._kinds = kinds
+        self._workers = workers
         self._opened: list[Resource] = []
         self._there = False
         """Whether the process may report its slots.
@@ -198,8 +198,8 @@ class Service:
                 self._take_part()
             else:
                 self._supervisor.start("late broker", self._meet_late)
-            if met and self._kinds is not None:
-                await self._kinds.look()
+            if met and self._workers is not None:
+                await self._workers.look()
             for listener in self._public:
                 await listener.open()
             self.up = True

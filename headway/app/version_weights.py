@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headway.config import Settings, read_weights_again
 from headway.core.versions import read_weights
 from headway.errors import SettingError
-from headway.gateway.model_rules import RuleTable
+from headway.gateway.served_models import ServedModels
 from headway.runtime.resource import BareResource
 
 
@@ -38,13 +38,13 @@ class WeightsResource(BareResource):
 
     Arguments:
         settings: settings that name the file.
-        rules: rules of the models, which go by the weights.
+        served: models whose versions the weights are of.
     """
 
     rereads = "the weights of versions"
 
-    def __init__(self, settings: Settings, rules: RuleTable) -> None:
-        self._settings, self._rules = settings, rules
+    def __init__(self, settings: Settings, served: ServedModels) -> None:
+        self._settings, self._served = settings, served
 
     async def reread(self) -> None:
         """Go by the weights that the file has now.
@@ -54,4 +54,4 @@ class WeightsResource(BareResource):
         """
         found = read_weights_again(self._settings)
         check_weights(self._settings, found)
-        self._rules.weigh({model: read_weights(text) for model, text in found.items()})
+        self._served.weigh({model: read_weights(text) for model, text in found.items()})

@@ -56,11 +56,11 @@ from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.fallback import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.model_kinds import KindsWatcher, ModelKinds
 from headway.gateway.pending import Observer
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
+from headway.gateway.workers_watcher import Learner, WorkersWatcher
 from headway.gateway.zone_check import ZoneCheck
 from headway.http import public
 from headway.http.readiness import Readiness
@@ -198,12 +198,11 @@ class _Wiring:
             made.controller.autoscaler = make_autoscaler(
                 self.settings, self.fleet_models, self.pools, self.counters, clock
             )
-        public_listener = kinds = None
+        public_listener = workers = None
         if made.gateway is not None:
-            public_listener, kinds = self._serve_clients(made.gateway, figures)
+            public_listener, workers = self._serve_clients(made.gateway, figures)
         elif made.controller is not None:
-            every, watched = made.controller.every, (self.ready,)
-            self.resources.append(KindsWatcher(ModelKinds(()), bundle.broker, clock, self.fleet_models, watched, every))
+            self.resources.append(self._workers_watcher((self.ready,), made.controller.every))
         self._add_resources(snapshots)
         self._service = Service(
             self.settings,
@@ -216,7 +215,7 @@ class _Wiring:
             fallback=made.fallback,
             connection=bundle.connection,
             resources=self.resources,
-            kinds=kinds,
+            workers=workers,
             further=self.further,
         )
         return Process(
@@ -241,7 +240,7 @@ class _Wiring:
             self._leaving,
             self.made.slots,
             fallback.broker if fallback is not None else None,
-            gateway.kinds if gateway is not None else None,
+            gateway.served if gateway is not None else None,
             (lambda: gateway.holding) if gateway is not None else None,
             needs_workers=self.parts.needs_workers,
             needs_own=self.parts.needs_own_workers,
@@ -287,7 +286,7 @@ class _Wiring:
             self.ledger_writer.trouble if self.ledger_writer is not None else str,
         )
 
-    def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, KindsWatcher]:
+    def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, WorkersWatcher]:
         """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)
@@ -297,16 +296,10 @@ class _Wiring:
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
         watcher = CapacityWatcher(gateway, bundle.fleet, clock)
-        kinds = KindsWatcher(
-            gateway.kinds,
-            bundle.broker,
-            clock,
-            self.fleet_models,
-            (gateway.rules, gateway, self.ready, *zone_checks(settings, clock)),
-            watcher.every,
-        )
-        self.ready.told = kinds.learn
-        self.resources.extend((watcher, kinds))
+        learners: Sequence[Learner] = (gateway.served, gateway, self.ready, *zone_checks(settings, clock))
+        workers = self._workers_watcher(learners, watcher.every)
+        self.ready.told = workers.learn
+        self.resources.extend((watcher, workers))
         refused = None if self.recorder is None else RefusalTraces(self.recorder, counters, settings.scheme)
         public_listener = self.listener.public(
             settings, gateway, identity, app, new_id, counters, self.certificates, refused
@@ -319,8 +312,13 @@ class _Wiring:
             figures.ports["grpc"] = grpc_listener
             self.further.append(grpc_listener)
         if settings.weights_file:
-            self.resources.append(WeightsResource(settings, gateway.rules))
-        return public_listener, kinds
+            self.resources.append(WeightsResource(settings, gateway.served))
+        return public_listener, workers
+
+    def _workers_watcher(self, learners: Sequence[Learner], every: Callable[[], float]) -> WorkersWatcher:
+        """Watcher of the workers that tells the models of the fleet first, as they say which models are served."""
+        first = () if self.fleet_models is None else (self.fleet_models,)
+        return WorkersWatcher((*first, *learners), self.bundle.broker, self.clock, every)
 
     def _add_resources(self, snapshots: SnapshotSource) -> None:
         """Add the resources that tell of the process, and follow the fleet."""
@@ -363,7 +361,7 @@ def make_fleet_models(
         presumes=parts.gateway,
     )
     if gateway is not None:
-        gateway.kinds.in_doubt = models.in_doubt
+        gateway.served.in_doubt = models.in_doubt
     return models
 
 
@@ -374,7 +372,7 @@ def served_models(
     run = {plan.settings.model for plan in plans.values()}
     if fleet_models is not None:
         return {*run, *fleet_models.served}
-    return gateway.kinds.models if gateway is not None else run
+    return gateway.served.models if gateway is not None else run
 
 
 def counted_models(
@@ -397,8 +395,7 @@ def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, S
     """Have the broker of a process know these models, and its gateway serve them, and no others."""
     broker.know({model: queue_limits(one) for model, one in served.items()})
     if gateway is not None:
-        gateway.rules.serve(served)
-        gateway.kinds.serve(served)
+        gateway.served.serve(served)
 
 
 def make_components(
@@ -427,7 +424,7 @@ def make_components(
             settings, [*settings.served], bundle.broker, counters, clock, direct=fallback, observers=observers
         )
         if traces is not None:
-            gateway.rules.trace(traces)
+            gateway.served.trace(traces)
         if ledger_writer is not None:
             ledger_writer.follow(gateway.held)
     id = gateway.name if gateway is not None else settings.name

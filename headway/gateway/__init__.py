@@ -3,6 +3,8 @@
 gateway            takes requests in, and answers each once
 pending            pending requests: their table, their sinks, how they end, who observes that
 subscriptions      waits for the outcomes of tasks that were submitted before
+served_models      the models that are served, and what requests for each go by
+workers_watcher    tells all who go by it what workers report
 outcome_counts     counts the outcomes of requests
 broker_session     dealings with one broker: what goes out, and what comes back
 resubmitter        offers again what a broker may have lost

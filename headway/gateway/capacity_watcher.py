@@ -80,13 +80,13 @@ class CapacityWatcher(PeriodicResource):
         for model in self._heard_at.keys() - gateway.limiter.throttles.keys():
             del self._heard_at[model], self._published[model]
         self._calm = True
-        for model in gateway.kinds.models:
+        for model in gateway.served.models:
             own = gateway.limiter.throttles[model].count(now)
             self._calm = self._calm and own.higher + own.lowest < CALM
             capacity = of_models.get(model)
             if capacity is not None and self._fresh(capacity, now):
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]
-                whole = room(capacity, gateway.rules[model].settings.reserved_share, [own, *rates])
+                whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
 

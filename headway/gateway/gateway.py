@@ -44,8 +44,6 @@ from headway.gateway.fallback import Fallback
 from headway.gateway.lane import Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
-from headway.gateway.model_kinds import ModelKinds
-from headway.gateway.model_rules import RuleTable
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import (
     NOBODY,
@@ -58,6 +56,7 @@ from headway.gateway.pending import (
     ReplySink,
 )
 from headway.gateway.recent_requests import RecentRequests, waiting
+from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
 from headway.gateway.tenant_counts import TenantCounts
@@ -107,7 +106,7 @@ class Gateway:
         closed: whether every further request is refused.
         limiter: refuses requests over a limit or the fleet's capacity.
         quotas: quotas of the clients of the process.
-        kinds, rules: the models, what they take and give, and what the settings say of each.
+        served: models that are served.
         tenant_counts: counts of tenants that ask for statistics.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
         held: pending requests; to be looked at only.
@@ -131,11 +130,8 @@ class Gateway:
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
         self.turns, self.quotas = FairTurns(clock), Quotas(settings)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
-        self.kinds = ModelKinds(models, settings)
-        self._unchecked, self.rules = self.kinds.unchecked, RuleTable(settings, models, rng, clock)
-        self.kinds.refusal = lambda model, version: self.rules[model].versions.refusal(
-            model, version, self.kinds.in_doubt()
-        )
+        self.served = ServedModels(models, settings, rng, clock)
+        self._unchecked = self.served.unchecked
         self._clock, self._tiers = clock, settings.tier_names
         self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
         self.held = self._pending
@@ -147,11 +143,11 @@ class Gateway:
         self._recent = RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
         self._observers: tuple[Observer, ...] = (
-            OutcomeCounts(counters, self._tiers, self.kinds),
+            OutcomeCounts(counters, self._tiers, self.served),
             self._recent,
             *observers,
         )
-        self.tenant_counts = TenantCounts(self._tiers, self.kinds, self._tell_too)
+        self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
         self._emptied = asyncio.Event()
         held = self.name, self._pending, self._subscriptions, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
@@ -226,7 +222,7 @@ class Gateway:
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
         nonce = next(self._submissions)
-        entry = self.rules[model].entry(
+        entry = self.served[model].entry(
             principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
         )
         failure = self._check(principal, entry, options, session)
@@ -248,14 +244,14 @@ class Gateway:
 
     def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
         """Close the lanes if what they were decided by has changed, as it may by what workers report."""
-        kinds, rules = self.kinds, self.rules
-        of_each = [(model, one, one.versions.any, one.traces is None, one.settings) for model, one in rules.items()]
+        served = self.served
+        of_each = [(model, one, one.versions.any, one.traces is None, one.settings) for model, one in served.items()]
         facts = (
             self._closed,
             self._session,
-            kinds.default,
-            kinds.failed.keys() | (),
-            frozenset(kinds.unchecked),
+            served.default,
+            served.failed.keys() | (),
+            frozenset(served.unchecked),
             of_each,
         )
         if self.facts != facts:
@@ -268,12 +264,12 @@ class Gateway:
         if known is not None and known.facts is self.facts:
             return known
         lane = Lane(self.facts, principal, options, asked)
-        model = asked or self.kinds.default_of(principal.models)
+        model = asked or self.served.default_of(principal.models)
         principal = principal.asking(model)
-        rules, session = self.rules[model], self._session
+        rules, session = self.served[model], self._session
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
         lane.open = (
-            asks_nothing_rare(options) and allowed and not (self._closed or alone or self.kinds.failed)
+            asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
             and model in self._unchecked and rules.is_plain
         )  # fmt: skip
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
@@ -352,7 +348,7 @@ class Gateway:
         """Stop waiting for a task, which goes on."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
-            self.rules.note_detached(pending.entry)
+            self.served.note_detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """Drop a request whose client left; the broker decides what becomes of the entry. Before the handover it is no
@@ -491,11 +487,11 @@ class Gateway:
             return over
         if (wrong := self.absence(principal, model)) is not None:
             return wrong
-        if model not in self._unchecked and (wrong := self.kinds.check(model, entry.input, principal.models)):
+        if model not in self._unchecked and (wrong := self.served.check(model, entry.input, principal.models)):
             return wrong
         if (wrong := self._check_here(model, options)) is not None:
             return wrong
-        if self.kinds.failed and session is self._shared and (wrong := self.kinds.not_loaded(entry)):
+        if self.served.failed and session is self._shared and (wrong := self.served.not_loaded(entry)):
             return wrong
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
@@ -507,7 +503,7 @@ class Gateway:
         """Failure of a request for a model that is not served, or that is not the principal's; None where it may be asked."""
         if principal.models and model and model not in principal.models:  # Whether it is served or not is not told.
             return failures.no_model_for(model, principal.models)
-        return None if model in self.kinds else self.kinds.absence(model, principal.models)
+        return None if model in self.served else self.served.absence(model, principal.models)
 
     def _check_here(self, model: str, options: RequestOptions) -> Failure | None:
         """Failure of a request for a model or version that the broker which new requests go to does not answer for.
@@ -517,7 +513,7 @@ class Gateway:
         version = options.version
         if self._direct_mode is not None and self._session is self._direct:
             return self._direct_mode.refusal(model, version, self.out_of_reach())
-        return self.kinds.refusal(model, version) if version and options.count else None
+        return self.served.refusal(model, version) if version and options.count else None
 
     def _refuse(
         self,
@@ -556,7 +552,7 @@ class Gateway:
             case Replied(replies):
                 self._take(session, replies)
             case Admitted(entry):
-                self.rules.note_admitted(entry)
+                self.served.note_admitted(entry)
                 if (pending := self._pending.of(entry)) is not None and pending.unadmitted:
                     pending.unadmitted = False
                     pending.sink.admitted()
@@ -628,7 +624,7 @@ class Gateway:
                     self._leave(pending, reply)
                     continue
                 if failure.code == errors.NO_WORKERS:
-                    failure = self.kinds.in_time(entry.model, failure)
+                    failure = self.served.in_time(entry.model, failure)
                     pending.reply = msgspec.structs.replace(reply, failure=failure)
             del held[key]
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.

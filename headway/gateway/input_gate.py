@@ -23,8 +23,8 @@ import msgspec
 from headway.core import failures
 from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, text_of, texts_of
 from headway.gateway.judge import CallerId, Judge, Question, Verdict
-from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import PendingRequest
+from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, Octets, Value, ValueKind
 from headway.runtime.counters import Counters
@@ -172,7 +172,7 @@ class InputGate:
         model: str,
         input: Value,
         parameters: bytes,
-        kinds: ModelKinds,
+        served: ServedModels,
         several: SeveralInputs | None = None,
     ) -> Inspection:
         """Look at a request; of one with several inputs at all of them, once.
@@ -183,7 +183,7 @@ class InputGate:
             model: name of its model.
             input: value for the model.
             parameters: text of a JSON object, or empty.
-            kinds: what the models take.
+            served: models that are served.
             several: request with several inputs of which this is one.
         """
         if several is not None and several.inspected:
@@ -193,7 +193,7 @@ class InputGate:
         if plan is None:
             return Inspection(input, parameters)
         screen, judges = plan
-        octets = kinds.takes(model) is ValueKind.BYTES
+        octets = served[model].takes is ValueKind.BYTES
         noted: Noted = set()
         inputs = [input] if several is None else several.inputs
         screened, places = list[Value](), list[int]()

@@ -47,7 +47,7 @@ class ScreenedGateway(Gateway):
         several: SeveralInputs | None = None,
     ) -> bool:
         """Take a request in, if the input policy lets it; see Gateway."""
-        if model not in self.kinds or (principal.models and model not in principal.models):
+        if model not in self.served or (principal.models and model not in principal.models):
             # It is refused for that, and the policy is not shown.
             return super().submit(sink, principal, id, options, model, input, parameters, several)
         principal = principal.asking(model)
@@ -57,7 +57,7 @@ class ScreenedGateway(Gateway):
         if failure is None:
             first = several is not None and not several.inspected
             caller = principal.tenant, principal.user if options.origin is None else options.origin
-            found = self._gate.inspect(caller, tier, model, input, parameters, self.kinds, several)
+            found = self._gate.inspect(caller, tier, model, input, parameters, self.served, several)
             input, parameters, failure = found.input, found.parameters, found.failure
             self._judgement = found.judgement
             if first and options.whole and several is not None:

@@ -103,7 +103,7 @@ class VersionChoice:
         return versions.drawn(self._rng())
 
     def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
-        """Refusal of a request that names a version; None where that takes requests. `in_doubt`: see ModelKinds."""
+        """Refusal of a request that names a version; None where that takes requests. `in_doubt`: see ServedModels."""
         if self._versions is None:
             taken, there = list(self._named) == [version], self._named
         else:

@@ -15,7 +15,7 @@ ALONE_FOR = 30.0
 
 
 class ZoneCheck:
-    """Check of one gateway; a learner of `headway.gateway.model_kinds.KindsWatcher`.
+    """Check of one gateway; a learner of `headway.gateway.workers_watcher.WorkersWatcher`.
 
     Arguments:
         zone: zone of the gateway; empty: none.

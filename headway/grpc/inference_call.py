@@ -13,7 +13,7 @@ from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
@@ -23,7 +23,7 @@ from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Entry, Failure, Reply, RequestOptions
 
-ReadMessage = Callable[[bytes, RequestOptions, KnownKinds], Exchange]
+ReadMessage = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
 
 Raises RequestError.
@@ -135,11 +135,11 @@ class InferenceCall(Call):
         if self._charged and self.principal.limits:
             port.intake.limiter.refund(port.intake.counted(self.principal.limits))
         try:
-            exchange = self._read(body, options, port.intake.kinds.seen_by(self.principal.models))
+            exchange = self._read(body, options, port.intake.served.seen_by(self.principal.models))
         except RequestError:
             self.charge()
             raise
-        input, model = exchange.input, exchange.model or port.intake.kinds.default_of(self.principal.models)
+        input, model = exchange.input, exchange.model or port.intake.served.default_of(self.principal.models)
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         self.principal = self.principal.asking(model)
         self.submitted = True

@@ -18,7 +18,7 @@ from headway.core.failures import error_of
 from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.limiter import Limiter
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
 from headway.grpc.inference_call import ReadMessage
@@ -50,17 +50,17 @@ def infer_reader(settings: Settings) -> ReadMessage:
     """
     most, tiers, check = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names), value_checker(settings)
 
-    def read(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         asked = messages.read(_REQUEST, body)
-        model = asked.model_name or kinds.default
-        check_version(kinds, model, asked.model_version or None)
+        model = asked.model_name or known.default
+        check_version(known, model, asked.model_version or None)
         options = with_version(options, asked.model_version)
         try:
             shape, found = _input_of(asked, most)
             tensors.check_outputs([one.name for one in asked.outputs])
             given = _parameters_of(asked.parameters, settings.max_parameters)
             wishes = parameters.read_wishes(given, tiers)
-            inputs = [check(one) for one in elements.values_of(found, kinds.takes(model))]
+            inputs = [check(one) for one in elements.values_of(found, known[model].takes)]
         except TooManyElements as exc:
             raise PayloadTooLarge(str(exc)) from None
         except Malformed as exc:
@@ -71,7 +71,7 @@ def infer_reader(settings: Settings) -> ReadMessage:
         def write(
             shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
         ) -> Written:
-            gives = kinds.gives(model)
+            gives = known[model].gives
             answer = _RESPONSE(model_name=model, model_version=version, id=id)
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
             if (used := added_up(tokens)) is not None:
@@ -156,7 +156,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._kinds, self._port = port.intake.kinds, port
+        self._served, self._port = port.intake.served, port
         self._most = min(MOST_INPUTS, port.settings.max_queue)
         self._ready = ready
 
@@ -194,10 +194,10 @@ class OpenInference:
             if exc.code in _NOT_THERE:
                 return {"ready": False}
             raise
-        return {"ready": await self._ready() and self._kinds.has_worker(model)}
+        return {"ready": await self._ready() and self._served.has_worker(model)}
 
     async def _model(self, asked: Any, principal: Principal) -> Any:
-        return metadata.ModelMetadata(model := self._find(asked, principal), self._kinds.versions(model))
+        return metadata.ModelMetadata(model := self._find(asked, principal), self._served[model].reported)
 
     async def _config(self, asked: Any, principal: Principal) -> Any:
         return {"config": metadata.ModelConfig(self._find(asked, principal), self._most)}
@@ -206,10 +206,10 @@ class OpenInference:
         models = [self._find(asked, principal)] if asked.name else self._models(principal)
         port = self._port
         counters = port.counters if port.anonymous else port.intake.tenant_counts.of(principal.tenant)
-        return {"model_stats": statistics(self._kinds, models, counters)}
+        return {"model_stats": statistics(self._served, models, counters)}
 
     async def _index(self, asked: Any, principal: Principal) -> Any:
-        return {"models": index_of(self._kinds, self._models(principal), await self._ready(), only_ready=asked.ready)}
+        return {"models": index_of(self._served, self._models(principal), await self._ready(), only_ready=asked.ready)}
 
     async def _never(self, asked: Any, principal: Principal) -> Any:
         message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
@@ -217,11 +217,11 @@ class OpenInference:
 
     def _models(self, principal: Principal) -> list[str]:
         """Models that a principal may ask."""
-        return self._kinds.visible(principal.models)
+        return self._served.visible(principal.models)
 
     def _find(self, asked: Any, principal: Principal) -> str:
         """Model that a message names. Raises RequestError when it is none that the principal may ask."""
-        return find_model(self._kinds, asked.name, asked.version or None, principal)
+        return find_model(self._served, asked.name, asked.version or None, principal)
 
 
 def responder(

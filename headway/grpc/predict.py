@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headway.config import Settings
 from headway.core import values
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
@@ -26,16 +26,16 @@ def predict_reader(settings: Settings) -> ReadMessage:
     """
     text = text_reader(settings)
 
-    def read(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         asked = messages.read(_REQUEST, body)
-        model = asked.model_id or kinds.default
-        octets = kinds.takes(model) is ValueKind.BYTES
+        model = asked.model_id or known.default
+        octets = known[model].takes is ValueKind.BYTES
         input: Value = Octets(asked.input_data) if octets else text(asked.input_data)
 
         def write(
             shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
         ) -> Written:
-            output = octets_of(outputs[0], kinds.gives(model) is ValueKind.BYTES)
+            output = octets_of(outputs[0], known[model].gives is ValueKind.BYTES)
             answer = _RESPONSE(request_id=shown, output=output, latency_ms=milliseconds)
             if (used := added_up(tokens)) is not None:
                 answer.tokens_used = used.used

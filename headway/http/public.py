@@ -57,12 +57,12 @@ class _Routes:
         self._page, self._policy = _read_page()
 
     async def contract(self, request: Request) -> RouteAnswer:
-        kinds, settings = self._gateway.kinds, self._gateway.settings
-        told = {model: (kinds.takes(model), kinds.gives(model)) for model in kinds.models}
-        asked = kinds.default or next(iter(told), "")
+        served, settings = self._gateway.served, self._gateway.settings
+        told = {model: (served[model].takes, served[model].gives) for model in served.models}
+        asked = served.default or next(iter(told), "")
         public = not (settings.keys or settings.jwt)  # Else strangers read of no name and no input of a model.
-        named = "" if kinds.default else asked if public else "NAME"
-        example = example_of(told.get(asked, TEXTS), kinds.example(asked) if public else None, named)
+        named = "" if served.default else asked if public else "NAME"
+        example = example_of(told.get(asked, TEXTS), served.example(asked) if public else None, named)
         known = tuple(dict.fromkeys(told.values())), example
         if known != self._told:
             self._told, self._contract = known, self._written(*known)

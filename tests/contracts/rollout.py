@@ -177,14 +177,13 @@ class Rollout:
         while True:
             workers = await self._harness.broker.workers()
             for gateway in self.gateways:
-                gateway.kinds.learn(workers)
-                gateway.rules.learn(workers)
+                gateway.served.learn(workers)
             await asyncio.sleep(0.5)
 
     async def _weigh(self, weights: Mapping[str, float]) -> None:
         self.history.weighings.append(Weighing(weights, self._harness.now()))
         for gateway in self._rng.sample(self.gateways, 2):
-            gateway.rules.weigh({"": weights})
+            gateway.served.weigh({"": weights})
             await asyncio.sleep(1.0)
 
     async def _change_weights(self) -> None:

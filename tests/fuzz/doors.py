@@ -10,7 +10,7 @@ from headway.config import Settings
 from headway.dialects import DIALECTS, BadMetadata, NoOutputs, reach
 from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
 from headway.grpc.open_inference import infer_reader
 from headway.grpc.predict import predict_reader
@@ -30,14 +30,14 @@ _PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/respo
 _OPTIONS = RequestOptions(4.0)
 
 
-def _kinds(kind: ValueKind) -> ModelKinds:
-    kinds = ModelKinds(["m"])
+def _kinds(kind: ValueKind) -> ServedModels:
+    kinds = ServedModels(["m"])
     kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)])
     return kinds
 
 
 _CODECS = [
-    (path, settings, codecs(settings)[path], CodecContext(settings, ModelKinds(["m"]), Counters()))
+    (path, settings, codecs(settings)[path], CodecContext(settings, ServedModels(["m"]), Counters()))
     for settings in _SETTINGS
     for path in _PATHS
 ]

@@ -7,7 +7,7 @@ import uuid
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.served_models import ServedModels
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.exchange import CodecContext, RequestTarget
 from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
@@ -23,7 +23,7 @@ _SETTINGS = (
 )
 _CODECS = tuple(codecs(_SETTINGS[0]).values())
 _ROUTES = Routes(_SETTINGS[0])
-_CONTEXT = CodecContext(_SETTINGS[0], ModelKinds(["m"]), Counters())
+_CONTEXT = CodecContext(_SETTINGS[0], ServedModels(["m"]), Counters())
 _MOST = 4096
 _SLACK = 512
 

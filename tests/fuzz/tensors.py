@@ -11,7 +11,7 @@ import zlib
 from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.served_models import ServedModels
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
 from headway.http.inference.inference_head import CODINGS, read_inference_head
@@ -30,7 +30,7 @@ _MARK = b"|"
 
 
 def _context(settings: Settings, kind: ValueKind | None) -> CodecContext:
-    kinds = ModelKinds(["m"])
+    kinds = ServedModels(["m"])
     if kind is not None:
         worker = WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)
         kinds.learn([worker])

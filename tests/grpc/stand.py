@@ -187,7 +187,7 @@ async def _serve(
     recorded, traces = recording(settings, counters)
     real = make(settings, [settings.model], broker, counters, monotonic, observers=traces)
     for one in traces:
-        real.rules.trace(one)
+        real.served.trace(one)
     worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
     await broker.heartbeat(worker)
     gateway = EchoGateway(broker, settings, counters)

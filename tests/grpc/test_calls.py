@@ -189,7 +189,7 @@ async def test_an_input_that_is_no_text_is_an_invalid_argument(port: Port) -> No
 
 @on_port()
 async def test_a_model_that_takes_octets_gets_them_and_gives_them(port: Port) -> None:
-    port.gateway.kinds.learn(
+    port.gateway.served.learn(
         [WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
     )
     port.gateway.output = Octets(b"\xfe\x00")

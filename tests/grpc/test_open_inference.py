@@ -207,7 +207,7 @@ async def test_one_element_that_fails_fails_the_request_and_is_named(port: Port)
 
 @on_port()
 async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
-    kinds, client = port.gateway.kinds, port.client()
+    kinds, client = port.gateway.served, port.client()
     kinds.learn([WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")])
     answer = answered(await client.ask(INFER, request('{"a": 1}', '"t"').SerializeToString()))
     assert outputs(answer) == [b'{"a": 1}', b'"T"']
@@ -341,7 +341,7 @@ async def test_a_model_or_version_that_is_not_served_is_not_ready(port: Port) ->
 
 @on_port(whole=True)
 async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later(port: Port) -> None:
-    port.stand.real.kinds.in_doubt = lambda: True
+    port.stand.real.served.in_doubt = lambda: True
     client, asked = port.client(), request("a")
     asked.model_name = "late"
     about, _ = messages.kinds_of(messages.OPEN_INFERENCE, "ModelMetadata")

@@ -33,10 +33,10 @@ from headway.gateway.client_quotas import Quotas
 from headway.gateway.gateway import Gateway
 from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
-from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
+from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.tenant_counts import TenantCounts
 from headway.http import public
@@ -142,9 +142,9 @@ class EchoGateway:
         self.quotas, self.settings, self.counters = Quotas(settings), settings, counters
         self.limiter = Limiter(3, lambda: INSTANT)
         self.turns = FairTurns(lambda: INSTANT)
-        self.kinds = ModelKinds(["default"], Settings())
-        self.kinds.learn([texts(WorkerStatus.HEALTHY)])
-        self.tenant_counts = TenantCounts(Settings().tier_names, self.kinds, lambda counts: None)
+        self.served = ServedModels(["default"], Settings())
+        self.served.learn([texts(WorkerStatus.HEALTHY)])
+        self.tenant_counts = TenantCounts(Settings().tier_names, self.served, lambda counts: None)
         self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: DedupKind | None = None
@@ -167,7 +167,7 @@ class EchoGateway:
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         lane = Lane(self.facts, principal, options, asked)
-        lane.principal, lane.model, lane.open = principal, asked or self.kinds.default, True
+        lane.principal, lane.model, lane.open = principal, asked or self.served.default, True
         return lane
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
@@ -443,7 +443,7 @@ async def _serve(
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, clock, lambda: 0.5, KEPT_LIMITS)
     real = Gateway(settings, [settings.model], broker, counters, clock, observers=traces)
     for one in traces:
-        real.rules.trace(one)
+        real.served.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker, settings, counters)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)

@@ -39,7 +39,7 @@ def open_head(head: Head, target: RequestTarget, options: RequestOptions, contex
     field = dict(head.fields).get(b"x-shout", b"")
     if field == b"wrong":
         raise BadRequest("X-Shout is wrong")
-    kind = context.kinds.takes(target.names["model"])
+    kind = context.known[target.names["model"]].takes
 
     def read(body: bytes) -> Exchange:
         text = body.decode()
@@ -187,6 +187,6 @@ async def test_a_client_that_leaves_abandons_all_inputs(stand: Stand) -> None:
 @on_stand()
 async def test_kinds_of_the_models_are_known_to_a_codec(stand: Stand) -> None:
     worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")
-    stand.gateway.kinds.learn([worker])
+    stand.gateway.served.learn([worker])
     answer = await stand.ask(post("x", "/own/default/run"))
     assert answer.json["told"][-1] == str(ValueKind.JSON)

@@ -12,7 +12,7 @@ import pytest
 from headway.config import Settings
 from headway.config.models import ModelSettings
 from headway.errors import RequestError
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
 from headway.grpc.open_inference import infer_reader
 from headway.grpc.predict import predict_reader
@@ -33,7 +33,7 @@ SETTINGS = Settings()
 OPTIONS = RequestOptions(4.0)
 KEY = "Authorization: Bearer ada"
 ONLY = frozenset({"mine"})
-KINDS = ModelKinds(["mine", "other"])
+KINDS = ServedModels(["mine", "other"])
 BODIES = [
     b"{",
     b"{}",
@@ -105,11 +105,11 @@ def test_a_hidden_model_is_read_like_an_unknown_one(
 
 
 def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
-    kinds = ModelKinds(["mine", "other"])
+    kinds = ServedModels(["mine", "other"])
     seen = kinds.seen_by(ONLY)
-    assert ("mine" in seen, "other" in seen, seen.takes("mine")) == (True, False, None)
+    assert ("mine" in seen, "other" in seen, seen["mine"].takes) == (True, False, None)
     kinds.learn([WorkerInfo(worker_id="w", model="mine", status=WorkerStatus.HEALTHY, takes="bytes", gives="json")])
-    assert (seen.takes("mine"), seen.gives("mine")) == (ValueKind.BYTES, ValueKind.JSON)
+    assert (seen["mine"].takes, seen["mine"].gives) == (ValueKind.BYTES, ValueKind.JSON)
     assert seen.check("mine", "no base64!") is not None
     assert kinds.seen_by(()) is kinds
 

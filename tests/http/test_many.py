@@ -22,7 +22,7 @@ def many(inputs: list[Any], *fields: str, **members: Any) -> bytes:
 def as_json(stand: Stand) -> None:
     """Have the model take and give JSON."""
     for gateway in (stand.gateway, stand.real):
-        gateway.kinds.learn(
+        gateway.served.learn(
             [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="json", gives="json")]
         )
 
@@ -207,7 +207,7 @@ async def test_one_input_in_a_list_is_refused_as_one_request(stand: Stand) -> No
 
 @on_stand()
 async def test_every_input_for_a_model_of_octets_is_checked_before_any_is_taken(stand: Stand) -> None:
-    stand.gateway.kinds.learn(
+    stand.gateway.served.learn(
         [WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="bytes", gives="bytes")]
     )
     answer = await stand.ask(many(["AAAA", "no base64"]))

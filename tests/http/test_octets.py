@@ -24,7 +24,7 @@ def octets(body: bytes, *fields: str) -> bytes:
 
 @on_stand()
 async def test_octets_go_to_the_model_and_come_back_as_they_are(stand: Stand) -> None:
-    stand.gateway.kinds.learn(workers("bytes"))
+    stand.gateway.served.learn(workers("bytes"))
     client = await stand.connect()
     for body in (ALL, b"", os.urandom(LARGE + 1)):
         await client.send(octets(body))
@@ -47,7 +47,7 @@ async def test_octets_go_to_the_model_and_come_back_as_they_are(stand: Stand) ->
 )
 @on_stand()
 async def test_accept_says_in_which_form_octets_are_answered(stand: Stand, accept: str, raw: bool) -> None:
-    stand.gateway.kinds.learn(workers("bytes"))
+    stand.gateway.served.learn(workers("bytes"))
     answer = await stand.ask(octets(ALL, *filter(None, [accept])))
     if raw:
         assert answer.body == ALL
@@ -57,13 +57,13 @@ async def test_accept_says_in_which_form_octets_are_answered(stand: Stand, accep
 
 @on_stand()
 async def test_a_text_is_answered_in_json_unless_octets_are_asked_for(stand: Stand) -> None:
-    stand.gateway.kinds.learn(workers("text"))
+    stand.gateway.served.learn(workers("text"))
     assert (await stand.ask(octets(b"hello"))).json["output"] == "HELLO"
     assert (await stand.ask(octets("é".encode(), "Accept: application/octet-stream"))).body == "É".encode()
     body = json.dumps({"model_id": "default", "input_data": "hello"})
     asked = post(body, "/v1/predict", "Accept: application/octet-stream")
     assert (await stand.ask(asked)).body == b"HELLO"
-    stand.gateway.kinds.learn(workers("json"))
+    stand.gateway.served.learn(workers("json"))
     value = post(body.replace('"hello"', '{"a": 1}'), "/v1/predict", "Accept: application/octet-stream")
     assert (await stand.ask(value)).body == b'{"a": 1}'
     wrong = await stand.ask(value.replace(b'{"a": 1}', b'{"a":  }'))
@@ -72,7 +72,7 @@ async def test_a_text_is_answered_in_json_unless_octets_are_asked_for(stand: Sta
 
 @on_stand(whole=True, cache=True)
 async def test_octets_pass_every_kind_of_answer_that_is_kept(stand: Stand) -> None:
-    stand.real.kinds.learn(workers("bytes"))
+    stand.real.served.learn(workers("bytes"))
     shown = base64.b64encode(ALL).decode()
     task = await stand.ask(octets(ALL, "Prefer: respond-async"))
     result = await stand.ask(get(f"{task.header['location']}?wait=25"))

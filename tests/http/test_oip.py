@@ -54,7 +54,7 @@ def outputs(answer: Answer) -> list[bytes]:
 def learn(stand: Stand, takes: str, gives: str) -> None:
     """Have the model take and give values of these kinds."""
     worker = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives)
-    stand.gateway.kinds.learn([worker])
+    stand.gateway.served.learn([worker])
 
 
 @on_stand()

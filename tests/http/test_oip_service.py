@@ -191,7 +191,7 @@ async def test_errors_have_the_protocol_s_form(stand: Stand, asked: bytes, statu
 @on_stand(whole=True)
 async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_for_again_later(stand: Stand) -> None:
     tensor = '{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}'
-    stand.real.kinds.in_doubt = lambda: True
+    stand.real.served.in_doubt = lambda: True
     for asked in (
         post('{"input": "a", "model": "late"}'),
         post('{"inputs": ["a", "b"], "model": "late"}'),
@@ -219,7 +219,7 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
         assert (answer.status, answer.header["retry-after"]) == (503, "1"), asked
         assert b"it is not known now whether the model 'default' has a version '9'" in answer.body
     assert (await stand.ask(post('{"input": "a", "model": "default"}'))).status == 200
-    stand.real.kinds.in_doubt = lambda: False
+    stand.real.served.in_doubt = lambda: False
     assert (await stand.ask(get("/v2/models/late"))).status == 404
 
 

@@ -58,7 +58,7 @@ async def test_a_model_that_did_not_load_is_told_to_clients_without_the_reason(
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="s3cret", retry_in=9.0)
     before = (await stand.ask(get("/v1/models"))).json["data"]
     await stand.broker.heartbeat(failed)
-    stand.real.kinds.learn([failed])
+    stand.real.served.learn([failed])
     ready = await stand.ask(get("/readyz?verbose"))
     assert ready.json["checks"]["failed"] == "some models did not load"
     assert not any(sign.isdigit() for sign in ready.body.decode()), "how many there are is the operators' business"
@@ -75,7 +75,7 @@ async def test_a_kept_answer_is_given_again_while_its_model_does_not_load(stand:
     failed = WorkerInfo(worker_id="gpu-0", model="default", status=WorkerStatus.FAILED, reason="broken", retry_in=1e6)
     keyed = post('{"input": "a"}', "/v1/inference", "Idempotency-Key: k")
     first = await stand.ask(keyed)
-    stand.real.kinds.learn([failed])
+    stand.real.served.learn([failed])
     again, other = await stand.ask(keyed), await stand.ask(post('{"input": "b"}'))
     assert (first.status, again.status, again.json["output"]) == (200, 200, first.json["output"])
     assert (other.status, other.error) == (503, "NO_WORKERS")

@@ -31,8 +31,9 @@ def workers(takes: str, gives: str = "") -> list[WorkerInfo]:
 @pytest.mark.parametrize("known", [True, False])
 @on_stand()
 async def test_a_model_of_json_takes_any_value_and_answers_with_one(stand: Stand, path: str, known: bool) -> None:
-    stand.gateway.kinds._known.clear()
-    stand.gateway.kinds.learn(workers("json") if known else [])
+    served = stand.gateway.served
+    served["default"].takes = served["default"].gives = None
+    served.learn(workers("json") if known else [])
     client = await stand.connect()
     for value in ({"a": [1, None, "é\n"]}, [0.5, 2], 3, True, None, [], "text"):
         await client.send(post(BODIES[path].format(json.dumps(value)), path))
@@ -45,7 +46,7 @@ async def test_a_model_of_json_takes_any_value_and_answers_with_one(stand: Stand
 @pytest.mark.parametrize(("value", "got"), [("{}", "object"), ("[1]", "array"), ("1", "int"), ("null", "null")])
 @on_stand()
 async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str, value: str, got: str) -> None:
-    stand.gateway.kinds.learn(workers("text"))
+    stand.gateway.served.learn(workers("text"))
     answer = await stand.ask(post(BODIES[path].format(value), path))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
     assert answer.json["message"].startswith(f"Expected `str`, got `{got}` - at `$.input")
@@ -68,7 +69,7 @@ async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str, v
 )
 @on_stand()
 async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: str | bytes, says: str) -> None:
-    stand.gateway.kinds.learn(workers("json"))
+    stand.gateway.served.learn(workers("json"))
     answer = await stand.ask(post(body))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
     assert says in answer.json["message"]
@@ -89,7 +90,7 @@ def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
 
 @on_stand(whole=True)
 async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -> None:
-    stand.real.kinds.learn(workers("bytes"))
+    stand.real.served.learn(workers("bytes"))
     for body in ('{"input": "no base64"}', '{"input": [1]}'):
         answer = await stand.ask(post(body))
         assert (answer.status, answer.error) == (400, "BAD_REQUEST")
@@ -101,7 +102,7 @@ async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -
 
 @on_stand(whole=True, cache=True)
 async def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache(stand: Stand) -> None:
-    stand.real.kinds.learn(workers("json"))
+    stand.real.served.learn(workers("json"))
     body = '{"input": {"a": [1, "é"]}}'
     task = await stand.ask(post(body, "/v1/inference", "Prefer: respond-async"))
     answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
@@ -140,7 +141,7 @@ def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
             return told["InferenceRequest"]["properties"]["input"], told["InferenceAnswer"]["properties"]["output"]
 
         assert asked(await schemas()) == (ref("TextInput"), ref("TextOutput"))
-        stand.real.kinds.learn(workers("json", "bytes"))
+        stand.real.served.learn(workers("json", "bytes"))
         told = await schemas()
         assert asked(told) == (ref("JsonValue"), ref("Octets"))
         jsonschema_rs.validate(told["JsonValue"], {"a": 1})
@@ -160,7 +161,7 @@ async def test_a_number_out_of_range_is_a_bad_request_everywhere(stand: Stand, n
     bodies = [(path, body.format(number)) for path, body in BODIES.items()]
     bodies.append(("/v1/inference", f'{{"inputs": [1, {number}]}}'))
     bodies.append(("/v1/inference", f'{{"model": "none", "input": {number}}}'))
-    stand.real.kinds.learn(workers("json"))
+    stand.real.served.learn(workers("json"))
     for path, body in bodies:
         answer = await stand.ask(post(body, path, field))
         assert (answer.status, answer.error) == (400, "BAD_REQUEST")
@@ -171,7 +172,7 @@ async def test_a_number_out_of_range_is_a_bad_request_everywhere(stand: Stand, n
 @on_stand(whole=True, cache=True)
 async def test_a_number_that_was_let_in_unseen_is_still_no_fault_of_the_server(stand: Stand) -> None:
     unseen = "[" + "1e308," * 1000 + "1e309]"
-    stand.real.kinds.learn(workers("json"))
+    stand.real.served.learn(workers("json"))
     answer = await stand.ask(post(f'{{"input": {unseen}}}', "/v1/inference", "Idempotency-Key: k"))
     assert answer.status == 200
     assert len(stand.runs) == 1

@@ -10,7 +10,7 @@ import pytest
 from headway.app.input_policy import PolicyResource
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.gateway.model_kinds import ModelKinds
+from headway.gateway.served_models import ServedModels
 from headway.input_policy import file as policy_file
 from headway.runtime.counters import Counters
 
@@ -25,7 +25,7 @@ def resource(folder: Path, text: str) -> PolicyResource:
 
 
 def refused(policy: PolicyResource, text: str) -> bool:
-    found = policy.gate.inspect(("acme", "ann"), 1, "default", text, b"", ModelKinds(["default"]))
+    found = policy.gate.inspect(("acme", "ann"), 1, "default", text, b"", ServedModels(["default"]))
     return found.failure is not None
 
 

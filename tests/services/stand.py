@@ -77,7 +77,7 @@ class Stand:
             self.settings, ["m"], self.broker, self.counters, clock, observers=observers, rng=lambda: 0.5
         )
         if traces is not None:
-            self.gateway.rules.trace(traces)
+            self.gateway.served.trace(traces)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self._breaker = breaker
@@ -151,7 +151,7 @@ class Stand:
 
     def _figures(self) -> ProcessFigures:
         gateway = self.gateway
-        return ProcessFigures(self.settings.tier_names, gateway.kinds.models, pending=gateway.pending)
+        return ProcessFigures(self.settings.tier_names, gateway.served.models, pending=gateway.pending)
 
     def _member(self) -> ProcessInfo:
         return ProcessInfo(

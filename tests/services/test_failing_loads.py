@@ -55,7 +55,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def refused(stand: Stand, model: str, patience: float) -> Failure | None:
     """Failure of a request with so much patience, after the gateway has looked at the workers."""
-    stand.gateway.kinds.learn(await stand.broker.workers())
+    stand.gateway.served.learn(await stand.broker.workers())
     return (await stand.ask(model, timeout=patience)).failure
 
 

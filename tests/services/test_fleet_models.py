@@ -12,8 +12,7 @@ from headway.config import Settings, on_terms, terms_of
 from headway.config.models import ModelSettings
 from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.fleet.models import MISSED_FOR, FleetModels
-from headway.gateway.model_kinds import ModelKinds
-from headway.gateway.model_rules import RuleTable
+from headway.gateway.served_models import ServedModels
 from headway.model import ModelReport, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 
@@ -35,8 +34,7 @@ class Known:
 
     def __init__(self, **settings: object) -> None:
         self.settings = Settings(**settings)  # type: ignore[arg-type]
-        self.kinds = ModelKinds([*self.settings.served], self.settings)
-        self.rules = RuleTable(self.settings, self.settings.served)
+        self.served = ServedModels(self.settings.served, self.settings)
         self.told = 0
         self.now = 0.0
         self.forgotten: list[str] = []
@@ -44,14 +42,12 @@ class Known:
 
     def _serve(self, served: Mapping[str, Settings]) -> None:
         self.told += 1
-        self.rules.serve(served)
-        self.kinds.serve(served)
+        self.served.serve(served)
 
     def learn(self, *workers: WorkerInfo) -> list[str]:
         self.models.learn(workers)
-        self.kinds.learn(workers)
-        self.rules.learn(workers)
-        return self.kinds.models
+        self.served.learn(workers)
+        return self.served.models
 
 
 def test_models_come_and_go_with_their_workers() -> None:
@@ -73,7 +69,7 @@ def test_a_model_that_the_registry_has_lost_is_served_until_its_workers_had_time
     for _ in range(2):
         known.now += UNKNOWN_FOR / 2
         assert known.learn(*back) == ["a", "b"]
-        assert (known.kinds.default, known.rules["a"].settings.max_batch_size) == ("a", 7)
+        assert (known.served.default, known.served["a"].settings.max_batch_size) == ("a", 7)
     assert known.learn(worker("a"), *back) == ["a", "b"]
     known.learn(*back)
     known.now += UNKNOWN_FOR
@@ -192,18 +188,18 @@ def test_a_learned_model_is_served_on_the_terms_of_its_workers() -> None:
     known.learn(
         worker("a", max_batch_size=100, cache=True), worker("b", request_timeout_ms=1000.0, queue_timeout_ms=500.0)
     )
-    a, b = known.rules["a"], known.rules["b"]
+    a, b = known.served["a"], known.served["b"]
     assert (a.settings.max_batch_size, a.sharing, a.queue_timeout) == (100, True, 1.5)
     assert (b.sharing, b.queue_timeout, b.longest) == (False, 0.5, 1.0)
     known.learn(worker("a", max_batch_size=50))
-    assert known.rules["a"].settings.max_batch_size == 50
+    assert known.served["a"].settings.max_batch_size == 50
 
 
 def test_what_the_process_itself_says_of_a_model_holds() -> None:
     own = (ModelSettings("a", values=(("max_batch_size", 7),)),)
     known = Known(models=own)
     assert known.learn(worker("a", max_batch_size=100), worker("b")) == ["a", "b"]
-    assert known.rules["a"].settings.max_batch_size == 7
+    assert known.served["a"].settings.max_batch_size == 7
     known.learn(*gone("a", "b"))
     assert known.learn() == ["a"]
 
@@ -222,15 +218,15 @@ def test_what_the_process_itself_says_of_a_model_holds() -> None:
 def test_an_unnamed_request_means(settings: dict[str, object], workers: list[str], default: str) -> None:
     known = Known(**settings)
     known.learn(*map(worker, workers))
-    assert known.kinds.default == default
+    assert known.served.default == default
 
 
 def test_dedup_keys_go_by_the_versions_that_workers_run() -> None:
     known = Known(model="a")
     known.learn(worker("a", model_version="3"))
-    assert (known.rules["a"].versions.label, known.kinds.versions("a")) == ("3", ("3",))
+    assert (known.served["a"].versions.label, known.served["a"].reported) == ("3", ("3",))
     known.learn(worker("a", "x", model_version="3"), worker("a", "y", model_version="4"))
-    assert (known.rules["a"].versions.label, known.kinds.versions("a")) == ("3,4", ("3", "4"))
+    assert (known.served["a"].versions.label, known.served["a"].reported) == ("3,4", ("3", "4"))
 
 
 def test_two_targets_under_one_name_and_version_are_warned_of_once() -> None:

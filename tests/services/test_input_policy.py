@@ -148,7 +148,7 @@ async def test_octets_are_looked_at_where_they_are_text(clock: Clock) -> None:
 
     async with policed(clock, WORDS, UNSEEN) as (stand, _):
         worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.BYTES.value)
-        stand.gateway.kinds.learn([worker])
+        stand.gateway.served.learn([worker])
         assert codes([await ask(stand, octets(b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
         assert codes([await ask(stand, octets(b"\xff evil"))]) == ["ok"]
         assert codes([await ask(stand, octets("ok\u200b".encode()))]) == ["ok"]

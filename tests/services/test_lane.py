@@ -80,11 +80,11 @@ async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
     before = gateway.facts
     gateway.learn()
     assert gateway.facts is before, "nothing has changed"
-    gateway.kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="bytes")])
+    gateway.served.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="bytes")])
     gateway.learn()
     assert gateway.facts is not before
     assert not gateway.lane(ANYBODY, PLAIN, None).open
-    gateway.kinds.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY)])
+    gateway.served.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY)])
     gateway.learn()
     between = gateway.facts
     assert gateway.lane(ANYBODY, PLAIN, None).open

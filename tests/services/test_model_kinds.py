@@ -10,7 +10,8 @@ from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
-from headway.gateway.model_kinds import READ_WORKERS_EVERY, KindsWatcher, ModelKinds
+from headway.gateway.served_models import ServedModels
+from headway.gateway.workers_watcher import READ_WORKERS_EVERY, WorkersWatcher
 from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -26,9 +27,9 @@ def worker(
 
 
 def test_nothing_is_known_before_a_worker_is_healthy() -> None:
-    kinds = ModelKinds(["m"])
+    kinds = ServedModels(["m"])
     kinds.learn([worker("json", status=STARTING), worker("json", model="other")])
-    assert (kinds.takes("m"), kinds.gives("m"), kinds.takes("other")) == (None, None, None)
+    assert (kinds["m"].takes, kinds["m"].gives, kinds["other"].takes) == (None, None, None)
     assert kinds.unchecked == {"m"}
 
 
@@ -43,9 +44,9 @@ def test_nothing_is_known_before_a_worker_is_healthy() -> None:
     ],
 )
 def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes: ValueKind, gives: ValueKind) -> None:
-    kinds = ModelKinds(["m"])
+    kinds = ServedModels(["m"])
     kinds.learn(workers)
-    assert (kinds.takes("m"), kinds.gives("m")) == (takes, gives)
+    assert (kinds["m"].takes, kinds["m"].gives) == (takes, gives)
 
 
 def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
@@ -53,7 +54,7 @@ def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
         return WorkerInfo(worker_id=f"{model}/{gpu}", model=model, status=status, gpu=gpu, last_heartbeat=at)
 
     models = ["warm", "cold", "loading", "alone", "failed", "gone", "silent"]
-    kinds = ModelKinds(models)
+    kinds = ServedModels(models)
     kinds.learn(
         [
             shared("warm", HEALTHY),
@@ -69,10 +70,10 @@ def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
 
 
 def test_what_was_known_stays_while_no_worker_is_healthy() -> None:
-    kinds = ModelKinds(["m"])
+    kinds = ServedModels(["m"])
     kinds.learn([worker("json", "json")])
     kinds.learn([worker("", status=STARTING)])
-    assert kinds.takes("m") is ValueKind.JSON
+    assert kinds["m"].takes is ValueKind.JSON
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_what_was_known_stays_while_no_worker_is_healthy() -> None:
     [("aGVhZHdheQ==", True), ("", True), ("no base64", False), ("aGVhZHdheQ", False), ("é", False), (b"[1]", False)],
 )
 def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
-    kinds = ModelKinds(["m"])
+    kinds = ServedModels(["m"])
     kinds.learn([worker("bytes", "bytes")])
     assert "m" not in kinds.unchecked
     failure = kinds.check("m", value)
@@ -90,13 +91,13 @@ def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
 
 
 def test_an_unknown_model_is_named() -> None:
-    failure = ModelKinds(["m"]).check("other", "a")
+    failure = ServedModels(["m"]).check("other", "a")
     assert failure is not None
     assert failure.code == errors.NOT_FOUND
 
 
 def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> None:
-    kinds = ModelKinds(["m", "late"])
+    kinds = ServedModels(["m", "late"])
     assert kinds.absence("other").message.endswith("there is: late, m")
     kinds.learn([worker("text", "text")])
     assert kinds.absence("other").message.endswith("there is: late (no worker), m")
@@ -104,17 +105,21 @@ def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> Non
 
 async def test_a_watcher_follows_the_workers(clock: Clock) -> None:
     broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
-    kinds, supervisor = ModelKinds(["m"]), Supervisor()
-    watcher = KindsWatcher(kinds, broker, clock)
+    kinds, supervisor = ServedModels(["m"]), Supervisor()
+
+    def takes() -> ValueKind | None:
+        return kinds["m"].takes
+
+    watcher = WorkersWatcher([kinds], broker, clock)
     await watcher.open()
     watcher.start(supervisor)
     await asyncio.sleep(READ_WORKERS_EVERY * 1.5)
-    assert kinds.takes("m") is None
+    assert takes() is None
     await broker.heartbeat(worker("json", "json"))
     await asyncio.sleep(READ_WORKERS_EVERY)
-    assert kinds.takes("m") is ValueKind.JSON
+    assert takes() is ValueKind.JSON
     await broker.heartbeat(worker("bytes", "json"))
     await watcher.look()
-    assert kinds.takes("m") is ValueKind.BYTES
+    assert takes() is ValueKind.BYTES
     await supervisor.stop()
     await watcher.close()

@@ -121,9 +121,9 @@ async def test_another_version_takes_no_outcome_from_the_cache_and_keeps_that_of
     async with TwoModels(clock, model("a", cache=True)) as one:
         for key, fresh, runs in (("", False, 2), ("k", True, 1)):
             one.backends["a"].batches.clear()
-            one.gateway.rules["a"].versions.label = "1"
+            one.gateway.served["a"].versions.label = "1"
             await one.ask("a", "same", key=key, fresh=fresh)
-            one.gateway.rules["a"].versions.label = "2"
+            one.gateway.served["a"].versions.label = "2"
             assert (await one.ask("a", "same", key=key, fresh=fresh)).output == "SAME"
             assert len(one.backends["a"].batches) == runs
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
-from headway.gateway.model_kinds import KindsWatcher, ModelKinds
+from headway.gateway.workers_watcher import WorkersWatcher
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
@@ -73,7 +73,7 @@ async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         ready = readiness(fleet)
         ready.learn(())  # As at a start, before there are any.
-        watcher = KindsWatcher(ModelKinds(["m"]), Connection(fleet.server), clock, after=[ready])
+        watcher = WorkersWatcher([ready], Connection(fleet.server), clock)
         supervisor = Supervisor()
         watcher.start(supervisor)
         await asyncio.sleep(200.0)

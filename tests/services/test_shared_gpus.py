@@ -381,7 +381,7 @@ async def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded
             return backend
 
         stand._backend = slower  # type: ignore[method-assign]
-        kinds = stand.gateway.kinds
+        kinds = stand.gateway.served
         await asyncio.sleep(3.0)
         kinds.learn(await stand.broker.workers())
         cold = await stand.ask("c", timeout=2.0)

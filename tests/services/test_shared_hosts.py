@@ -104,8 +104,7 @@ async def test_on_hosts_of_different_models_a_flood_costs_another_a_batch_and_us
 async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
     """Version that answered a request, as the gateway goes by the workers of this instant."""
     workers = await stand.broker.workers()
-    stand.gateway.kinds.learn(workers)
-    stand.gateway.rules.learn(workers)
+    stand.gateway.served.learn(workers)
     options = RequestOptions(60.0, version=version)
     reply = await stand.gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
     assert reply.ran is not None, reply.failure
@@ -116,7 +115,7 @@ async def test_the_hosts_of_two_versions_each_run_what_is_named_and_what_is_draw
     one = Stand(clock, "ab", 1, 2, version="1")
     async with one, Stand(clock, "ab", 1, 2, beside=one, version="2"):
         assert [await _asked_of(one, "a", version) for version in "1212"] == ["1", "2", "1", "2"]
-        one.gateway.rules.weigh({"": read_weights("1=1")})
+        one.gateway.served.weigh({"": read_weights("1=1")})
         assert [await _asked_of(one, "b") for _ in range(3)] == ["1", "1", "1"]
 
 
@@ -140,7 +139,7 @@ async def test_a_cold_version_gets_its_weight(clock: Clock) -> None:
     async with one, Stand(clock, "a", 1, 1, beside=one, version="2"):
         assert await _asked_of(one, "b", "1") == "1"
         assert (await one.statuses())["a/gpu-0"] is WorkerStatus.COLD
-        one.gateway.rules.weigh({"": read_weights("1=3,2=1")})  # A number of 0.5 draws the first of them.
+        one.gateway.served.weigh({"": read_weights("1=3,2=1")})  # A number of 0.5 draws the first of them.
         assert await _asked_of(one, "a") == "1"
 
 
@@ -149,13 +148,12 @@ async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clo
     async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
         watcher = StrayWatcher(lambda: one.pool.batchers, one.broker, clock)
         workers = await one.broker.workers()
-        one.gateway.kinds.learn(workers)
-        one.gateway.rules.learn(workers)
-        one.gateway.rules.weigh({"": read_weights("2=1")})
+        one.gateway.served.learn(workers)
+        one.gateway.served.weigh({"": read_weights("2=1")})
         waiting = [asyncio.ensure_future(one.ask("a")) for _ in range(20)]
         await asyncio.sleep(0)
         await two.pool.drain()
-        one.gateway.rules.weigh({"": read_weights("1=1")})
+        one.gateway.served.weigh({"": read_weights("1=1")})
         flood = [asyncio.ensure_future(one.ask(model)) for model in "ab" for _ in range(200)]
         await asyncio.sleep(BATCH / 2)
         await watcher.look()

@@ -80,8 +80,7 @@ class Rollout:
     async def look(self) -> None:
         """Have the gateway hear of the workers, and the workers of what nobody serves."""
         workers = await self.broker.workers()
-        self.gateway.kinds.learn(workers)
-        self.gateway.rules.learn(workers)
+        self.gateway.served.learn(workers)
         await self.strays.look()
 
     async def ask(self, text: str = "x", **options: object) -> Reply:
@@ -107,7 +106,7 @@ async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Cloc
         assert found["4"] == pytest.approx(80, abs=30)
         waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
         await asyncio.sleep(0)
-        rollout.gateway.rules.weigh({"": read_weights("3=0,4=100")})
+        rollout.gateway.served.weigh({"": read_weights("3=0,4=100")})
         assert await rollout.versions(64) == {"4": 64}
         answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
         assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
@@ -139,9 +138,8 @@ async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_
             workers = [one for one in known if one.version in there]
             gone = [msgspec.structs.replace(one, status=status) for one in workers if one.version == "4"]
             workers = [*(one for one in workers if one.version != "4"), *gone]
-            rollout.gateway.kinds.learn(workers)
-            rollout.gateway.rules.learn(workers)
-            by_path = rollout.gateway.kinds.refusal("m", "4")
+            rollout.gateway.served.learn(workers)
+            by_path = rollout.gateway.served.refusal("m", "4")
             failure = (await rollout.ask(version="4")).failure
             assert failure == by_path
             return ("", None) if failure is None else (failure.code, failure.retry_after)
@@ -178,7 +176,7 @@ def test_a_new_gateway_that_finds_only_workers_that_left_lets_nothing_in_that_na
 
 async def test_a_version_is_not_known_while_the_registry_has_not_been_read(clock: Clock) -> None:
     async with Rollout(clock, "3", version_weights="3=1,5=0") as rollout:
-        kinds, in_doubt = rollout.gateway.kinds, True
+        kinds, in_doubt = rollout.gateway.served, True
         kinds.in_doubt = lambda: in_doubt
         for version, code in (("4", errors.NO_WORKERS), ("5", errors.NOT_FOUND), ("3", "")):
             failure = (await rollout.ask(version=version)).failure
@@ -216,7 +214,7 @@ async def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards(clock: 
         await rollout.pools["3"].drain()
         lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
         await asyncio.sleep(0.01)
-        rollout.gateway.kinds.learn(await rollout.broker.workers())
+        rollout.gateway.served.learn(await rollout.broker.workers())
         await rollout.strays.look()
         assert (await lost).failure is not None
         for _ in range(3):
@@ -277,7 +275,7 @@ async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options = RequestOptions(4.0, key="k", version=pinned)
         FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", list("abc"), b"", ended.set_result).start()
-        rollout.gateway.rules.weigh({"": read_weights("3=0,4=1")})
+        rollout.gateway.served.weigh({"": read_weights("3=0,4=1")})
         replies = await ended
         assert [reply.output for reply in replies] == list("ABC")
         assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
@@ -301,7 +299,7 @@ async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_tha
 async def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue(clock: Clock) -> None:
     async with Rollout(clock) as rollout:
         several = SeveralInputs("id", list("ab"), b"")
-        versions = rollout.gateway.rules["m"].versions
+        versions = rollout.gateway.served["m"].versions
         first = versions.version("t", "id", RequestOptions(4.0), several)
         await rollout.come_up("3")
         await rollout.look()
@@ -350,7 +348,7 @@ async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -
         def known() -> list[object]:
             counters = gateway.counters
             return [
-                set(gateway.rules), set(gateway.kinds.models), set(gateway.limiter.throttles), set(rollout.broker._queues),
+                set(gateway.served), set(gateway.limiter.throttles), set(rollout.broker._queues),
                 {(model, tier) for model, tier, _ in counters.requests}, len(gateway._recent._last), gateway.pending,
             ]  # fmt: skip
 

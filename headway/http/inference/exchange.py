@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.server.head import Head
 from headway.model import DedupKind, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
@@ -104,17 +104,17 @@ class CodecContext(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: bounds, times, tiers and the default model.
-        kinds: what the models take and give.
+        known: what the models take and give.
         counters: counters of what clients do.
     """
 
     settings: Settings
-    kinds: KnownKinds
+    known: KnownModels
     counters: Counters
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Facts that a credential may know which may ask `only` some models; see ModelKinds."""
-        return replace(self, kinds=self.kinds.seen_by(only)) if only else self
+        """Facts that a credential may know which may ask `only` some models; see ServedModels."""
+        return replace(self, known=self.known.seen_by(only)) if only else self
 
 
 class RequestTarget(NamedTuple):

@@ -579,7 +579,7 @@ class FastPathConnection(Connection):
         """Submit several inputs, what may become a task, or what asks for something that its head does not."""
         inference, principal = self.inference, self.principal
         options, self.plain = request.options if exchange is None else exchange.options, False
-        model = model or inference.kinds.default_of(principal.models)
+        model = model or inference.served.default_of(principal.models)
         self.principal = principal.asking(model) if principal.of_models else principal
         if isinstance(text, list):
             asked = options, model, text, parameters

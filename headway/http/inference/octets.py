@@ -139,7 +139,7 @@ def open_octets(
             options = replace(options, version=version)
 
         def read(body: bytes) -> Exchange:
-            octets = context.kinds.takes(model) is ValueKind.BYTES
+            octets = context.known[model].takes is ValueKind.BYTES
             input: Value = Octets(body) if octets else text(body)
             return Exchange(model, input, b"", options, writer)
 

@@ -37,9 +37,9 @@ def read_other(
     named, input, parameters, version = codec.read_value(body)
     if version:
         options = replace(options, version=version)
-    kinds = context.kinds
-    model = named or kinds.default
-    takes = kinds.takes(model)
+    known = context.known
+    model = named or known.default
+    takes = known[model].takes
     if takes is ValueKind.TEXT:
         if not isinstance(input, list | str):
             raise wrong
@@ -48,7 +48,7 @@ def read_other(
                 raise BadRequest(f"Expected `str`, got `{name_of(value)}` - at `$.inputs[{position}]`")
     elif takes is ValueKind.BYTES and isinstance(input, list):
         for position, value in enumerate(input):
-            if (failure := kinds.check(model, value)) is not None:
+            if (failure := known.check(model, value)) is not None:
                 raise BadRequest(f"{failure.message} - at `$.inputs[{position}]`")
     write = codec.write_all if isinstance(input, list) else codec.write_one
     return Exchange(named, input, parameters, options, write)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from headway.config import Settings
 from headway.core.failures import error_of
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
@@ -30,26 +30,26 @@ def infer(settings: Settings) -> Codec:
     def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
         target.refuse_named("name it in the path")
         model, version = target.names["model"], target.names.get("version")
-        check_version(context.kinds, model, version)
+        check_version(context.known, model, version)
         options = with_version(options, version)
         length = _json_length(head)
 
         def read(body: bytes) -> Exchange:
-            kinds = context.kinds
+            known = context.known
             try:
                 asked = read_request(body, length)
             except BadRequest:
-                if model in kinds:
+                if model in known:
                     raise
                 unknown = Answerer(
                     model, "", (1,), False, None
                 )  # The gateway refuses it for its model, before it reads on.
                 return Exchange(model, "", b"", options, unknown.write)
             try:
-                values = [check(one) for one in values_of(asked.elements, kinds.takes(model))]
+                values = [check(one) for one in values_of(asked.elements, known[model].takes)]
             except Malformed as exc:
                 raise BadRequest(str(exc)) from None
-            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, kinds.gives(model))
+            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, known[model].gives)
             input = values[0] if len(values) == 1 else values
             return Exchange(model, input, asked.parameters, asked.wishes.applied_to(options), answerer.write)
 
@@ -63,14 +63,14 @@ def with_version(options: RequestOptions, version: str | None) -> RequestOptions
     return replace(options, version=version) if version else options
 
 
-def check_version(kinds: KnownKinds, model: str, version: str | None) -> None:
+def check_version(known: KnownModels, model: str, version: str | None) -> None:
     """Check that a version of a model is one that is served; None: any. A model that is not known is not looked at.
 
     Raises:
         RequestError: it is not, or that is not known now.
     """
-    if version is not None and model in kinds and version not in kinds.versions(model):
-        failure = kinds.refusal(model, version)
+    if version is not None and model in known and version not in known[model].reported:
+        failure = known.refusal(model, version)
         if failure is not None:
             raise error_of(failure)
 

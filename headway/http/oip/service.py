@@ -62,7 +62,7 @@ class _IndexRequest(msgspec.Struct, gc=False):
 
 class _Service:
     def __init__(self, gateway: Gateway, glance: CachedReadiness, anonymous: bool) -> None:
-        self._gateway, self._kinds = gateway, gateway.kinds
+        self._gateway, self._served = gateway, gateway.served
         self._glance, self._anonymous = glance, anonymous
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
@@ -78,7 +78,7 @@ class _Service:
 
     async def model_ready(self, request: Request) -> RouteAnswer:
         model = self._asked(request)
-        ready = await self._is_ready() and self._kinds.has_worker(model)
+        ready = await self._is_ready() and self._served.has_worker(model)
         return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
     async def metadata(self, request: Request) -> RouteAnswer:
@@ -89,7 +89,7 @@ class _Service:
             if exc.code == NOT_FOUND and request.path.endswith("/infer"):
                 raise WrongMethod(("POST",)) from None
             raise
-        return _answer(ModelMetadata(model, self._kinds.versions(model)))
+        return _answer(ModelMetadata(model, self._served[model].reported))
 
     async def config(self, request: Request) -> RouteAnswer:
         return _answer(ModelConfig(self._asked(request), self._most))
@@ -110,7 +110,7 @@ class _Service:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(f"the body is no repository index request: {exc}") from None
-        return _answer(index_of(self._kinds, self._models(request), await self._is_ready(), only_ready=only_ready))
+        return _answer(index_of(self._served, self._models(request), await self._is_ready(), only_ready=only_ready))
 
     async def never(self, request: Request) -> RouteAnswer:
         message = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
@@ -122,17 +122,17 @@ class _Service:
 
     def _models(self, request: Request) -> list[str]:
         """Models that the principal may ask."""
-        return self._kinds.visible(request.principal.models)
+        return self._served.visible(request.principal.models)
 
     def _asked(self, request: Request) -> str:
         """Model that the path names. Raises RequestError when it is none that the principal may ask."""
-        return find_model(self._kinds, request.params["model"], request.params.get("version"), request.principal)
+        return find_model(self._served, request.params["model"], request.params.get("version"), request.principal)
 
     def _statistics(self, request: Request, models: Sequence[str]) -> RouteAnswer:
         """Statistics of models: of the principal's tenant or, where nobody is asked for a credential, of the process."""
         tenant, gateway = request.principal.tenant, self._gateway
         counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(tenant)
-        return _answer({"model_stats": statistics(self._kinds, models, counters)})
+        return _answer({"model_stats": statistics(self._served, models, counters)})
 
 
 def _answer(content: Any, status: int = 200) -> RouteAnswer:

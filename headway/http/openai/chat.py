@@ -9,7 +9,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.chat_template import Message, Render, load_template
@@ -62,15 +62,15 @@ def chat(settings: Settings) -> Codec:
     check, parameters = input_checker(settings), parameters_reader(settings)
     render_for = templates(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         raw = members.get("messages")
-        text = check(render_for(model or kinds.default)(_messages(members)))
+        text = check(render_for(model or known.default)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, most)
-        write = writer(members, model or kinds.default, True, count)
+        write = writer(members, model or known.default, True, count)
         members.pop("user", None)
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)

@@ -6,7 +6,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.answers import ChoicesWriter
@@ -51,9 +51,9 @@ def completions(settings: Settings) -> Codec:
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
-        model = take_text(members, "model") or kinds.default
+        model = take_text(members, "model") or known.default
         if members.keys().isdisjoint(_FORM):
             return make_plain(members, model, options)
         prompts = take_inputs(members, "prompt", most, check)

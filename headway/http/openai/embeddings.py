@@ -11,7 +11,7 @@ import msgspec
 from headway.config import Settings
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
@@ -58,7 +58,7 @@ def embeddings(settings: Settings) -> Codec:
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         inputs = take_inputs(members, "input", most, check)
@@ -70,7 +70,7 @@ def embeddings(settings: Settings) -> Codec:
         if asked is not None and dimensions is not None:
             members["dimensions"] = asked  # A model that can shorten its embeddings may heed it.
         members.pop("user", None)
-        write = _Writer(model or kinds.default, encoding == BASE64, dimensions)
+        write = _Writer(model or known.default, encoding == BASE64, dimensions)
         if len(inputs) == 1:
             return Exchange(model, inputs[0], parameters(members), options, write)
         return Exchange(model, [*inputs], parameters(members), options, write)

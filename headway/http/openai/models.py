@@ -39,16 +39,16 @@ class _Routes:
         id, names = request.params["id"], self._names(request.principal)
         if id in names:
             return self._answer(self._told(id))
-        failure = self._gateway.kinds.absence(id, request.principal.models)
+        failure = self._gateway.served.absence(id, request.principal.models)
         after = failure.retry_after
         return refusal(request.id, failure.code, failure.message, after, failure.reason, encode=encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
-        return self._gateway.kinds.visible(principal.models)
+        return self._gateway.served.visible(principal.models)
 
     def _told(self, model: str) -> dict[str, Any]:
         told = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
-        return {**told, "status": "failed"} if model in self._gateway.kinds.failed else told
+        return {**told, "status": "failed"} if model in self._gateway.served.failed else told
 
     def _answer(self, content: dict[str, Any]) -> RouteAnswer:
         return RouteAnswer(msgspec.json.encode(content), media_type=JSON)

@@ -14,7 +14,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
@@ -99,9 +99,9 @@ def responses(settings: Settings) -> Codec:
     check, parameters = input_checker(settings), parameters_reader(settings)
     render_for = templates(settings)
 
-    def make(body: bytes, options: RequestOptions, kinds: KnownKinds) -> Exchange:
+    def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
-        model = take_text(members, "model") or kinds.default
+        model = take_text(members, "model") or known.default
         echoed: dict[str, Any] = {name: members[name] for name in _ECHOED if name in members}
         messages = _messages(members)
         text = check(render_for(model)(messages))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from headway.errors import BadRequest
-from headway.gateway.model_kinds import KnownKinds
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec, exchange_codec
 from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget
 from headway.http.openai.errors import encode_error
@@ -19,7 +19,7 @@ from headway.model import RequestOptions
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
-Make = Callable[[bytes, RequestOptions, KnownKinds], Exchange]
+Make = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 """Body, options and served models to exchange. Raises RequestError."""
 
 
@@ -42,7 +42,7 @@ def _opener(make: Make) -> OpenHead:
         def read(body: bytes) -> Exchange:
             if counters is not None:
                 counters.client_retries += 1
-            return make(body, asked, context.kinds)
+            return make(body, asked, context.known)
 
         return read
 

@@ -12,9 +12,9 @@ from headway.config import Settings
 from headway.core.failures import error_of
 from headway.errors import RequestError
 from headway.gateway.lane import Lane
-from headway.gateway.model_kinds import ModelKinds
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
+from headway.gateway.served_models import ServedModels
 from headway.gateway.submitter import Submitter
 from headway.gateway.tenant_counts import TenantCounts
 from headway.http.inference.exchange import JSON, CodecContext
@@ -55,13 +55,13 @@ class Intake(Submitter, Protocol):
     """Part of the gateway that a listener needs.
 
     Attributes:
-        kinds: what the models take and give.
+        served: models that are served.
         tenant_counts: counts of tenants that ask for statistics.
         facts: facts by which lanes are open, as one object that is compared by identity.
     """
 
     facts: object
-    kinds: ModelKinds
+    served: ServedModels
     tenant_counts: TenantCounts
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
@@ -210,12 +210,12 @@ class InferenceContext(ConnectionContext):
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
         self.anonymous = isinstance(identity, AnonymousIdentity)
         self.routes = Routes(settings)
-        self.codec_context = CodecContext(settings, intake.kinds, counters)
+        self.codec_context = CodecContext(settings, intake.served, counters)
         self.rate_limit_headers = RateLimitHeaders(intake)
         self.quotas = intake.quotas
         self.large_bodies = FairTurns(loop=self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
-        self.kinds = intake.kinds
+        self.served = intake.served
         self.version = settings.model_version
         self.tiers = settings.tier_names
 

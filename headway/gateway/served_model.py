@@ -1,0 +1,190 @@
+"""One model that a gateway serves: what its settings say of requests for it, and what its workers report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+
+from headway.config import CHARS, Settings
+from headway.core.dedup import dedup_keys_of, digest
+from headway.core.versions import read_weights
+from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
+from headway.gateway.request_traces import RequestTraces
+from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.version_choice import VersionChoice
+from headway.model import (
+    DedupKey,
+    Entry,
+    Limit,
+    Principal,
+    RequestOptions,
+    Value,
+    ValueKind,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+_LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
+"""Kinds by what counts while the workers of one model differ, as they do while a fleet changes to another target."""
+
+
+class ServedModel:
+    """One model of a gateway.
+
+    Where batches are bounded by weight, inputs weigh their characters, or what a function of the target counts. That function
+    runs in the workers, which report by which line its result follows from the length of an input. So an input is weighed here
+    without a call of user code, and without a look at more than its length.
+
+    Arguments:
+        settings: settings of the model.
+        alone: whether the process serves no other model.
+        rng: uniform in [0, 1), by which versions are drawn.
+        traces: traces of the requests; None where none are recorded.
+        clock: monotonic seconds.
+
+    Attributes:
+        settings: settings of the model.
+        versions: choice of the version that answers.
+        reported: versions that workers run or, before there is one, that is to be run.
+        takes, gives: kinds of its inputs and outputs; None while they are not known.
+        example: JSON text of the example of its target; empty where it has none, or that is not known.
+        sharing: whether identical requests share answers.
+        queue_timeout: seconds that a request may wait in the queue.
+        longest: most seconds of a request in all; infinite where its connection sees to that.
+        longest_task: most seconds of a task.
+        weigh: returns the weight of an input. An empty one weighs 1.
+    """
+
+    __slots__ = (
+        "_line", "_weighs", "example", "gives", "longest", "longest_task", "queue_timeout", "reported", "settings", "sharing", "takes",
+        "traces", "versions", "weigh",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        settings: Settings,
+        rng: Callable[[], float],
+        *,
+        alone: bool,
+        traces: RequestTraces | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.settings, self.traces = settings, traces
+        self.versions = VersionChoice(settings.model_version, read_weights(settings.version_weights), rng, clock)
+        self.reported: tuple[str, ...] = ()
+        self.takes: ValueKind | None = None
+        self.gives: ValueKind | None = None
+        self.example = ""
+        self.longest = math.inf if alone else settings.request_timeout_ms / 1000
+        self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
+        self.sharing = settings.cache or settings.collapse
+        self.queue_timeout = settings.queue_timeout_ms / 1000
+        self._line = UNKNOWN
+        self._weighs = settings.max_batch_weight > 0
+        self.weigh: Callable[[Value], int] = _one
+        if self._weighs:
+            self.weigh = _characters if settings.weight == CHARS else self._estimate
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Take note of what the model's workers report. Without a healthy one what was known stays."""
+        self.versions.learn(workers)
+        healthy = [one for one in workers if one.status is WorkerStatus.HEALTHY]
+        if not healthy:
+            return
+        self.takes, self.gives = _largest(one.takes for one in healthy), _largest(one.gives for one in healthy)
+        self.example = next((one.example for one in healthy if one.example), "")
+        self.reported = tuple(sorted({one.runs.version for one in healthy if one.runs.version})) or self.reported
+        self._line = mean_line(one.weight for one in healthy if one.weight is not None) or self._line
+
+    def follow(self, former: ServedModel) -> None:
+        """Know what was known of the model while it had other settings."""
+        self.takes, self.gives, self.example, self.reported = (
+            former.takes,
+            former.gives,
+            former.example,
+            former.reported,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but its answer has to be known of a request whose options ask for nothing rare."""
+        return self.versions.any and not self.sharing and not self._weighs and self.traces is None
+
+    def entry(
+        self,
+        principal: Principal,
+        id: str,
+        options: RequestOptions,
+        model: str,
+        input: Value,
+        parameters: bytes,
+        limits: tuple[Limit, ...],
+        gateway: str,
+        nonce: int,
+        several: SeveralInputs | None,
+        any_version: bool,
+    ) -> Entry:
+        """Make the entry of a request.
+
+        Arguments:
+            principal: principal of the request.
+            id: id of the request.
+            options: options of the request.
+            model: name of the model.
+            input: the value for the model.
+            parameters: text of a JSON object, or empty.
+            limits: limits that it counts towards.
+            gateway: name of the gateway.
+            nonce: number of the submission.
+            several: request with several inputs of which this is one.
+            any_version: whether any worker may answer it, whatever it runs.
+        """
+        timeout, longest = options.timeout, self.longest_task if options.task else self.longest
+        if timeout > longest:
+            timeout = longest
+        choice, origin, tenant, known = self.versions, options.origin, principal.tenant, b""
+        version, label = "", choice.label
+        if not (choice.any or any_version):
+            version = label = choice.version(tenant, id, options, several)
+        dedup_keys: tuple[DedupKey, ...] = ()
+        if self.sharing or options.key or options.chosen or options.task:
+            if several is None:
+                asked = digest(model, options.version, input, parameters)
+            else:
+                asked = several.digest_of(model, options.version, input)
+            dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
+            known = asked if options.chosen and not options.task else b""
+        trace, traces = b"", self.traces
+        if traces is not None and (
+            nonce >= traces.sampler.due or options.trace is not options.replays or several is not None
+        ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
+            trace = traces.begin(options, several, nonce)
+        payer, count = 0, 1
+        if several is not None:
+            if not several.payer:
+                several.payer, count = nonce, several.count
+            payer = several.payer
+        return Entry(
+            id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
+            timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
+            principal.user if origin is None else origin, self.weigh(input) if self._weighs else 1,
+            version, bool(options.version), trace, payer, count, options.task and options.chosen,
+        )  # fmt: skip
+
+    def _estimate(self, input: Value) -> int:
+        return estimated(self._line, input)
+
+
+def _one(input: Value) -> int:
+    return 1
+
+
+def _characters(input: Value) -> int:
+    return len(input) or 1
+
+
+def _largest(named: Iterable[str]) -> ValueKind:
+    """Kind that counts of those that workers name. A worker of a release that names none takes and gives text."""
+    there = set(named)
+    return next((kind for kind in _LARGEST if kind.value in there), ValueKind.TEXT)

@@ -1,0 +1,310 @@
+"""Models that a gateway serves: which there are, and what is told of each to those that may ask it.
+
+A gateway may know a model before any worker of it has started. Until then every value is let in, and the worker judges:
+an input that it cannot take fails alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from headway import errors
+from headway.config import Settings
+from headway.core import failures
+from headway.core.health import OFFLINE_AFTER
+from headway.core.values import name_of
+from headway.core.versions import Weights
+from headway.gateway.request_traces import RequestTraces
+from headway.gateway.served_model import ServedModel
+from headway.gateway.version_choice import VersionChoice
+from headway.model import Entry, Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
+
+_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
+"""Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
+
+
+class ServedModels(dict[str, ServedModel]):
+    """Served models by their names; a model that is not served is `unserved`.
+
+    Arguments:
+        models: names of the models at first.
+        settings: settings of the process; None: those by default.
+        rng: uniform in [0, 1), by which versions are drawn.
+        clock: monotonic seconds.
+
+    Attributes:
+        unserved: what requests for any other model go by, which are refused.
+        models: names of the models, in order.
+        default: name of the model of requests that name none; empty: there is none.
+        unchecked: models of which any text will do, so that a request with one needs no further look.
+        failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
+        in_doubt: whether other models and versions may be served, too, of which this process has not heard.
+        traces: traces of the requests; None where none are recorded.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[str],
+        settings: Settings | None = None,
+        rng: Callable[[], float] = random.random,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        super().__init__()
+        settings = settings or Settings()
+        alone = not settings.models
+        self._rng, self._clock = rng, clock
+        self._wanted, self._configured = settings.default, settings.served
+        self.traces: RequestTraces | None = None
+        self._weights: Mapping[str, Weights] | None = None
+        """Weights that are in force instead of those of the settings."""
+        self._absent: dict[str, Sequence[str]] = {}
+        """Versions of each model that have a weight and no worker, as the log has them."""
+        self._ready: Collection[str] = ()
+        """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
+        self.failed: dict[str, float] = {}
+        self._loads: Mapping[str, float] = {}
+        """Seconds until each model that is not loaded anywhere would be, as far as GPUs tell."""
+        self.in_doubt: Callable[[], bool] = lambda: False
+        self.unserved = ServedModel(settings, rng, alone=alone, clock=clock)
+        for model in models:
+            self._add(model, self._configured.get(model, settings), alone=alone)
+        self.unchecked = set(self)
+        self._ready = frozenset(self)
+        self._note_names()
+
+    def __missing__(self, model: str) -> ServedModel:
+        return self.unserved
+
+    def serve(self, served: Mapping[str, Settings]) -> None:
+        """Serve these models from now on, with these settings, and no others."""
+        for gone in self.keys() - served.keys():
+            del self[gone]
+            self.unchecked.discard(gone)
+            self._absent.pop(gone, None)
+        self.unchecked.update(served.keys() - self.keys())
+        for model, settings in served.items():
+            former = self.get(model)
+            if former is None or former.settings is not settings:
+                self._add(model, settings, alone=False)
+                if former is not None:
+                    self[model].follow(former)
+        self._note_names()
+
+    def learn(self, workers: Iterable[WorkerInfo]) -> None:
+        """Take note of what workers report. A model without a healthy worker keeps what was known of it."""
+        workers = list(workers)
+        of_each = defaultdict[str, list[WorkerInfo]](list)
+        for worker in workers:
+            of_each[worker.model].append(worker)
+        self.failed, self._loads = _failed(workers), _loads(workers)
+        for model, one in self.items():
+            one.learn(of_each[model])
+            (self.unchecked.discard if one.takes is ValueKind.BYTES else self.unchecked.add)(model)
+            self._warn_of_absent(model, one.versions)
+        healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
+        self._ready = (healthy & self.keys()) | _loadable(workers)
+
+    def has_worker(self, model: str) -> bool:
+        """Whether a healthy worker of a model was there at the last look, or a GPU that loads it when it is asked for.
+
+        Not looked at where there is one model.
+        """
+        return len(self.models) == 1 or model in self._ready
+
+    def not_loaded(self, entry: Entry) -> Failure | None:
+        """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
+
+        One with dedup keys goes to the broker: its answer may be kept.
+        """
+        rest = self.failed.get(entry.model, 0.0)
+        waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
+        return None if waits else failures.not_loaded(entry.model, rest)
+
+    def in_time(self, model: str, failure: Failure) -> Failure:
+        """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
+        rest = self._loads.get(model)
+        if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
+            return failure
+        return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
+
+    def absence(self, model: str, only: Collection[str] = ()) -> Failure:
+        """Failure of a request for a model that is not among them, as far as is known now; see `check`."""
+        if self.in_doubt():
+            return failures.model_unknown(model)
+        there = self.visible(only)
+        if not model:
+            return failures.no_default(there)
+        return failures.no_model(model, [one if one in self._ready else f"{one} (no worker)" for one in there])
+
+    def visible(self, only: Collection[str]) -> list[str]:
+        """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
+        return [model for model in self.models if model in only] if only else self.models
+
+    def default_of(self, only: Collection[str]) -> str:
+        """Model that a principal means who names none; empty where there is none, or it may not ask it. `only`: see `visible`."""
+        return self.default if not only or self.default in only else ""
+
+    def seen_by(self, only: Collection[str]) -> KnownModels:
+        """Models as a credential may know them that may ask `only` some, empty for all. Others are as if they did not exist."""
+        return SeenModels(self, only) if only else self
+
+    def refusal(self, model: str, version: str) -> Failure | None:
+        """Refusal of a request for a version that no healthy worker runs; None where it is let in."""
+        return self[model].versions.refusal(model, version, self.in_doubt())
+
+    def example(self, model: str) -> Any:
+        """JSON value of the example of a model's target; None where it has none, or that is not known."""
+        text = self[model].example
+        return msgspec.json.decode(text) if text else None
+
+    def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
+        """Failure of a request for a model that is not among the unchecked; None when the model takes its input.
+
+        Arguments:
+            model: name of the model; empty where the request names none and there is no default.
+            input: value for the model.
+            only: see `visible`.
+        """
+        if model not in self:
+            return self.absence(model, only)
+        if self[model].takes is not ValueKind.BYTES or isinstance(input, Octets):
+            return None
+        try:
+            if isinstance(input, str):
+                base64.b64decode(input, validate=True)
+                return None
+        except (binascii.Error, ValueError):
+            pass
+        found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
+        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
+
+    def trace(self, traces: RequestTraces) -> None:
+        """Record the traces of requests from now on."""
+        self.traces = traces
+        for one in (self.unserved, *self.values()):
+            one.traces = traces
+
+    def note_admitted(self, entry: Entry) -> None:
+        """Note that the broker has an entry."""
+        if self.traces is not None:
+            self.traces.admitted(entry)
+
+    def note_detached(self, entry: Entry) -> None:
+        """Note that the client of a task has its id, and waits no longer."""
+        if self.traces is not None:
+            self.traces.detached(entry)
+
+    def weigh(self, weights: Mapping[str, Weights]) -> None:
+        """Go by other weights of versions, by model, from now on; those at "" are for all other models."""
+        self._weights = weights
+        for model in self:
+            self._set_weights(model)
+
+    def _add(self, model: str, settings: Settings, *, alone: bool) -> None:
+        one = self[model] = ServedModel(settings, self._rng, alone=alone, traces=self.traces, clock=self._clock)
+        if model in self._configured:
+            one.reported = (self._configured[model].model_version,)
+        self._set_weights(model)
+
+    def _note_names(self) -> None:
+        self.models = sorted(self)
+        self.default = self._wanted if self._wanted in self else self.models[0] if len(self.models) == 1 else ""
+
+    def _set_weights(self, model: str) -> None:
+        if self._weights is not None:
+            self[model].versions.weigh(self._weights.get(model, self._weights[""]))
+
+    def _warn_of_absent(self, model: str, choice: VersionChoice) -> None:
+        """Log, when that changes, which versions of a model have a weight and no worker."""
+        versions = choice.absent
+        if versions != self._absent.get(model, ()):
+            self._absent[model] = versions
+            if versions:
+                others = len(versions) < sum(map(bool, choice.weights.values()))
+                meanwhile = (
+                    "the others share their requests" if others else "requests that name no version wait for one"
+                )
+                hint = f"Start workers for them, or mend --version-weights; {meanwhile} meanwhile."
+                log.warning(
+                    "versions of a model have a weight and no worker",
+                    model=model,
+                    versions=",".join(versions),
+                    hint=hint,
+                )
+
+
+class SeenModels:
+    """Models as a credential sees them that may ask `only` some; see ServedModels."""
+
+    def __init__(self, served: ServedModels, only: Collection[str]) -> None:
+        self._served, self._only = served, only
+        self.refusal = served.refusal
+
+    @property
+    def default(self) -> str:
+        """Name of the model of requests that name none; empty where there is none, or it may not be asked."""
+        return self._served.default_of(self._only)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._only and model in self._served
+
+    def __getitem__(self, model: str) -> ServedModel:
+        return self._served[model] if model in self._only else self._served.unserved
+
+    def seen_by(self, only: Collection[str]) -> KnownModels:
+        """See ServedModels."""
+        return self._served.seen_by(only)
+
+    def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
+        """See ServedModels."""
+        return self._served.check(model, input, only) if model in self else None
+
+
+KnownModels = ServedModels | SeenModels
+"""Models that readers of requests go by."""
+
+
+def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """Models that did not load and have no worker that could serve them, with the seconds until one is tried again."""
+    rests: dict[str, float] = {}
+    others = set()
+    for worker in workers:
+        if worker.status is WorkerStatus.FAILED:
+            rests[worker.model] = min(rests.get(worker.model, worker.retry_in), worker.retry_in)
+        elif worker.status is not WorkerStatus.OFFLINE:
+            others.add(worker.model)
+    return {model: rest for model, rest in rests.items() if model not in others}
+
+
+def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """Models that are loaded nowhere, with the least seconds that are left of a load, or that a new one takes, where GPUs tell it."""
+    rests: dict[str, float] = {}
+    warm = set()
+    for worker in workers:
+        if worker.status in (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED):
+            warm.add(worker.model)
+        elif worker.status in _ON_DEMAND and worker.load_seconds:
+            rest = max(worker.load_seconds - worker.loading, 0.0)
+            rests[worker.model] = min(rests.get(worker.model, rest), rest)
+    return {model: rest for model, rest in rests.items() if model not in warm}
+
+
+def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:
+    """Models that a GPU which holds several loads when they are asked for, or loads now, as far as it is heard of."""
+    newest = max((worker.last_heartbeat for worker in workers), default=0.0)
+    return {
+        worker.model
+        for worker in workers
+        if worker.gpu and worker.status in _ON_DEMAND and newest - worker.last_heartbeat < OFFLINE_AFTER
+    }

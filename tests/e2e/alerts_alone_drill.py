@@ -74,14 +74,18 @@ def main() -> int:
 
 @contextlib.contextmanager
 def watched(
-    folder: Path, *servers: Server, missed: list[str], certificate: tuple[Path, Path] | None = None
+    folder: Path,
+    *servers: Server,
+    missed: list[str],
+    certificate: tuple[Path, Path] | None = None,
+    window: str = "10s",
 ) -> Iterator[Drill]:
     """Drill of running processes; they are killed at its end, as none of what they were through is in good order."""
     try:
         for server in servers:
             server.ready()
         with Prometheus(
-            folder / "prometheus", servers, shortened(folder / "rules"), certificate=certificate
+            folder / "prometheus", servers, shortened(folder / "rules", window), certificate=certificate
         ) as prometheus:
             prometheus.scraped()
             yield Drill(prometheus, missed)
@@ -153,7 +157,7 @@ def rejections(folder: Path, missed: list[str]) -> None:
     obstacle, numbers = folder / "obstacle", itertools.count()
     obstacle.touch()
     server = Server(folder, flags=("--workers", "1"))
-    with watched(folder, server, missed=missed) as drill:
+    with watched(folder, server, missed=missed, window="5s") as drill:
         busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
         drill.fires(
             "HeadwayModelRejects", meanwhile=lambda: ask([server], "well", f"unless {obstacle} {next(numbers)}")
@@ -168,7 +172,7 @@ def gpus(folder: Path, missed: list[str]) -> None:
     flags, environ = ("--workers", "1"), machine.environ("0")
     server = Server(folder, flags=flags, environ=environ)
     xids: list[int] = []
-    with contextlib.ExitStack() as stack, watched(folder, server, missed=missed) as drill:
+    with contextlib.ExitStack() as stack, watched(folder, server, missed=missed, window="5s") as drill:
 
         def failing() -> None:
             xids.append(94)

@@ -41,8 +41,8 @@ LOWER = {
 """Thresholds that are lower in the copies, and a window that is longer: a process does not die four times in 10 s."""
 
 
-def shortened(folder: Path) -> list[Path]:
-    """Copies of the rules whose windows are 10 s and whose durations 1 s; see LOWER, too."""
+def shortened(folder: Path, window: str = "10s") -> list[Path]:
+    """Copies of the rules with such windows, and durations of 1 s; see LOWER, too."""
     folder.mkdir(exist_ok=True)
     copies = []
     for name in ("rules.yml", "alerts.yml"):
@@ -52,6 +52,7 @@ def shortened(folder: Path) -> list[Path]:
         for written, lower in LOWER.items():
             assert written in text or name == "rules.yml", written
             text = text.replace(written, lower)
+        text = text.replace("[10s]", f"[{window}]")
         copies.append(folder / name)
         copies[-1].write_text(text, encoding="utf-8")
     return copies

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from tests.e2e.client import Gate, request, wait_until
-from tests.e2e.server import Server, serving
-from tests.targets.gates import SETUP_GATE
+from tests.e2e.server import serving
 
 RULES = json.dumps([
     {"queue_above": 3, "for_s": 0.5, "add": 1},
@@ -39,62 +38,6 @@ def test_a_worker_comes_while_others_wait_and_leaves_when_nobody_does(tmp_path: 
         assert metrics.value("desired_workers") == 1
         assert metrics.value("scaling_decisions_total", direction="up") == 1
         assert metrics.value("scaling_decisions_total", direction="down") == 1
-
-
-def scaling(server: Server) -> dict[str, object]:
-    found: dict[str, object] = server.admin("/internal/scaling").json
-    return found
-
-
-def test_load_that_flaps_does_not_flap_the_workers(tmp_path: Path) -> None:
-    options = "--autoscale", "local", "--workers", "1", "--max-workers", "2", "--scale-cooldown-s", "600"
-    with serving(tmp_path, *options, "--scale-rules", RULES) as server:
-        gate = Gate(tmp_path)
-        held = server.ask(gate.text())
-        gate.reached()
-        waiting = [server.ask(f"text {number}") for number in range(8)]
-        for one in waiting:
-            one.output()
-        server.logged("workers are scaled", direction="up")
-        gate.open()
-        held.output()
-        pids = {worker["pid"] for worker in server.workers()}
-        for _ in range(2):
-            with server.held_back(workers=2):
-                for number in range(6):
-                    server.ask(f"text {number}")
-            for one in server.asked:
-                if not one.outcome:
-                    one.output()
-            # Silence for longer than the rule that removes workers asks for: its condition is seen to hold.
-            wait_until(lambda: scaling(server)["requests_per_second"] < 2.0)  # type: ignore[operator]
-        server.note_descriptors()
-        assert len(server.log("workers are scaled")) == 1
-        assert {worker["pid"] for worker in server.workers()} == pids
-
-
-def test_a_worker_that_hangs_while_it_loads_is_not_counted_and_asked_for_again(tmp_path: Path) -> None:
-    options = "--autoscale", "local", "--workers", "1", "--max-workers", "2", "--scale-start-s", "2"
-    with serving(tmp_path, *options, "--scale-cooldown-s", "600", "--scale-rules", RULES) as server:
-        hangs, gate = Gate(tmp_path, SETUP_GATE), Gate(tmp_path)
-        held = server.ask(gate.text())
-        gate.reached()
-        waiting = [server.ask(f"text {number}") for number in range(8)]
-        told = server.logged("workers are scaled", direction="again")
-        assert (told["before"], told["workers"]) == (2, 2)
-        assert "1 of 2 workers did not come within 2 s" in told["reason"]
-        shown = wait_until(lambda: found if (found := scaling(server))["late"] else None)
-        assert (shown["desired"], shown["current"], shown["coming"], shown["late"]) == (2, 1, 0, 1)
-        hangs.reached()
-        hangs.remove()
-        hangs.open()
-        for one in waiting:
-            one.output()
-        shown = wait_until(lambda: found if not (found := scaling(server))["late"] else None)
-        assert (shown["desired"], shown["current"]) == (2, 2)
-        gate.open()
-        held.output()
-        server.note_descriptors()
 
 
 def test_no_request_fails_while_a_worker_that_runs_one_leaves(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.client import Gate, wait_until
@@ -39,44 +39,6 @@ def scaling(server: Server) -> dict[str, object]:
 def pids(server: Server) -> dict[str, int]:
     """Process ids of the healthy workers, by their names."""
     return {one["worker_id"]: one["pid"] for one in server.workers() if one["status"] == "healthy"}
-
-
-def seen_until(condition: Callable[[], bool], look: Callable[[], float]) -> set[float]:
-    """All values but 0 that `look` returns until a condition is true."""
-    found = set[float]()
-
-    def both() -> bool:
-        done = condition()
-        found.add(look())
-        return done
-
-    wait_until(both)
-    return found - {0.0}
-
-
-def test_the_number_does_not_jump_when_the_controller_that_decided_it_is_killed(tmp_path: Path) -> None:
-    flags = *rules(GROWS, NEVER), "--max-workers", "2", "--scale-start-s", "2"
-    with (
-        RedisServer("valkey", tmp_path / "redis") as redis,
-        fleet(tmp_path, redis, workers=1) as it,
-    ):
-        [gateway], first = it.gateways, leader(it, *flags)
-        second = it.start("controller", *flags)
-        gate = Gate(tmp_path)
-        held = gateway.ask(gate.text())
-        gate.reached()
-        waiting = [gateway.ask(f"text {number}") for number in range(8)]
-        wait_until(lambda: scaling(first).get("desired") == 2)
-        it.kill(first)
-        seen = seen_until(
-            lambda: bool(second.log("workers are scaled")), lambda: second.metrics().value("desired_workers")
-        )
-        assert seen == {2}
-        told = second.logged("workers are scaled")
-        assert (told["before"], told["workers"], told["direction"]) == (2, 2, "again")
-        gate.open()
-        for one in (held, *waiting):
-            one.output()
 
 
 def test_hosts_follow_the_number_and_busy_workers_outlive_the_controller(tmp_path: Path) -> None:

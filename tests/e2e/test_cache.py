@@ -49,24 +49,3 @@ def test_a_thousand_at_once_run_once_and_a_thousand_later_not_at_all(tmp_path: P
         assert runs_in(tmp_path) == [gate.text()]
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") == 2 * MANY
-
-
-def test_failures_are_not_kept_and_who_wants_it_fresh_gets_it_fresh(tmp_path: Path) -> None:
-    with serving(tmp_path, "--cache", target="tests.targets.counted:Counted", lawful=False) as server:
-        line = server.connect()
-
-        def ask(text: str, *fields: str) -> Answer:
-            line.send(request(json.dumps({"input": text}).encode(), "/v1/inference", *fields))
-            return line.answer()
-
-        assert [ask("exception").error for _ in range(2)] == ["REJECTED_BY_MODEL"] * 2
-        marks = [ask("a", *fields).header["x-headway-cache"] for fields in ((), (), ("Cache-Control: no-cache",), ())]
-        assert marks == [None, "hit", None, "hit"]
-        assert runs_in(tmp_path) == ["exception", "exception", "a", "a"]
-
-
-def test_nothing_is_shared_unless_it_is_asked_for(tmp_path: Path) -> None:
-    with serving(tmp_path, target="tests.targets.counted:Counted") as server:
-        for _ in range(2):
-            assert server.ask("a").answer().header["x-headway-cache"] is None
-        assert runs_in(tmp_path) == ["a", "a"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from time import monotonic
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +33,12 @@ def test_a_client_that_leaves_the_queue_never_reaches_a_gpu(tmp_path: Path) -> N
         assert metrics.value("wasted_gpu_seconds_total", cause="departed") == 0
 
 
-@pytest.mark.parametrize("reset", [True, False])
-def test_a_client_that_leaves_in_flight_frees_the_slot_and_is_counted_as_waste(tmp_path: Path, reset: bool) -> None:
+def test_a_client_that_leaves_in_flight_frees_the_slot_and_is_counted_as_waste(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         gate = Gate(tmp_path)
         leaving = server.ask(gate.text())
         gate.reached()
-        leaving.leave(reset=reset)
+        leaving.leave(reset=True)
         wait_until(lambda: server.health()["pending"] == 0)
         gate.open()
         server.ask("next").output()
@@ -52,7 +50,7 @@ def test_a_client_that_leaves_in_flight_frees_the_slot_and_is_counted_as_waste(t
 def test_an_answer_after_the_total_deadline_is_dropped_and_recorded(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         gate = Gate(tmp_path)
-        late = server.ask(gate.text(), "X-Request-Timeout-Ms: 4000")
+        late = server.ask(gate.text(), "X-Request-Timeout-Ms: 2000")
         gate.reached()
         assert late.refusal() == "DEADLINE_EXCEEDED"
         gate.open()
@@ -64,56 +62,17 @@ def test_an_answer_after_the_total_deadline_is_dropped_and_recorded(tmp_path: Pa
         assert server.metrics().value("wasted_gpu_seconds_total", cause="departed") > 0
 
 
-def test_each_deadline_says_which_it_was(tmp_path: Path) -> None:
-    with serving(tmp_path, "--queue-timeout-ms", "4000", "--gpu-timeout-ms", "10000") as server:
-        server.expected = UNHAPPY
-        gate = Gate(tmp_path)
-        running = server.ask(gate.text(), "X-Request-Timeout-Ms: 9000")
-        gate.reached()
-        queued = server.ask("print never run")
-        answer = queued.answer()
-        assert (answer.status, queued.outcome) == (504, "DEADLINE_EXCEEDED")
-        assert "queue deadline" in answer.message
-        answer = running.answer()
-        assert (answer.status, running.outcome) == (504, "DEADLINE_EXCEEDED")
-        assert "total deadline of 9000 ms" in answer.message
-        assert "was killed" in server.logged("worker process ended")["how"], "by the GPU deadline, held or not"
-        server.all_healthy()
-        server.ask("after").output()
-        assert "never run" not in server.log_text()
-        wasted = server.metrics().value("wasted_gpu_seconds_total", cause="timeout")
-        assert wasted > 9.9, "but for the milliseconds in which timers count"
-
-
 def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path: Path) -> None:
-    with serving(tmp_path, "--gpu-timeout-ms", "2000") as server:
+    with serving(tmp_path, "--gpu-timeout-ms", "1000") as server:
         server.expected = UNHAPPY
         hanging = server.ask("sleep")
         answer = hanging.answer()
         assert (answer.status, hanging.outcome) == (422, "REJECTED_BY_MODEL")
-        assert answer.message == "the model took longer than the GPU deadline of 2000 ms"
+        assert answer.message == "the model took longer than the GPU deadline of 1000 ms"
         late = server.logged("batch failed", cause="timeout")
-        assert "raise --gpu-timeout-ms (2000)" in late["hint"], "the log says how to mend it"
+        assert "raise --gpu-timeout-ms (1000)" in late["hint"], "the log says how to mend it"
         assert server.letters()[0]["attempts"] == 3
         server.ask("after").output()
-
-
-def test_where_a_request_stands_can_be_asked(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        gate = Gate(tmp_path)
-        running = server.ask(gate.text())
-        gate.reached()
-        waiting = server.ask("waiting")
-        server.queued(1)
-
-        def status(asked: Asked) -> str:
-            return str(server.admin(f"/internal/requests/req_{asked.id}").json["status"])
-
-        assert (status(running), status(waiting)) == ("processing", "queued")
-        gate.open()
-        running.output()
-        waiting.output()
-        assert (status(running), status(waiting)) == ("completed", "completed")
 
 
 def test_a_service_that_was_stopped_throws_no_answer_away_and_gives_none_too_late(tmp_path: Path) -> None:

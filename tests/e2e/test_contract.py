@@ -65,8 +65,9 @@ def filter_case(context, case):
 """
 ROUTES = 24
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
-UNLINKED = "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "/versions/"
+UNLINKED = "--exclude-path-regex", "/versions/"
 """Paths with the version of a model mean what those without it do."""
+COVERED, DRAWN = ("--phases", "examples,coverage,fuzzing"), ("--phases", "examples,fuzzing")
 
 
 Draw = Callable[[int, int], tuple[str, ...]]
@@ -95,7 +96,7 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
     done = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
     answers = seen.read_text().split('"response":')[1:]
-    assert len(answers) > 100
+    assert len(answers) > 50
     for secret in (key_of("contract"), str(ROOT), "Traceback", sys.prefix):
         leaks = [answer for answer in answers if secret in answer.partition('"cache":')[0]]
         assert not leaks, leaks[:3]
@@ -106,7 +107,7 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
 def test_the_service_keeps_its_contract(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
     with serving(tmp_path, "--keys", "keys.toml", "--cache", "--collapse", lawful=False) as server:
-        written = explore(server, tmp_path, *CREDENTIAL, *UNLINKED, *draw(15, 60))
+        written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *UNLINKED, *draw(5, 60))
         assert f"Tested: {ROUTES}" in written
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") > 50
@@ -117,7 +118,7 @@ def test_tasks_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> 
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
     with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
         prefer = "--header", "Prefer: respond-async", "--exclude-checks", "positive_data_acceptance"
-        written = explore(server, tmp_path, *CREDENTIAL, *prefer, "--phases", "stateful", *draw(10, 30))
+        written = explore(server, tmp_path, *CREDENTIAL, *prefer, "--phases", "stateful", *draw(5, 30))
         covered = re.search(r"API Links: +(\d+) covered", written)
         assert covered is not None and int(covered[1]) >= 4, written
 
@@ -126,5 +127,5 @@ def test_strangers_find_nothing_but_the_way_out(tmp_path: Path, draw: Draw) -> N
     (tmp_path / "keys.toml").write_text(entry("contract"))
     with serving(tmp_path, "--keys", "keys.toml", lawful=False) as server:
         unheard = "--exclude-checks", "positive_data_acceptance,negative_data_rejection"
-        explore(server, tmp_path, *UNLINKED, *unheard, *draw(5, 20))
+        explore(server, tmp_path, *DRAWN, *UNLINKED, *unheard, *draw(3, 20))
         assert server.metrics().by("requests_total", "outcome") == {}

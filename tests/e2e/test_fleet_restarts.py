@@ -15,7 +15,7 @@ import pytest
 
 from headway.http.server.connection_context import GRACE
 from tests.e2e.client import Answer, Asked, Connection, wait_until
-from tests.e2e.fleet import Fleet, fleet, gate_of
+from tests.e2e.fleet import Fleet, fleet
 from tests.e2e.server import Server
 from tests.servers.redis import RedisServer
 
@@ -167,25 +167,3 @@ def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis:
         assert sorted(asked.text for asked in clients.asked) == sorted(
             text for text in ran if text.startswith("request")
         )
-
-
-def test_a_second_signal_ends_each_role_at_once_and_only_a_gateway_takes_its_clients_with_it(
-    tmp_path: Path, redis: RedisServer
-) -> None:
-    target = "tests.targets.journal:Slow"
-    with fleet(tmp_path, redis, gateways=2, controllers=1, target=target) as it:
-        it.expected |= {"worker process ended"}
-        hers, others = it.gateways
-        with load([others]) as clients:
-            gate, asked = gate_of(it, hers)
-            ended = it.host(it.begun(asked))
-            it.end_at_once(ended)
-            assert it.host(it.begun(asked, 2)) in it.workers
-            gate.dissolve()
-            asked.output()
-            it.start("worker")
-            gate, asked = gate_of(it, hers)
-            it.end_at_once(hers)
-            gate.open()
-            it.end_at_once(it.controllers[0])
-            clients.answered(20)

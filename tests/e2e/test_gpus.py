@@ -1,4 +1,4 @@
-"""GPUs that a service watches through NVML: a stand-in of its library in real processes, in one process and over a server."""
+"""GPUs that a service watches through NVML: a stand-in of its library in real processes, in one process and over Redis."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.client import Gate, wait_until
 from tests.e2e.server import Server, launched, run_cli, serving
 from tests.nvml import Gpus
 from tests.servers.redis import RedisServer
 
 GIB = 1 << 30
-BROKERS = pytest.mark.parametrize("broker", ["memory", "valkey"])
 
 
 def gpu(number: int, used: int = 40, **more: Any) -> dict[str, Any]:
@@ -31,32 +28,28 @@ def gpu(number: int, used: int = 40, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def watching(folder: Path, broker: str, gpus: Gpus, count: int, *flags: str) -> Iterator[Server]:
-    """A service with so many workers, each with a GPU of its own."""
-    flags = "--workers", str(count), *flags
-    how: dict[str, Any] = {"environ": gpus.environ(",".join(map(str, range(count))))}
-    if broker == "memory":
-        with serving(folder, *flags, **how) as server:
-            yield server
-        return
-    with RedisServer(broker, folder / "redis") as redis:
-        flags = "--broker", redis.url, "--name", "here", "--lease-ms", "60000", *flags
-        with launched(folder, *flags, **how) as server:  # Its connections to the broker come and go.
-            server.ready()
-            yield server
-            server.check_rest()
-            server.signal()
-            server.check_end()
+def over_redis(folder: Path, gpus: Gpus) -> Iterator[Server]:
+    """A service with one worker."""
+    with (
+        RedisServer("valkey", folder / "redis") as redis,
+        launched(
+            folder, "--broker", redis.url, "--name", "here", "--lease-ms", "60000", environ=gpus.environ("0")
+        ) as server,  # Its connections to the broker come and go.
+    ):
+        server.ready()
+        yield server
+        server.check_rest()
+        server.signal()
+        server.check_end()
 
 
 def one(server: Server, worker: str) -> dict[str, Any]:
     return next(found for found in server.workers() if str(found["worker_id"]).endswith(worker))
 
 
-@BROKERS
-def test_a_gpu_is_seen_in_metrics_status_and_snapshot(tmp_path: Path, broker: str) -> None:
+def test_a_gpu_is_seen_in_metrics_status_and_snapshot(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, gpu(0))
-    with watching(tmp_path, broker, gpus, 1) as server:
+    with over_redis(tmp_path, gpus) as server:
         wait_until(lambda: one(server, "gpu-0")["gpu_figures"])
         gpus.write(gpu(0, 45, xids=[31, 94, 94]))
         server.expected = {"the GPU reports errors"}
@@ -89,10 +82,9 @@ def test_a_gpu_is_seen_in_metrics_status_and_snapshot(tmp_path: Path, broker: st
         server.ask("served").output()
 
 
-@BROKERS
-def test_a_gpu_without_memory_left_slows_the_intake(tmp_path: Path, broker: str) -> None:
+def test_a_gpu_without_memory_left_slows_the_intake(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, gpu(0))
-    with watching(tmp_path, broker, gpus, 1) as server:
+    with serving(tmp_path, environ=gpus.environ("0")) as server:
         server.ask("while there is room").output()
         gpus.write(gpu(0, 41))  # What is read next is what the model needs.
         wait_until(lambda: (found := one(server, "gpu-0")["gpu_figures"]) and found["memory_used_bytes"] == 41 * GIB)
@@ -118,10 +110,9 @@ def throttle(server: Server) -> list[float]:
     return [one.value for one in server.metrics().samples if one.name == "headway_throttle_per_second"]
 
 
-@BROKERS
-def test_a_worker_whose_gpu_falls_off_the_bus_is_taken_out_and_loses_nothing(tmp_path: Path, broker: str) -> None:
+def test_a_worker_whose_gpu_falls_off_the_bus_is_taken_out_and_loses_nothing(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, gpu(0), gpu(1))
-    with watching(tmp_path, broker, gpus, 2, "--max-batch-size", "1") as server:
+    with serving(tmp_path, "--workers", "2", "--max-batch-size", "1", environ=gpus.environ("0,1")) as server:
         wait_until(lambda: all(worker["gpu_figures"] for worker in server.workers()))
         gate = Gate(tmp_path)
         held = server.ask(gate.text())
@@ -145,25 +136,3 @@ def test_a_worker_whose_gpu_falls_off_the_bus_is_taken_out_and_loses_nothing(tmp
         assert metrics.value("gpu_lost") == metrics.value("workers", status="degraded") == 1
         assert metrics.value("workers", status="healthy") == 1
         assert f"gpu-{number} is degraded: {reason}" in run_cli(server, tmp_path, "status").stdout
-
-
-def test_without_the_package_all_goes_as_ever_and_one_line_says_so(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path, gpu(0, 99), gpu(1, lost=True))
-    environ = gpus.environ("0,1")
-    (tmp_path / "pynvml.py").write_text("raise ImportError('not here')\n")
-    with serving(tmp_path, "--workers", "2", environ=environ) as server:
-        line = server.logged("GPUs are not watched: the package nvidia-ml-py is not here")
-        assert line["level"] == "info"
-        server.all_healthy()
-        server.ask("served").output()
-        assert all(worker["gpu_figures"] is None for worker in server.workers())
-        assert not [one for one in server.metrics().samples if one.name.startswith("headway_gpu_memory")]
-        assert len(server.log("GPUs are not watched: the package nvidia-ml-py is not here")) == 1
-
-
-def test_a_worker_on_the_cpu_watches_nothing_and_says_nothing(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path, gpu(0, 99))
-    with serving(tmp_path, environ={**gpus.environ(""), "CUDA_VISIBLE_DEVICES": ""}) as server:
-        server.ask("served").output()
-        assert not [line for line in server.log() if "watched" in line["event"]]
-        assert [worker["status"] for worker in server.workers()] == ["healthy"]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -23,29 +23,19 @@ from tests.servers.ports import Port
 Metadata = tuple[tuple[str, str], ...]
 Status = grpc.StatusCode
 
-HEAVY, CAPPED, GOOD = ((("authorization", f"Bearer {key_of(name)}"),) for name in ("heavy", "capped", "good"))
-STRANGE: Metadata = (("authorization", "Bearer nobody"),)
-LARGE: Metadata = (("x-filling", "m" * 12_000),)
-"""Three quarters of the metadata that a call may have."""
+HEAVY, GOOD = ((("authorization", f"Bearer {key_of(name)}"),) for name in ("heavy", "good"))
 CALLS = 100
 """Calls that there may be at once, of all tenants."""
 MESSAGES = 32
 """Largest messages for which there is room at once, for all tenants."""
-BURST = 5
-"""Requests that the capped key may send; none comes back within a test."""
 BOUNDS = ("--max-connections", str(CALLS), "--max-bodies-mb", "4", "--max-body-bytes", str((4 << 20) // MESSAGES))
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Three keys of two tenants."""
     folder = tmp_path_factory.mktemp("calls")
-    keys = [
-        entry("heavy", tenant="bad", more="rate = 0"),
-        entry("capped", tenant="bad", more=f"rate = 0.001\nburst = {BURST}"),
-        entry("good", tenant="good", more="rate = 0"),
-    ]
+    keys = [entry(name, tenant=name, more="rate = 0") for name in ("heavy", "good")]
     (folder / "keys.toml").write_text("\n".join(keys))
     with (
         contextlib.closing(Port()) as port,
@@ -91,6 +81,8 @@ async def streamed(channel: Any, metadata: Metadata) -> Any:
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # It ended before it was written to.
         body = grpc.aio.EOF
     if body is grpc.aio.EOF:
+        if await call.code() is Status.INTERNAL:  # It ended as it was written to; the client doesn't know of what.
+            return await streamed(channel, metadata)
         trailers = dict(await call.trailing_metadata())
         assert (await call.code(), trailers["x-headway-dropped-reason"]) == (Status.RESOURCE_EXHAUSTED, "bodies")
         return None
@@ -115,31 +107,6 @@ async def is_served_again(channel: Any) -> None:
     async with asyncio.timeout(PATIENCE):
         while await told(channel, HEAVY) != "ok":
             pass
-
-
-async def beside(flood: Coroutine[Any, Any, None], server: Server, shared: Any) -> None:
-    """The good neighbour asks as long as the other one floods, and once more."""
-    flooding, over = asyncio.ensure_future(flood), False
-    while not over:
-        over = flooding.done()
-        await is_well(server, shared)
-    await flooding
-
-
-def test_calls_beyond_the_limit_of_a_key_are_refused_alone(server: Server) -> None:
-    async def main() -> None:
-        async with connected(server) as channel:
-
-            async def flood() -> None:
-                found = []
-                for _ in range(6):
-                    found += await asyncio.gather(*(told(channel, CAPPED) for _ in range(25)))
-                assert found.count("ok") == BURST
-                assert set(found) == {"ok", "rate"}
-
-            await beside(flood(), server, channel)
-
-    asyncio.run(main())
 
 
 def test_calls_left_open_leave_room(server: Server) -> None:
@@ -170,41 +137,6 @@ def test_streams_left_open_leave_room(server: Server) -> None:
             for stream in streams[:-1]:
                 stream.cancel()
             await is_served_again(channel)
-
-    asyncio.run(main())
-
-
-def test_calls_that_are_cancelled_at_once_hold_nothing(server: Server) -> None:
-    async def main() -> None:
-        async with connected(server) as channel:
-
-            async def flood() -> None:
-                for _ in range(6):
-                    calls = [asked(channel, HEAVY, "never read") for _ in range(50)]
-                    await asyncio.sleep(0)
-                    for call in calls:
-                        call.cancel()
-                    for call in calls:
-                        await call.code()
-                    await is_served_again(channel)
-
-            await beside(flood(), server, channel)
-
-    asyncio.run(main())
-
-
-def test_large_metadata_within_their_bound_hold_up_nobody(server: Server) -> None:
-    async def main() -> None:
-        async with connected(server) as channel:
-
-            async def flood() -> None:
-                for _ in range(6):
-                    known = [told(channel, HEAVY + LARGE) for _ in range(25)]
-                    strange = [told(channel, STRANGE + LARGE) for _ in range(25)]
-                    found = await asyncio.gather(*known, *strange)
-                    assert found == ["ok"] * 25 + ["UNAUTHENTICATED"] * 25
-
-            await beside(flood(), server, channel)
 
     asyncio.run(main())
 

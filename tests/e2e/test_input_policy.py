@@ -73,38 +73,6 @@ WAYS_IN = [
     ("/v1/predict", {"model_id": "default", "input_data": HIDDEN}, ()),
     ("/v1/predict?model_id=default", HIDDEN.encode(), (OCTETS,)),
 ]
-OPENAI: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", {"prompt": HIDDEN}),
-    ("/v1/completions", {"prompt": ["good", HIDDEN]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "good"}, {"role": "user", "content": HIDDEN}]}),
-    ("/v1/embeddings", {"input": ["good", HIDDEN]}),
-]
-
-
-def test_a_rule_holds_whichever_way_a_request_comes_in(tmp_path: Path) -> None:
-    flags = "--input-policy", policy(tmp_path, RULES)
-    with serving(tmp_path, *TIERS, *flags, lawful=False) as server:
-        assert "go through the policy in" in server.banner()
-        for path, body, fields in WAYS_IN:
-            answer = post(server, path, body, *fields)
-            assert (answer.status, answer.error) == (422, "REJECTED_BY_POLICY"), (path, body)
-            assert "rule 'words'" in answer.message
-            assert "forbidden" not in answer.body.decode().lower()
-            assert answer.header["x-should-retry"] == "false"
-        for path, members in OPENAI:
-            answer = post(server, path, {"model": "default", **members})
-            assert answer.status == 422, (path, answer.body)
-            assert "rule 'words'" in answer.json["error"]["message"]
-        tensor = {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["good", HIDDEN]}
-        answer = post(server, "/v2/models/default/infer", {"inputs": [tensor]})
-        assert answer.status == 422, answer.body
-        assert "rule 'words'" in answer.json["error"]
-        assert post(server, "/v1/inference", {"input": "\ufb01ne\u200b"}).json["output"] == "FINE"
-        count = len(WAYS_IN) + len(OPENAI) + 1
-        metrics = server.metrics()
-        assert metrics.value("input_policy_total", rule="words", effect="refused") == count
-        assert metrics.value("requests_total", outcome="rejected_by_policy") == count
-        assert metrics.value("refusals_total", reason="policy") == count
 
 
 def spellings(way: WayIn, body: bytes) -> list[bytes]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.client import wait_until
 from tests.e2e.server import TARGET, launched
 from tests.servers.redis import RedisServer
@@ -15,11 +13,10 @@ UNFIT = "the broker will not do; direct mode goes on"
 EXPECTED = {DIRECT, UNFIT, "the broker is out of reach", "direct mode until the broker is back"}
 
 
-@pytest.mark.parametrize("role", ["gateway", "serve"])
-def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path, role: str) -> None:
+def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path) -> None:
     redis = RedisServer("valkey", tmp_path / "redis", "maxmemory-policy allkeys-lru")
     try:
-        with launched(tmp_path, "--broker", redis.url, "--fallback", TARGET, "--name", "late", role=role) as server:
+        with launched(tmp_path, "--broker", redis.url, "--fallback", TARGET, "--name", "late") as server:
             server.expected |= EXPECTED
             server.ready()
             server.logged(DIRECT)
@@ -34,11 +31,10 @@ def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path, role: 
             assert redis.command("HKEYS", "headway:{fleet}:k") == []
             redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
             server.logged("the broker is there; direct mode ends")
-            if role == "serve":
-                wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "healthy")
-                server.logged("the broker is back", who="gateway")
-                server.ask("answered by its own worker").output()
-                assert server.metrics().value("direct_total") == 2
+            wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "healthy")
+            server.logged("the broker is back", who="gateway")
+            server.ask("answered by its own worker").output()
+            assert server.metrics().value("direct_total") == 2
             assert redis.command("HLEN", "headway:{fleet}:k") == 1
             server.signal()
             server.check_end()

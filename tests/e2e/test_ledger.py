@@ -100,12 +100,6 @@ def _id(id: str, kind: str) -> str:
     return f"x'{id.replace('-', '')}'" if kind == "sqlite" else f"'{id}'"
 
 
-def test_inputs_and_outputs_are_recorded_where_that_is_asked_for(tmp_path: Path) -> None:
-    with recording(tmp_path, "--ledger", "sqlite:///ledger.db", "--ledger-content") as server:
-        server.ask("hello").output()
-    assert sqlite(tmp_path / "ledger.db", "SELECT input, output FROM headway_requests") == [("hello", "HELLO")]
-
-
 def test_a_database_that_stands_still_or_is_killed_fails_no_request(tmp_path: Path, own: PostgresServer) -> None:
     url = own.fresh()
 
@@ -156,17 +150,6 @@ def test_a_service_comes_up_without_its_database_and_records_once_that_is_there(
         server.signal()
         server.check_end()
     assert own.query(COUNT, url=url)[0][0] == 10
-
-
-def test_a_service_ends_though_its_database_is_away(tmp_path: Path, own: PostgresServer) -> None:
-    with launched(tmp_path, "--ledger", own.fresh()) as server:
-        server.expected |= AWAY | {"the last records do not get into the ledger"}
-        server.ready()
-        own.kill()
-        ask_some(server, 5)
-        server.signal()
-        server.check_end()
-        assert server.log("the last records do not get into the ledger")[0]["count"] == 5
 
 
 def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:

@@ -142,20 +142,3 @@ def failures_move(server: Server) -> None:
     wait_until(lambda: server.get("/readyz").status == 200)
     server.ask("well").output()
     wait_until(lambda: server.metrics().value("breaker_state") == 0)
-
-
-def test_load_beyond_capacity_is_refused_by_tier_and_said_so(tmp_path: Path) -> None:
-    flags = *TIERS, "--max-batch-size", "2", "--max-queue", "6"
-    with serving(tmp_path, *flags) as server, watched(server) as moved:
-        with server.held_back():
-            free = [server.ask(f"queued {number}", "X-Request-Tier: free") for number in range(5)]
-            server.queued(5)  # No tenant has all six places.
-            beyond = server.ask("beyond")
-            answer = beyond.answer()
-            assert (answer.status, beyond.outcome) == (503, "SERVICE_OVERLOADED")
-            assert int(answer.header["retry-after-ms"]) > 0
-            assert answer.header["x-headway-dropped-reason"] == "overloaded"
-        for one in free:
-            one.output()
-        moved.after = server.metrics()
-        assert moved.of("refusals_total", reason="overloaded", tier="paid") == 1

@@ -153,26 +153,6 @@ def limited_for_a_model(client: Client, grpc_port: int) -> None:
     assert "for this key, 12 at once" in client.native("a", "marked")["message"]
 
 
-def test_a_letter_of_one_model_is_replayed_to_that_model(tmp_path: Path) -> None:
-    source = "def f(inputs: list[str]) -> list[str]:\n    return [text[3] for text in inputs]\n"
-    (tmp_path / "short.py").write_text(source)
-    server = Server(tmp_path, target="long=short.py:f", flags=["other=short.py:f"])
-    try:
-        server.ready()
-        server.expected = {"batch failed"}
-        refused = Client(server, "none").post("/v1/inference", {"input": "no", "model": "other"})
-        assert refused["error"] == "REJECTED_BY_MODEL"
-        [letter] = server.letters()
-        assert letter["model"] == "other"
-        again = json.loads(server.admin(f"/internal/dlq/{letter['id']}/replay", "POST").body)
-        assert again["error"] == "REJECTED_BY_MODEL"
-        assert [one["model"] for one in server.letters()] == ["other"]
-        server.signal()
-        server.check_end()
-    finally:
-        server.kill()
-
-
 def test_a_gateway_serves_the_models_that_workers_of_the_fleet_bring_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "both.py").write_text(TARGETS)
     with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
@@ -207,73 +187,5 @@ def test_a_gateway_serves_the_models_that_workers_of_the_fleet_bring_and_no_othe
             worker.check_end()
         assert client.native("a", "upper")["output"] == "A"
         gateway.expected = {"workers run different targets under one model and version"}
-        gateway.signal()
-        gateway.check_end()
-
-
-SPARES = """
-def first(inputs: list[str]) -> list[str]:
-    return ["first spare: " + text for text in inputs]
-
-def second(inputs: list[str]) -> list[str]:
-    return ["second spare: " + text for text in inputs]
-"""
-FALLBACKS = """
-[models.upper]
-fallback = "spares.py:first"
-fallback_version = "spare"
-[models.marked]
-fallback = "spares.py:second"
-[models.alone]
-"""
-
-
-def test_without_redis_each_model_is_answered_by_its_own_fallback_and_the_rest_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "both.py").write_text(TARGETS)
-    (tmp_path / "spares.py").write_text(SPARES)
-    (tmp_path / "gateway.toml").write_text(FALLBACKS)
-    with RedisServer("valkey", tmp_path / "redis", durable=True) as redis, contextlib.ExitStack() as stack:
-
-        def up(role: str, target: str, *flags: str) -> Server:
-            server = Server(tmp_path, target, ["--broker", redis.url, *flags], role=role)
-            stack.callback(server.kill)
-            server.ready()
-            return server
-
-        up("worker", "upper=both.py:slow", "marked=both.py:Marked", "alone=both.py:slow")
-        gateway = up("gateway", "", "--config", "gateway.toml", "--broker-timeout-ms", "300")
-        gateway.expected = {"the broker is out of reach", "direct mode until the broker is back"}
-        assert "fallback none: while the broker is away requests for other models get 503" in gateway.banner()
-        client = Client(gateway, "none")
-
-        def answered(model: str, **members: str) -> tuple[Any, ...]:
-            told = client.post("/v1/inference", {"input": "a", "model": model, **members})
-            return (
-                (told["output"], told["metadata"]["model_version"])
-                if "output" in told
-                else (told["status"], told["error"])
-            )
-
-        wait_until(
-            lambda: [answered(model) for model in ("upper", "marked", "alone")] == [("A", "1"), ("-a", "1"), ("A", "1")]
-        )
-        redis.kill()
-        gateway.logged("direct mode until the broker is back")
-        wait_until(lambda: answered("upper") == ("first spare: a", "spare"))
-        wait_until(lambda: answered("marked") == ("second spare: a", "1"))
-        assert answered("upper", version="spare") == ("first spare: a", "spare")
-        assert answered("upper", version="1") == (503, "NO_WORKERS")
-        assert answered("alone") == (503, "SERVICE_OVERLOADED")
-        refused = client.post("/v1/inference", {"input": "a", "model": "alone"})
-        assert "only other models than 'alone' are answered without it" in refused["message"]
-        metrics = gateway.metrics()
-        assert metrics.value("direct_total", model="upper") >= 2
-        assert metrics.value("direct_total", model="marked") >= 1
-        redis.start()
-        gateway.logged("the broker is back", who="gateway")
-        wait_until(
-            lambda: [answered(model) for model in ("upper", "marked", "alone")] == [("A", "1"), ("-a", "1"), ("A", "1")]
-        )
-        assert answered("upper", version="spare") == (404, "NOT_FOUND")
         gateway.signal()
         gateway.check_end()

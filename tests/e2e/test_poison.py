@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,22 +46,3 @@ def test_an_input_that_raises_or_crashes_is_isolated(tmp_path: Any, culprit: str
         with server.held_back():
             asked = crowd(server, culprit)
         assert error in check(server, asked, culprit, cause)
-
-
-def test_an_input_that_hangs_and_holds_the_interpreter_is_isolated(tmp_path: Any) -> None:
-    with serving(tmp_path, "--gpu-timeout-ms", "1000") as server:
-        server.expected = UNHAPPY
-        with server.without_workers():
-            asked = crowd(server, "hang")
-            server.queued(32)
-        assert "1000 ms" in check(server, asked, "hang", "timeout")
-
-
-def test_bad_inputs_of_one_client_do_not_take_the_service_from_others(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        server.expected = {"batch failed", "worker process ended", "worker output dropped"}
-        line = server.connect()
-        for _ in range(30):
-            server.ask("raise", on=line).answer()
-        assert server.get("/readyz").status == 200
-        server.ask("innocent").output()

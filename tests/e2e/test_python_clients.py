@@ -1,8 +1,7 @@
-"""Both Python clients at running services: without and with keys, in memory and over Redis, with connections that are cut."""
+"""Both Python clients at running services: over Redis, with connections that are cut, and with keys."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,12 +39,11 @@ def served(folder: Path, *flags: str) -> Iterator[tuple[Server, str]]:
         server.check_end()
 
 
-@pytest.mark.parametrize("broker", ["memory", "valkey"])
-def test_what_users_do(tmp_path: Path, broker: str) -> None:
-    with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer(broker, tmp_path / "redis")) if broker != "memory" else None
-        flags = ("--broker", redis.url, *LEASE) if redis is not None else ()
-        server, url = stack.enter_context(served(tmp_path, *flags))
+def test_what_users_do(tmp_path: Path) -> None:
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        served(tmp_path, "--broker", redis.url, *LEASE) as (server, url),
+    ):
         for kind in CLIENTS:
             with asking(kind, url, timeout=PATIENCE) as client:
                 check_answers(client)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.client import PATIENCE, Gate, wait_until
+from tests.e2e.client import Gate, wait_until
 from tests.e2e.fleet import CUT_OFF, HARDY, PATIENT, fleet
-from tests.e2e.server import ROOT, Server, launched, run_cli
+from tests.e2e.server import Server, launched, run_cli
 from tests.servers.redis import RedisServer
 
 SECRET = "canary"
@@ -89,72 +82,6 @@ def test_every_role_shows_the_whole_fleet(tmp_path: Path, redis: RedisServer) ->
         assert json.loads(shown(it.workers[0], tmp_path, "status", "--json"))["role"] == "worker"
 
 
-def test_top_shows_what_changes_until_ctrl_c(tmp_path: Path, redis: RedisServer) -> None:
-    with fleet(tmp_path, redis, workers=1) as it:
-        ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "headway", "top", "--interval", "0.1", "--admin"]
-        top = subprocess.Popen(
-            [*command, f"http://127.0.0.1:{it.gateways[0].admin_port}"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "LINES": "50", "TERM": "xterm"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        try:
-            seen = b""
-            while b"worker-0/cpu-0" not in seen:
-                seen += os.read(ours, 65536)
-            it.start("worker", "--admin-port", "0")
-            while b"worker-2/cpu-0" not in seen:
-                seen += os.read(ours, 65536)
-            top.send_signal(signal.SIGINT)
-            drained = _rest(ours)
-            assert top.wait(PATIENCE) == 0
-            assert b"Traceback" not in seen + drained
-        finally:
-            top.kill()
-            top.wait(PATIENCE)
-            os.close(ours)
-
-
-def _rest(descriptor: int) -> bytes:
-    """Bytes that are written until the other end is closed, or that takes too long."""
-    rest, until = b"", time.monotonic() + PATIENCE
-    try:
-        while select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))[0] and (
-            data := os.read(descriptor, 65536)
-        ):
-            rest += data
-    except OSError:  # so Linux tells of the end of a terminal
-        pass
-    return rest
-
-
-def test_each_role_ends_in_good_order_while_requests_run(tmp_path: Path, redis: RedisServer) -> None:
-    with fleet(tmp_path, redis, gateways=2, workers=2, controllers=2) as it:
-        gate = Gate(tmp_path)
-        asked = it.gateways[0].ask(gate.text())
-        gate.reached()
-        runner = it.host(it.begun(asked))
-        runner.signal()
-        runner.logged("draining")
-        it.gateways[0].signal()
-        it.gateways[0].logged("draining")
-        for server in (runner, it.gateways[0]):
-            wait_until(lambda server=server: server.admin("/readyz").json == {"status": "draining"})  # type: ignore[misc]
-        assert it.gateways[1].ask("meanwhile").output() == "MEANWHILE"
-        gate.open()
-        asked.output()
-        it.end(it.gateways[0], runner)
-        first = wait_until(lambda: leader(it.gateways[0]))
-        it.end(next(one for one in it.controllers if one.health()["id"] == first))
-        second = wait_until(lambda: leader(it.gateways[0]))
-        assert second != first
-        wait_until(lambda: sorted(one["status"] for one in it.gateways[0].workers()) == ["healthy", "offline"])
-        wait_until(lambda: it.gateways[0].admin("/readyz").json == {"status": "ok"})
-
-
 def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServer) -> None:
     flags = ("--broker", redis.url, *PATIENT, *HARDY, "--broker-timeout-ms", "20000")
     with (
@@ -201,16 +128,6 @@ def test_a_process_that_waits_for_its_broker_can_be_told_to_end(tmp_path: Path) 
             early.check_end()
     finally:
         redis.close()
-
-
-def test_a_server_that_throws_away_what_waits_is_refused(tmp_path: Path) -> None:
-    with (
-        RedisServer("valkey", tmp_path / "redis", "maxmemory-policy allkeys-lru") as redis,
-        launched(tmp_path, "--broker", redis.url, role="gateway", logs_json=False) as server,
-    ):
-        assert server.ended() == 3
-        assert f"headway: --broker = '{redis.url}': has maxmemory-policy allkeys-lru" in server.log_text()
-        assert "noeviction" in server.log_text()
 
 
 def test_the_brokers_password_is_shown_nowhere(tmp_path: Path) -> None:

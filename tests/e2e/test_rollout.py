@@ -93,17 +93,12 @@ kept_alive, new = new, lambda inputs: os._exit(1) if pathlib.Path("dead").exists
 """
 
 
-@pytest.mark.parametrize("over_redis", [False, True], ids=["alone", "over Redis"])
-def test_two_versions_in_one_process_are_as_two_of_a_fleet(tmp_path: Path, over_redis: bool) -> None:
+def test_two_versions_in_one_process_are_as_two_of_a_fleet(tmp_path: Path) -> None:
     (tmp_path / "both.py").write_text(TARGETS + MORTAL)
     config = tmp_path / "headway.toml"
     config.write_text(TOGETHER.format("3=1,4=1"))
     with contextlib.ExitStack() as stack:
-        flags: list[str] = []
-        if over_redis:
-            redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
-            flags = ["--broker", redis.url, "--broker-timeout-ms", "20000"]
-        server = Server(tmp_path, "m", flags)
+        server = Server(tmp_path, "m")
         stack.callback(server.kill)
         server.ready()
         ask = partial(asked, server)

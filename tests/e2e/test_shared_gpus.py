@@ -1,4 +1,4 @@
-"""GPUs that hold several models: real processes, some of which do not load, die while they load, or are killed."""
+"""GPUs that hold several models: real processes, some of which are cold, die while they load, or are killed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ import time
 class Model:
     def __init__(self, name: str) -> None:
         self.name = name
-        fault = pathlib.Path(f"{name}-fault")
-        if fault.exists():
-            how = fault.read_text()
-            if how == "die":
-                os._exit(3)
-            raise ValueError("does not load")
+        if pathlib.Path(f"{name}-fault").exists():
+            os._exit(3)
 
     def __call__(self, inputs: list[str]) -> list[str]:
         time.sleep(0.02)
@@ -50,26 +46,6 @@ def statuses(server: Server) -> dict[str, str]:
 
 def pid_of(server: Server, worker: str) -> int:
     return int(next(one["pid"] for one in server.workers() if one["worker_id"] == worker))
-
-
-def test_a_flooded_model_uses_all_gpus_and_leaves_the_other_its_turns(tmp_path: Path) -> None:
-    server = serving(tmp_path, "ab", "--workers", "2", "--models-per-gpu", "2")
-    try:
-        server.ready()
-        client = Client(server, "none")
-        assert set(statuses(server)) == {"a/cpu-0", "a/cpu-1", "b/cpu-0", "b/cpu-1"}
-        with ThreadPoolExecutor(40) as threads:
-            flood = [threads.submit(client.native, str(number), "a") for number in range(200)]
-            for number in range(5):
-                assert client.native(str(number), "b")["output"] == f"b:{number}"
-            assert [one.result()["output"] for one in flood] == [f"a:{number}" for number in range(200)]
-        metrics = server.metrics()
-        assert all(metrics.value("gpu_batch_seconds_count", worker=f"a/cpu-{number}") for number in range(2))
-        assert metrics.by("model_loads_total", "worker") == dict.fromkeys(statuses(server), 1.0)
-        server.signal()
-        server.check_end()
-    finally:
-        server.kill()
 
 
 def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_path: Path) -> None:
@@ -97,42 +73,24 @@ def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_
         server.kill()
 
 
-def test_a_model_that_fails_or_dies_while_it_loads_leaves_the_others_of_its_gpu_alone(tmp_path: Path) -> None:
+def test_a_model_that_dies_while_it_loads_leaves_the_others_of_its_gpu_alone(tmp_path: Path) -> None:
     server = serving(tmp_path, "abc", "--models-per-gpu", "2")
     try:
         server.ready()
         server.expected = {
-            "worker does not start", "worker process ended", "the target raised while it started", "batch failed",
+            "worker does not start", "worker process ended", "batch failed",
         }  # fmt: skip
         client = Client(server, "none")
-        for fault in ("raise", "die"):
-            (tmp_path / "c-fault").write_text(fault)
-            with ThreadPoolExecutor(1) as threads:
-                before = len(server.log("worker does not start"))
-                asked = threads.submit(client.native, "x", "c")
-                wait_until(lambda before=before: len(server.log("worker does not start")) > before)  # type: ignore[misc]
-                assert client.native("y", "a")["output"] == "a:y"
-                wait_until(lambda: statuses(server)["c/cpu-0"] == "failed")
-                (tmp_path / "c-fault").unlink()
-                assert asked.result()["output"] == "c:x"
-            os.kill(pid_of(server, "c/cpu-0"), signal.SIGKILL)
+        (tmp_path / "c-fault").touch()
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(client.native, "x", "c")
+            server.logged("worker does not start")
+            assert client.native("y", "a")["output"] == "a:y"
+            wait_until(lambda: statuses(server)["c/cpu-0"] == "failed")
+            (tmp_path / "c-fault").unlink()
+            assert asked.result()["output"] == "c:x"
+        os.kill(pid_of(server, "c/cpu-0"), signal.SIGKILL)
         assert client.native("z", "c")["output"] == "c:z"
-        server.signal()
-        server.check_end()
-    finally:
-        server.kill()
-
-
-def test_a_model_that_is_killed_while_it_is_warm_comes_back_and_the_other_serves_on(tmp_path: Path) -> None:
-    server = serving(tmp_path, "ab", "--models-per-gpu", "2")
-    try:
-        server.ready()
-        server.expected = {"worker process ended", "batch failed"}
-        client, killed = Client(server, "none"), pid_of(server, "a/cpu-0")
-        os.kill(killed, signal.SIGKILL)
-        assert client.native("1", "b")["output"] == "b:1"
-        assert client.native("2", "a")["output"] == "a:2"
-        wait_until(lambda: pid_of(server, "a/cpu-0") not in (0, killed))
         server.signal()
         server.check_end()
     finally:
@@ -178,26 +136,3 @@ def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_
         again.check_end()
         gateway.signal()
         gateway.check_end()
-
-
-def test_over_redis_a_host_of_shared_gpus_runs_its_version_beside_workers_of_another(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path / "redis") as redis, contextlib.ExitStack() as stack:
-        over = ["--broker", redis.url]
-        shared = serving(tmp_path, "ab", *over, "--name", "one", "--models-per-gpu", "2", role="worker")
-        alone = Server(tmp_path, "a=several.py:Model('new')", [*over, "--model-version", "2"], role="worker")
-        gateway = Server(tmp_path, "", [*over, *PATIENT], role="gateway")
-        for server in (shared, alone, gateway):
-            stack.callback(server.kill)
-            server.ready()
-        client = Client(gateway, "none")
-        wait_until(lambda: len(client.ask("GET", "/v2/models/a")[1].get("versions", ())) == 2)
-        text = [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]
-        for version, output in {"1": "a:x", "2": "new:x"}.items():
-            answer = client.post(f"/v2/models/a/versions/{version}/infer", {"inputs": text})
-            assert answer["outputs"][0]["data"] == [output]
-        drawn = [client.native(str(number), "a") for number in range(40)]
-        assert {one["metadata"]["model_version"] for one in drawn} == {"1", "2"}
-        assert shared.metrics().value("gpu_batch_seconds_count", model="a") >= 2, "a slot that counts as capacity runs"
-        for server in (gateway, shared, alone):
-            server.signal()
-            server.check_end()

@@ -67,14 +67,13 @@ def listening(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize("where", [broken_pipe, full_disk])
-def test_a_banner_that_nobody_takes_does_not_end_the_service(tmp_path: Path, port: int, where: Where) -> None:
-    with where() as stdout, launched(tmp_path, "--port", str(port), stdout=stdout) as server:
+def test_a_banner_that_nobody_takes_does_not_end_the_service(tmp_path: Path, port: int) -> None:
+    with broken_pipe() as stdout, launched(tmp_path, "--port", str(port), stdout=stdout) as server:
         serve_through(server, port)
         assert "the banner cannot be printed" in server.log_text()
 
 
-@pytest.mark.parametrize("where", [broken_pipe, full_disk, unread_pipe])
+@pytest.mark.parametrize("where", [full_disk, unread_pipe])
 def test_a_log_that_nobody_takes_does_not_hold_up_the_service_or_its_end(
     tmp_path: Path, port: int, where: Where
 ) -> None:
@@ -82,7 +81,7 @@ def test_a_log_that_nobody_takes_does_not_hold_up_the_service_or_its_end(
         serve_through(server, port)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 2])
 def test_a_service_without_a_standard_stream_serves(tmp_path: Path, port: int, number: int) -> None:
     with launched(tmp_path, "--port", str(port), before=lambda: os.close(number)) as server:
         serve_through(server, port)

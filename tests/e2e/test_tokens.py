@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.client import wait_until
 from tests.e2e.server import TIERS, launched, serving
 from tests.identity.issuing import ISSUER, jwk, jwks, publishing, token
@@ -64,46 +62,9 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
             assert good.split()[-1].split(".")[1] not in told
 
 
-def test_an_issuer_that_comes_up_late(tmp_path: Path) -> None:
-    with publishing() as publisher:
-        publisher.status = 500
-        with serving(tmp_path, "--user-rate", "0", "--jwt", issuers(tmp_path, publisher.url), lawful=False) as server:
-            server.expected = {"no token of the issuer can be checked yet"}
-            server.logged("no token of the issuer can be checked yet")
-            asked = server.ask("too early", bearer())
-            assert asked.answer().status == 503
-            assert server.ask("nobody").refusal() == "UNAUTHENTICATED"
-            publisher.body, publisher.status = jwks(jwk("RS256")), 200
-            line = asked.connection
-            wait_until(lambda: server.ask("early enough", bearer(), on=line).answer().status == 200)
-
-
-def test_a_key_is_rotated(tmp_path: Path) -> None:
-    keys = tmp_path / "jwks.json"
-    keys.write_bytes(jwks(jwk("RS256")))
-    with serving(tmp_path, "--user-rate", "0", "--jwt", issuers(tmp_path, keys.name), lawful=False) as server:
-        old, new = bearer(), bearer("next")
-        line = server.connect()
-        server.ask("before", old).output()
-        assert server.ask("before", new).refusal() == "UNAUTHENTICATED"
-        keys.write_bytes(jwks(jwk("RS256"), jwk("RS256", "next")))
-        wait_until(lambda: server.ask("meanwhile", new, on=line).answer().status == 200)
-        server.ask("meanwhile", old).output()
-        keys.write_bytes(jwks(jwk("RS256", "next")))
-        wait_until(lambda: server.ask("after", old, on=line).answer().status == 401)
-        server.ask("after", new).output()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('[[issuers]]\nissuer = "x"', "issuers[1]"),
-        ('[[issuers]]\nissuer = "x"\naudience = "y"\njwks = "nowhere.json"\nalgorithm = "ES256"\n', "no key set"),
-    ],
-)
-def test_a_wrong_file_of_issuers_ends_the_start(text: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_file_of_issuers_ends_the_start(tmp_path: Path) -> None:
     path = tmp_path / "issuers.toml"
-    path.write_text(text)
+    path.write_text('[[issuers]]\nissuer = "x"')
     with launched(tmp_path, "--jwt", str(path)) as server:
         assert server.ended() == 3
-        assert says in server.log_text()
+        assert "issuers[1]" in server.log_text()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.e2e.client import Connection, Gate, request
-from tests.e2e.fleet import FORGETFUL, HARDY, PATIENT, fleet
+from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
 from tests.e2e.server import Server, serving
 from tests.servers.collector import Collector, Received, http_collector
 from tests.servers.redis import RedisServer
@@ -18,12 +19,17 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"traceparent: 00-{TRACE}-{SPAN}-01"
 
 
+def send_spans_to(collector: Collector, patch: pytest.MonkeyPatch) -> None:
+    """Have processes that are started send their spans there, and sample what their clients do."""
+    patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    patch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+
+
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with http_collector() as made:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        send_spans_to(made, monkeypatch)
         yield made
 
 
@@ -86,26 +92,33 @@ def test_a_batch_of_64_has_64_links(tmp_path: Path, collector: Collector) -> Non
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ONE_AT_A_TIME = "--max-batch-size", "1"
 
 
-@pytest.fixture(params=["memory", "redis"])
-def streams(request: pytest.FixtureRequest, tmp_path: Path, collector: Collector) -> Iterator[Server]:
-    """Process with a public port whose batches hold one input, and whose chats are their first message."""
-    collector.keeps = False
-    template = tmp_path / "first.jinja"
+class Streams(NamedTuple):
+    """Service whose batches hold one input and whose chats are their first message, and what it tells of them."""
+
+    server: Server
+    collector: Collector
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
+    folder = tmp_path_factory.mktemp("streams")
+    template = folder / "first.jinja"
     template.write_text("{{ messages[0].content }}", encoding="utf-8")
-    taken = "--trace", "--chat-template", str(template), *PATIENT
-    if request.param == "memory":
-        with serving(tmp_path, *taken, *ONE_AT_A_TIME, "--gpu-timeout-ms", "30000", lawful=False) as server:
-            yield server
-        return
-    runs = (*HARDY, *ONE_AT_A_TIME, "--trace")
-    with (
-        RedisServer("valkey", tmp_path / "redis") as redis,
-        fleet(tmp_path, redis, workers=1, gateway_flags=taken, worker_flags=runs, lawful=False) as it,
-    ):
-        yield it.gateways[0]
+    flags = "--trace", "--chat-template", str(template), "--max-batch-size", "1"
+    with http_collector() as collector, pytest.MonkeyPatch.context() as patch:
+        send_spans_to(collector, patch)
+        collector.keeps = False
+        with serving(folder, *flags, lawful=False) as server:
+            yield Streams(server, collector)
+
+
+@pytest.fixture
+def streams(service: Streams) -> Streams:
+    """The service, of which nothing is told yet."""
+    service.collector.spans.clear()
+    return service
 
 
 def streamed(server: Server, path: str, *texts: str, **members: object) -> Connection:
@@ -123,20 +136,18 @@ def own(spans: list[Received]) -> tuple[list[Received], list[Received], list[Rec
 
 
 @pytest.mark.parametrize(("path", "operation"), [(CHAT, "chat"), (COMPLETIONS, "text_completion")])
-def test_the_span_of_a_stream_ends_when_its_last_choice_has_gone(
-    streams: Server, collector: Collector, path: str, operation: str
-) -> None:
-    gate = Gate(streams.folder)
+def test_the_span_of_a_stream_ends_when_its_last_choice_has_gone(streams: Streams, path: str, operation: str) -> None:
+    gate = Gate(streams.server.folder)
     texts = [gate.text()] if path == CHAT else ["at once", gate.text()]
-    connection = streamed(streams, path, *texts)
+    connection = streamed(streams.server, path, *texts)
     gate.reached()
-    earlier = collector.until(lambda spans: len(own(spans)[2]) == len(texts) - 1)
+    earlier = streams.collector.until(lambda spans: len(own(spans)[2]) == len(texts) - 1)
     assert own(earlier)[0] == [], "nothing has gone to the client"
     gate.open()
     answer = connection.answer()
     assert (answer.status, answer.body.count(b"data: ")) == (200, len(texts) + 1)
     [server], sent, processed = own(
-        collector.until(lambda spans: len(own(spans)[0]) == 1 and len(own(spans)[2]) == len(texts))
+        streams.collector.until(lambda spans: len(own(spans)[0]) == 1 and len(own(spans)[2]) == len(texts))
     )
     assert (server.name, server.parent, server.error) == (f"POST {path}", SPAN, None)
     assert (server.attributes["http.response.status_code"], "error.type" in server.attributes) == (200, False)
@@ -149,14 +160,12 @@ def test_the_span_of_a_stream_ends_when_its_last_choice_has_gone(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_a_stream_that_is_refused_before_it_is_submitted_has_a_span_alone(
-    streams: Server, collector: Collector, path: str
-) -> None:
+def test_a_stream_that_is_refused_before_it_is_submitted_has_a_span_alone(streams: Streams, path: str) -> None:
     wrong: dict[str, tuple[int, str]] = {"n": (400, "BAD_REQUEST"), "model": (404, "NOT_FOUND")}
     for count, (member, (status, error)) in enumerate(wrong.items(), 1):
-        answer = streamed(streams, path, "a", **{member: 0 if member == "n" else "nobody's"}).answer()
+        answer = streamed(streams.server, path, "a", **{member: 0 if member == "n" else "nobody's"}).answer()
         assert (answer.status, answer.header["content-type"]) == (status, "application/json")
-        servers, sent, processed = own(collector.until(lambda spans, count=count: len(own(spans)[0]) == count))  # type: ignore[misc]
+        servers, sent, processed = own(streams.collector.until(lambda spans, count=count: len(own(spans)[0]) == count))  # type: ignore[misc]
         assert (servers[-1].name, servers[-1].parent, servers[-1].error) == (f"POST {path}", SPAN, None)
         assert servers[-1].attributes["http.response.status_code"] == status
         assert servers[-1].attributes["error.type"] == error
@@ -164,19 +173,17 @@ def test_a_stream_that_is_refused_before_it_is_submitted_has_a_span_alone(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_the_span_of_a_stream_whose_client_leaves_midway_ends_then(
-    streams: Server, collector: Collector, path: str
-) -> None:
-    gate = Gate(streams.folder)
+def test_the_span_of_a_stream_whose_client_leaves_midway_ends_then(streams: Streams, path: str) -> None:
+    gate = Gate(streams.server.folder)
     texts = [gate.text()] if path == CHAT else ["at once", gate.text()]
-    connection = streamed(streams, path, *texts)
+    connection = streamed(streams.server, path, *texts)
     gate.reached()
     connection.close()
-    [server], _, processed = own(collector.until(lambda spans: len(own(spans)[0]) == 1))
+    [server], _, processed = own(streams.collector.until(lambda spans: len(own(spans)[0]) == 1))
     assert len(processed) < len(texts), "its last batch still runs"
     assert (server.name, server.parent, server.error) == (f"POST {path}", SPAN, None)
     assert server.attributes["http.response.status_code"] == 499
     gate.open()
-    servers, sent, processed = own(collector.until(lambda spans: len(own(spans)[2]) == len(texts)))
+    servers, sent, processed = own(streams.collector.until(lambda spans: len(own(spans)[2]) == len(texts)))
     assert (servers, len(sent)) == ([server], len(texts))
     assert processed[-1].ended >= server.ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -91,17 +90,6 @@ def test_gateways_of_a_fleet_learn_the_kinds_from_the_workers_and_show_what_is_k
         for one in (second, first, worker):
             one.signal()
             one.check_end()
-
-
-def test_texts_in_and_json_out_and_octets(tmp_path: Path) -> None:
-    with serving(tmp_path, target="tests.targets.values:embed", lawful=False) as server:
-        assert ask(server, "four").json["output"] == [2.0, 0.25]
-        refused = ask(server, ["four"])
-        assert (refused.status, refused.json["message"]) == (400, "Expected `str`, got `array` - at `$.input`")
-    with serving(tmp_path, target="tests.targets.values:reverse", lawful=False) as server:
-        server.expected = {"starts without a warm-up batch, as no input is known to fit"}
-        assert base64.b64decode(ask(server, base64.b64encode(b"\xff\0ab").decode()).json["output"]) == b"ba\0\xff"
-        assert ask(server, "no base64").status == 400
 
 
 def test_a_target_without_an_example_starts_and_is_restarted_when_its_breaker_opens(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.e2e.client import request, wait_until
-from tests.e2e.server import Server, launched, serving
+from tests.e2e.server import Server, launched
 from tests.servers.redis import RedisServer
 
 TARGET = "tests.targets.weighed:together"
@@ -34,13 +34,6 @@ def learns_and_keeps_the_bound(server: Server) -> None:
         return max(weight for _, weight in told) > 0.7 * BOUND
 
     wait_until(full)
-
-
-def test_batches_are_filled_by_words_and_never_heavier_than_the_bound(tmp_path: Path) -> None:
-    with serving(tmp_path, *PATIENT[:6], *FLAGS, target=TARGET, lawful=False) as server:
-        learns_and_keeps_the_bound(server)
-        [worker] = server.workers()
-        assert 0.0 < worker["weight"]["by_octet"] < 0.02
 
 
 def test_gateways_learn_what_inputs_weigh_from_the_workers(tmp_path: Path) -> None:

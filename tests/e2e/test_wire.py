@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from tests.e2e.client import Connection, request, wait_until
 from tests.e2e.server import Server, serving
@@ -106,14 +103,3 @@ def test_who_comes_when_there_is_no_descriptor_at_all_is_served_when_there_is(tm
             assert connection.answer().status == 200
         for connection in (inside, *waiting):
             connection.close()
-
-
-@pytest.mark.parametrize("how", [socket.SHUT_WR, socket.SHUT_RDWR])
-def test_a_client_that_ends_its_sending_has_left(how: int, tmp_path: Path) -> None:
-    with serving(tmp_path, lawful=False) as server, server.held_back():
-        connection = server.connect()
-        connection.send(request(BODY))
-        wait_until(lambda: server.health()["pending"] == 2)
-        connection.sock.shutdown(how)
-        wait_until(lambda: server.health()["pending"] == 1)
-        connection.close()

@@ -228,8 +228,10 @@ def test_an_output_may_tell_the_tokens_that_its_input_has_used(gives: ValueKind,
 
 
 def test_tokens_stay_with_their_inputs_where_others_are_refused() -> None:
-    word = child._whole(Outputs(1, ValueKind.TEXT, ["a", "b"], {}, tokens={1: TokenCount(5)}), {0: ("no", False)}, 3)
-    assert (word.outputs, word.tokens) == ([None, "a", "b"], {2: TokenCount(5)})
+    target = Target(lambda inputs: ["a", Output("b", tokens=5)], "texts", "", UserLoop())
+    word = child.run(target, frames.Run(1, [b"[1]", "a", "b"]))
+    assert isinstance(word, Outputs)
+    assert (word.outputs, list(word.errors), word.tokens) == ([None, "a", "b"], [0], {2: TokenCount(5)})
 
 
 @pytest.mark.parametrize(

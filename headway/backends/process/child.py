@@ -19,7 +19,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -124,31 +124,31 @@ class Pipe:
 def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Outputs | Failed:
     """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
 
-    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs.
+    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. A part that fails
+    fails the batch.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
         inputs, reasons = target.read(batch.inputs)
+        parameters = batch.parameters_of_each()
+        if not reasons and weighing is None:
+            return judge(number, expected, target.run(inputs, parameters), gives)
         refused = {place: (reason, False) for place, reason in reasons.items()}
         weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
-        parameters = batch.parameters_of_each()
-        if refused and parameters is not None:
-            parameters = [one for place, one in enumerate(parameters) if place not in refused]
-        if refused and not inputs:
-            word: Outputs | Failed = _answer(number, [], {}, gives)
-        elif weighing is None:
-            word = judge(number, len(inputs), target.run(inputs, parameters), gives)
-        else:
-            parts = weighing.parts([weight for weight in weights if weight])
-            word = _run_in_parts(target, number, inputs, parameters, parts)
+        whole = Outputs(number, gives, [None] * expected, refused, weights)
+        places = [place for place in range(expected) if place not in refused]
+        if parameters is not None:
+            parameters = [parameters[place] for place in places]
+        parts = [slice(0, len(places))] if weighing is None else weighing.parts([weights[place] for place in places])
+        for part in parts if places else ():
+            chosen = inputs[part]
+            word = judge(number, len(chosen), target.run(chosen, parameters and parameters[part]), gives)
+            if isinstance(word, Failed):
+                return word
+            _put(whole, places[part], word)
     except BaseException as exc:
         return Failed(number, False, describe(exc), trace(exc))
-    if isinstance(word, Failed):
-        return word
-    if refused:
-        word = _whole(word, refused, expected)
-    word.weights = weights
-    return word
+    return _too_large(number, sum(len(one or "") for one in whole.outputs)) or whole
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
@@ -165,35 +165,12 @@ def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expe
     return weights
 
 
-def _run_in_parts(
-    target: Target, number: int, inputs: list[Any], parameters: list[bytes] | None, parts: Iterable[slice]
-) -> Outputs | Failed:
-    """Have user code run the parts of a batch one after the other; one that fails fails the batch."""
-    gives = target.signature.gives
-    outputs: list[Any] = []
-    errors: dict[int, _Why] = {}
-    tokens: dict[int, TokenCount] = {}
-    for part in parts:
-        chosen = inputs[part]
-        word = judge(number, len(chosen), target.run(chosen, parameters and parameters[part]), gives)
-        if isinstance(word, Failed):
-            return word
-        errors |= {len(outputs) + place: error for place, error in word.errors.items()}
-        tokens |= {len(outputs) + place: used for place, used in word.tokens.items()}
-        outputs += word.outputs
-    too_large = _too_large(number, sum(len(one or "") for one in outputs))
-    return too_large or Outputs(number, gives, outputs, errors, tokens=tokens)
-
-
-def _whole(word: Outputs, refused: Mapping[int, _Why], expected: int) -> Outputs:
-    """Answer to a whole batch from that to the inputs which ran."""
-    places = [place for place in range(expected) if place not in refused]
-    outputs: list[Any] = [None] * expected
+def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
+    """Put the answer to the inputs at some places into that to the whole batch."""
     for place, output in zip(places, word.outputs, strict=True):
-        outputs[place] = output
-    errors = {**refused, **{places[place]: error for place, error in word.errors.items()}}
-    tokens = {places[place]: used for place, used in word.tokens.items()}
-    return Outputs(word.number, word.kind, outputs, errors, tokens=tokens)
+        whole.outputs[place] = output
+    whole.errors |= {places[place]: error for place, error in word.errors.items()}
+    whole.tokens |= {places[place]: used for place, used in word.tokens.items()}
 
 
 def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT) -> Outputs | Failed:

@@ -22,7 +22,7 @@ from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, raw_member
 from headway.model import ItemResult, Signature, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
-from headway.oip.tensors import BYTES, INPUT, OUTPUT, pack
+from headway.oip.tensors import BYTES, INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
 """Parameters that are not sent: those by which the server orders its requests, and the form of the answer."""
@@ -45,8 +45,6 @@ NUMBERS = {
 
 MOST_DIMENSIONS = 8
 """Most dimensions of an output."""
-
-_HEAD = struct.Struct("<I")
 
 
 class TensorDialect(Dialect, frozen=True):
@@ -152,18 +150,13 @@ def number_items(numbers: Sequence[Any], shape: Sequence[int]) -> list[ItemResul
 
 
 def _elements(octets: memoryview, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    begin, end = 0, len(octets)
-    while len(found) < count:
-        body = begin + _HEAD.size
-        if body > end:
-            raise NoOutputs(f"{len(found)} outputs for {count} inputs")
-        begin = body + _HEAD.unpack_from(octets, begin)[0]
-        if begin > end:
-            raise NoOutputs("binary data that ends within an output")
-        found.append(bytes(octets[body:begin]))
-    if begin != end:
-        raise NoOutputs(f"{end - begin} bytes of binary data more than {count} outputs")
+    found, end = split(octets, count)
+    left = len(octets) - end
+    if len(found) < count:
+        within = "binary data that ends within an output"
+        raise NoOutputs(within if left >= LENGTH_BYTES else f"{len(found)} outputs for {count} inputs")
+    if left:
+        raise NoOutputs(f"{left} bytes of binary data more than {count} outputs")
     return found
 
 

@@ -26,7 +26,7 @@ from headway.http.inference.answer_pieces import packed_pieces, released
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, TokensOfEach, Written
 from headway.http.oip.infer import check_version, with_version
-from headway.http.oip.models import find_model, index_of, statistics
+from headway.http.oip.models import ShownModels
 from headway.model import Principal, RequestOptions, Value, added_up
 from headway.oip import elements, metadata, parameters, tensors
 from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
@@ -156,9 +156,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._served, self._port = port.intake.served, port
-        self._most = min(MOST_INPUTS, port.settings.max_queue)
-        self._ready = ready
+        self._models = ShownModels(port.intake, port.anonymous, ready)
 
     @property
     def for_everybody(self) -> dict[str, Answer]:
@@ -182,7 +180,7 @@ class OpenInference:
         return {"live": True}
 
     async def _server_ready(self, asked: Any, principal: Principal) -> Any:
-        return {"ready": await self._ready()}
+        return {"ready": await self._models.ready()}
 
     async def _server(self, asked: Any, principal: Principal) -> Any:
         return metadata.ServerMetadata()
@@ -194,34 +192,28 @@ class OpenInference:
             if exc.code in _NOT_THERE:
                 return {"ready": False}
             raise
-        return {"ready": await self._ready() and self._served.has_worker(model)}
+        return {"ready": await self._models.is_ready(model)}
 
     async def _model(self, asked: Any, principal: Principal) -> Any:
-        return metadata.ModelMetadata(model := self._find(asked, principal), self._served[model].reported)
+        return self._models.metadata(self._find(asked, principal))
 
     async def _config(self, asked: Any, principal: Principal) -> Any:
-        return {"config": metadata.ModelConfig(self._find(asked, principal), self._most)}
+        return {"config": self._models.config(self._find(asked, principal))}
 
     async def _statistics(self, asked: Any, principal: Principal) -> Any:
-        models = [self._find(asked, principal)] if asked.name else self._models(principal)
-        port = self._port
-        counters = port.counters if port.anonymous else port.intake.tenant_counts.of(principal.tenant)
-        return {"model_stats": statistics(self._served, models, counters)}
+        model = self._find(asked, principal) if asked.name else ""
+        return {"model_stats": self._models.statistics(principal, model)}
 
     async def _index(self, asked: Any, principal: Principal) -> Any:
-        return {"models": index_of(self._served, self._models(principal), await self._ready(), only_ready=asked.ready)}
+        return {"models": await self._models.index(principal, only_ready=asked.ready)}
 
     async def _never(self, asked: Any, principal: Principal) -> Any:
         message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
         raise RequestError(message, code=NOT_IMPLEMENTED)
 
-    def _models(self, principal: Principal) -> list[str]:
-        """Models that a principal may ask."""
-        return self._served.visible(principal.models)
-
     def _find(self, asked: Any, principal: Principal) -> str:
         """Model that a message names. Raises RequestError when it is none that the principal may ask."""
-        return find_model(self._served, asked.name, asked.version or None, principal)
+        return self._models.find(asked.name, asked.version or None, principal)
 
 
 def responder(

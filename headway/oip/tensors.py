@@ -17,7 +17,7 @@ INPUT = "INPUT"
 OUTPUT = "OUTPUT"
 """Name of the output."""
 
-_HEAD = 4
+LENGTH_BYTES = 4
 """Bytes of an element's length."""
 _MOST_SHOWN = 8
 """Most dimensions of a shape, or names, that a message shows."""
@@ -79,27 +79,37 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     Raises:
         Malformed: the octets are not that many elements.
     """
-    elements: list[bytes] = []
-    begin, end = 0, len(octets)
-    for position in range(count):
-        body = begin + _HEAD
-        if body > end:
-            raise Malformed(
-                f"the binary data of input {_quoted(name)} ends after {position} elements; its shape says {count}"
-            )
-        length = int.from_bytes(octets[begin:body], "little")
-        begin = body + length
-        if begin > end:
-            raise Malformed(
-                f"element {position} of input {_quoted(name)} says that it has {length} bytes, and {end - body} are left; expected a "
-                f"length of {_HEAD} bytes, little-endian, before each element"
-            )
-        elements.append(bytes(octets[body:begin]))
-    if begin != end:
+    elements, end = split(octets, count)
+    left = len(octets) - end
+    if len(elements) < count and left < LENGTH_BYTES:
         raise Malformed(
-            f"{end - begin} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"
+            f"the binary data of input {_quoted(name)} ends after {len(elements)} elements; its shape says {count}"
+        )
+    if len(elements) < count:
+        length = int.from_bytes(octets[end : end + LENGTH_BYTES], "little")
+        raise Malformed(
+            f"element {len(elements)} of input {_quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
+            f"a length of {LENGTH_BYTES} bytes, little-endian, before each element"
+        )
+    if left:
+        raise Malformed(
+            f"{left} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"
         )
     return elements
+
+
+def split(octets: bytes | memoryview, most: int) -> tuple[list[bytes], int]:
+    """First elements in a binary form, as many as are whole and at most `most`, and where they end."""
+    elements: list[bytes] = []
+    end, size = 0, len(octets)
+    while len(elements) < most:
+        body = end + LENGTH_BYTES
+        after = body + int.from_bytes(octets[end:body], "little")
+        if body > size or after > size:
+            break
+        elements.append(bytes(octets[body:after]))
+        end = after
+    return elements, end
 
 
 def pack(elements: Iterable[bytes]) -> bytes:
@@ -109,12 +119,12 @@ def pack(elements: Iterable[bytes]) -> bytes:
 
 def packed_size(elements: Sequence[bytes]) -> int:
     """Bytes of the binary form of elements."""
-    return sum(map(len, elements)) + _HEAD * len(elements)
+    return sum(map(len, elements)) + LENGTH_BYTES * len(elements)
 
 
 def head_of(element: bytes) -> bytes:
     """Bytes before an element in the binary form."""
-    return len(element).to_bytes(_HEAD, "little")
+    return len(element).to_bytes(LENGTH_BYTES, "little")
 
 
 def _quoted(name: str) -> str:

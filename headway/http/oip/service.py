@@ -5,21 +5,19 @@ What is said of a model is for principals that may ask it. Health and the server
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
-from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.oip.models import find_model, index_of, statistics
+from headway.http.oip.models import ShownModels
 from headway.http.readiness import SERVING, CachedReadiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route, WrongMethod
 from headway.identity.anonymous import AnonymousIdentity
-from headway.oip.metadata import ModelConfig, ModelMetadata, ServerMetadata
+from headway.oip.metadata import ServerMetadata
 from headway.ports import Identity
 
 
@@ -31,7 +29,12 @@ def routes(gateway: Gateway, glance: CachedReadiness, identity: Identity) -> lis
         glance: whether this process should get traffic.
         identity: identity that knows the principals.
     """
-    on = _Service(gateway, glance, isinstance(identity, AnonymousIdentity))
+
+    async def ready() -> bool:
+        word, _ = await glance.take()
+        return word in SERVING
+
+    on = _Service(ShownModels(gateway, isinstance(identity, AnonymousIdentity), ready))
     known = Authentication(identity, gateway)
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
@@ -61,10 +64,8 @@ class _IndexRequest(msgspec.Struct, gc=False):
 
 
 class _Service:
-    def __init__(self, gateway: Gateway, glance: CachedReadiness, anonymous: bool) -> None:
-        self._gateway, self._served = gateway, gateway.served
-        self._glance, self._anonymous = glance, anonymous
-        self._most = min(MOST_INPUTS, gateway.settings.max_queue)
+    def __init__(self, models: ShownModels) -> None:
+        self._models = models
 
     async def server(self, request: Request) -> RouteAnswer:
         return _answer(ServerMetadata())
@@ -73,12 +74,12 @@ class _Service:
         return _answer({"live": True})
 
     async def ready(self, request: Request) -> RouteAnswer:
-        ready = await self._is_ready()
+        ready = await self._models.ready()
         return _answer({"ready": ready}, 200 if ready else 503)
 
     async def model_ready(self, request: Request) -> RouteAnswer:
         model = self._asked(request)
-        ready = await self._is_ready() and self._served.has_worker(model)
+        ready = await self._models.is_ready(model)
         return _answer({"name": model, "ready": ready}, 200 if ready else 503)
 
     async def metadata(self, request: Request) -> RouteAnswer:
@@ -89,16 +90,16 @@ class _Service:
             if exc.code == NOT_FOUND and request.path.endswith("/infer"):
                 raise WrongMethod(("POST",)) from None
             raise
-        return _answer(ModelMetadata(model, self._served[model].reported))
+        return _answer(self._models.metadata(model))
 
     async def config(self, request: Request) -> RouteAnswer:
-        return _answer(ModelConfig(self._asked(request), self._most))
+        return _answer(self._models.config(self._asked(request)))
 
     async def statistics(self, request: Request) -> RouteAnswer:
-        return self._statistics(request, [self._asked(request)])
+        return _answer({"model_stats": self._models.statistics(request.principal, self._asked(request))})
 
     async def all_statistics(self, request: Request) -> RouteAnswer:
-        return self._statistics(request, self._models(request))
+        return _answer({"model_stats": self._models.statistics(request.principal)})
 
     async def index(self, request: Request) -> RouteAnswer:
         body = b""
@@ -110,29 +111,15 @@ class _Service:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(f"the body is no repository index request: {exc}") from None
-        return _answer(index_of(self._served, self._models(request), await self._is_ready(), only_ready=only_ready))
+        return _answer(await self._models.index(request.principal, only_ready=only_ready))
 
     async def never(self, request: Request) -> RouteAnswer:
         message = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
         raise RequestError(message, code=NOT_IMPLEMENTED)
 
-    async def _is_ready(self) -> bool:
-        word, _ = await self._glance.take()
-        return word in SERVING
-
-    def _models(self, request: Request) -> list[str]:
-        """Models that the principal may ask."""
-        return self._served.visible(request.principal.models)
-
     def _asked(self, request: Request) -> str:
         """Model that the path names. Raises RequestError when it is none that the principal may ask."""
-        return find_model(self._served, request.params["model"], request.params.get("version"), request.principal)
-
-    def _statistics(self, request: Request, models: Sequence[str]) -> RouteAnswer:
-        """Statistics of models: of the principal's tenant or, where nobody is asked for a credential, of the process."""
-        tenant, gateway = request.principal.tenant, self._gateway
-        counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(tenant)
-        return _answer({"model_stats": statistics(self._served, models, counters)})
+        return self._models.find(request.params["model"], request.params.get("version"), request.principal)
 
 
 def _answer(content: Any, status: int = 200) -> RouteAnswer:

@@ -17,8 +17,8 @@ from headway.app.backends import make_remote_certificates
 from headway.config import Settings
 from headway.config.target import ModuleTarget, RemoteTarget, parse_target
 from headway.errors import SettingError
+from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.remote_certificates import RemoteCertificates
 from tests.authority import Authority
 
 API = RemoteTarget("https://localhost/batch")

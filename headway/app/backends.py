@@ -27,9 +27,9 @@ from headway.dialects import Remote, reach
 from headway.errors import SettingError
 from headway.model import ModelReport, Slot
 from headway.ports import Backend, WorkSource
+from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher

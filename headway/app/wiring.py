@@ -67,10 +67,9 @@ from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
 from headway.ports import Broker
-from headway.runtime.certificates import Certificates
+from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
 from headway.worker.helping import StrayWatcher

@@ -1,51 +1,243 @@
-"""Certificate of this process's ports, with its key and the authorities of its clients.
+"""Certificates of this process: that of its ports, and those towards a remote API.
 
 Each new connection gets what is the latest by then; those that are open keep theirs.
+
+The files are looked at every second. What has changed is read one look later, when it has stopped changing, and taken only if all
+of it fits together: a certificate whose key is not there yet leaves what was read before.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
 
-from headway.runtime.certificate_files import CertificateFiles, OwnCertificate, look_pause
+import msgspec
+
+from headway.errors import SettingError
+from headway.runtime.certificate_dates import validity
 from headway.runtime.counters import Counters
-from headway.runtime.pem import Pair, authorities
+from headway.runtime.file_watcher import Stamp, stamp
+from headway.runtime.logger import get_logger
+from headway.runtime.pem import Pair, authorities, no_certificate
+from headway.runtime.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+CHECK_FILES_EVERY = 1.0
+"""Seconds between two looks at the files."""
 
 PROTOCOLS = ("http/1.1", "h2")
 """Protocols that a port may speak, as clients name them in the handshake."""
 
+DAY = 86_400.0
+NEAR = 14 * DAY
+"""Seconds before its end from which on a certificate is warned of; at most a sixth of its whole time."""
 
-class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
-    """Certificates of all ports of a process; a resource that an operator may change.
+T = TypeVar("T")
+_Stamps = tuple[Stamp | None, ...]
+
+
+async def look_pause() -> None:
+    """Wait between two looks."""
+    await asyncio.sleep(CHECK_FILES_EVERY)
+
+
+class OwnCertificate(msgspec.Struct, frozen=True):
+    """Facts about the certificate that this process shows.
+
+    Attributes:
+        path: path of its file.
+        key_path: path of the file that holds its key.
+        open_key: rights to that file, if others have any; else empty.
+        fingerprint: beginning of its SHA-256.
+        begins, ends: time for which it is valid, in Unix seconds.
+    """
+
+    path: str
+    key_path: str
+    open_key: str
+    fingerprint: str
+    begins: float
+    ends: float
+
+    @classmethod
+    def of(cls, pair: Pair) -> OwnCertificate:
+        """Facts about the certificate of a pair.
+
+        Raises:
+            SettingError: it is no certificate.
+        """
+        try:
+            begins, ends = validity(pair.first)
+        except ValueError:
+            raise no_certificate(pair.setting, pair.path) from None
+        return cls(pair.path, pair.key_path, pair.open_key, hashlib.sha256(pair.first).hexdigest()[:16], begins, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Side of a client in TLS, as its files were at one time. Each reading of the files makes another one.
+
+    Attributes:
+        context: context of a connection, which checks the other side's certificate and name.
+        authorities: text of the authorities that are trusted, in PEM; None: those of the system.
+        certificate: text of the certificate that is shown and those up to an authority, in PEM; None: none is shown.
+        key: text of its key, in PEM; None: there is none.
+    """
+
+    context: ssl.SSLContext
+    authorities: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+
+class CertificateFiles(ABC, Generic[T]):
+    """Base of what is read from three files of certificates; a resource that an operator may change.
 
     Arguments:
-        certificate: path of the certificate, and of those between it and an authority that clients know.
-        key: path of its key; empty: the same file.
-        client_ca: path of the authorities of which clients need a certificate; empty: clients need none.
+        first, second, third: paths of the files, as the subclass says; an empty one is left out.
         counters: counters that say when the certificate ends.
         now: Unix seconds.
         pause: waits between two looks.
+
+    Attributes:
+        current: what was read last, ready for use.
+
+    Raises:
+        SettingError: a file cannot be used.
+    """
+
+    rereads = ""
+    _purpose: ClassVar[str]
+    """Words behind "certificate" or "certificates" in the log, such as " for the remote API"; empty: for the ports."""
+    _refuser: ClassVar[str]
+    """Subject and verb of those that refuse a certificate which is not valid."""
+
+    def __init__(
+        self,
+        first: str,
+        second: str,
+        third: str,
+        counters: Counters,
+        now: Callable[[], float] = time.time,
+        pause: Callable[[], Awaitable[None]] = look_pause,
+    ) -> None:
+        self._files, self._counters = (first, second, third), counters
+        self._now, self._pause = now, pause
+        self._paths = tuple(Path(path) for path in dict.fromkeys(self._files) if path)
+        self._seen = self._read = self._stamps()
+        self._told = ""
+        self._reminded = -DAY
+        self._own: OwnCertificate | None = None
+        self.current: T
+        self._take(*self._load())
+
+    async def open(self) -> None:
+        """Do nothing: the files were read when this was made, so that a start with a wrong one ends at once."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start looking at the files."""
+        supervisor.start(f"certificates{self._purpose}", self._watch)
+
+    async def close(self) -> None:
+        """Do nothing: the loop has ended."""
+
+    async def reread(self) -> None:
+        """Read the files now.
+
+        Raises:
+            SettingError: they cannot be used; what was read before goes on.
+        """
+        stamps = self._stamps()
+        self._take(*await asyncio.to_thread(self._load))
+        self._seen = self._read = stamps
+        self._told = ""
+
+    async def look(self) -> None:
+        """Look at the files once, and take what has changed since they were read and has settled since the last look."""
+        stamps = await asyncio.to_thread(self._stamps)
+        settled, self._seen = stamps == self._seen, stamps
+        if settled and stamps != self._read:
+            try:
+                await self.reread()
+            except SettingError as exc:
+                if str(exc) != self._told:
+                    self._told = str(exc)
+                    event = f"the changed certificates{self._purpose} cannot be used; those read before go on"
+                    log.error(event, error=self._told)
+        self._remind()
+
+    @abstractmethod
+    def _load(self) -> tuple[T, OwnCertificate | None]:
+        """Read and check all files, in a thread: what is ready for use, and the certificate that is shown, if one is.
+
+        Raises:
+            SettingError: one cannot be used, or two do not fit.
+        """
+
+    @abstractmethod
+    def _ends(self, when: float) -> None:
+        """Note the Unix second at which the certificate ends that is shown."""
+
+    async def _watch(self) -> None:
+        while True:
+            await self._pause()
+            await self.look()
+
+    def _take(self, loaded: T, own: OwnCertificate | None) -> None:
+        self.current, self._own = loaded, own
+        self._reminded = -DAY
+        if own is None:
+            log.info(f"certificates{self._purpose} read", files=[str(path) for path in self._paths])
+            return
+        self._ends(own.ends)
+        log.info(f"certificate{self._purpose} read", file=own.path, sha256=own.fingerprint, ends=_date(own.ends))
+        if own.open_key:
+            hint = "Leave it to the user that Headway runs as: chmod 600"
+            event = f"the key of the certificate{self._purpose} can be read or changed by others"
+            log.warning(event, file=own.key_path, mode=own.open_key, hint=hint)
+        self._remind()
+
+    def _remind(self) -> None:
+        """Log once a day that the certificate ends soon, or is not good now."""
+        own, now = self._own, self._now()
+        if own is None or now < self._reminded + DAY:
+            return
+        if not own.begins <= now < own.ends:
+            log.error(f"the certificate{self._purpose} is not valid now, and {self._refuser} it", file=own.path,
+                      begins=_date(own.begins), ends=_date(own.ends))  # fmt: skip
+        elif now >= own.ends - min(NEAR, (own.ends - own.begins) / 6):
+            log.warning(f"the certificate{self._purpose} ends soon", file=own.path, ends=_date(own.ends))
+        else:
+            return
+        self._reminded = now
+
+    def _stamps(self) -> _Stamps:
+        return tuple(stamp(path) for path in self._paths)
+
+
+class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
+    """Certificate of all ports of a process.
+
+    Arguments:
+        first: path of the certificate, and of those between it and an authority that clients know.
+        second: path of its key; empty: the same file.
+        third: path of the authorities of which clients need a certificate; empty: clients need none.
 
     Raises:
         SettingError: a file cannot be used.
     """
 
     rereads = "certificates of the ports"
-
-    def __init__(
-        self,
-        certificate: str,
-        key: str,
-        client_ca: str,
-        counters: Counters,
-        now: Callable[[], float] = time.time,
-        pause: Callable[[], Awaitable[None]] = look_pause,
-    ) -> None:
-        self._files = certificate, key, client_ca
-        self._counters = counters
-        super().__init__("", "clients refuse", self._files, now, pause)
+    _purpose, _refuser = "", "clients refuse"
 
     def context(self, protocol: str) -> ssl.SSLContext:
         """Context for a new connection to a port that speaks one of PROTOCOLS."""
@@ -62,6 +254,36 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
         self._counters.certificate_ends = when
 
 
+class RemoteCertificates(CertificateFiles[ClientTls]):
+    """Certificates towards a remote API. At least one path is given.
+
+    Arguments:
+        first: path of the authorities to trust; empty: those of the system.
+        second: path of the certificate to show, and of those between it and an authority; empty: none.
+        third: path of its key; empty: the same file.
+
+    Raises:
+        SettingError: a file cannot be used.
+    """
+
+    rereads = "certificates for the remote API"
+    _purpose, _refuser = " for the remote API", "the API refuses"
+
+    def _load(self) -> tuple[ClientTls, OwnCertificate | None]:
+        ca, certificate, key = self._files
+        trusted = authorities("remote_ca", ca) if ca else None
+        context = ssl.create_default_context(cadata=trusted)
+        given = trusted.encode() if trusted is not None else None
+        if not certificate:
+            return ClientTls(context, given), None
+        pair = Pair("remote_cert", certificate, "remote_key", key)
+        pair.show_in(context)
+        return ClientTls(context, given, pair.chain, pair.key), OwnCertificate.of(pair)
+
+    def _ends(self, when: float) -> None:
+        self._counters.remote_certificate_ends = when
+
+
 def _context(protocol: str, pair: Pair, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -72,3 +294,7 @@ def _context(protocol: str, pair: Pair, trusted: str) -> ssl.SSLContext:
         context.load_verify_locations(cadata=trusted)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -18,8 +18,8 @@ from headway.backends.remote.tls_failures import explain_words
 from headway.config.target import RemoteTarget
 from headway.errors import TargetError
 from headway.model import ItemResult
+from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.remote_certificates import RemoteCertificates
 from tests.authority import Authority
 from tests.backends.entries import batch
 from tests.backends.grpc_remote import answer, served_grpc, texts_of

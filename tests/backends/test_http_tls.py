@@ -21,9 +21,8 @@ from headway.backends.http.connections import tls_error
 from headway.backends.remote.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
-from headway.runtime.certificates import Certificates
+from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.sockets import Sockets
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority

@@ -23,8 +23,8 @@ from headway.backends.http.backend import HttpBackend
 from headway.backends.http.connections import IDLE
 from headway.config.target import RemoteTarget
 from headway.model import ItemResult
+from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.sockets import Sockets
 from tests.authority import Authority
 from tests.backends.entries import batch

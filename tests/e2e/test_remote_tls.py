@@ -16,7 +16,7 @@ from headway.config import Settings
 from headway.config.target import ObservedTarget, RemoteTarget
 from headway.errors import TargetError
 from headway.model import Role
-from headway.runtime.remote_certificates import RemoteCertificates
+from headway.runtime.certificates import RemoteCertificates
 from tests.authority import Authority
 
 

@@ -37,7 +37,7 @@ from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects import Remote, RemoteCall, reach
 from headway.errors import BadOutput, RemoteAbsent, RemoteError
-from headway.runtime.remote_certificates import ClientTls
+from headway.runtime.certificates import ClientTls
 from headway.runtime.spans import OUTGOING
 
 IDLE = 30.0

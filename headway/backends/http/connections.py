@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from headway.backends.remote.generations import AT_ONCE, Generations
-from headway.runtime.remote_certificates import ClientTls, RemoteCertificates
+from headway.runtime.certificates import ClientTls, RemoteCertificates
 from headway.runtime.sockets import Sockets
 
 IDLE = 4.0

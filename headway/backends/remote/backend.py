@@ -44,8 +44,8 @@ from headway.errors import (
     TargetError,
 )
 from headway.model import Entry, ItemResult, Signature, TokenCount, Value, ValueKind
+from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.logger import get_logger
-from headway.runtime.remote_certificates import RemoteCertificates
 from headway.runtime.spans import OUTGOING, RUN
 
 log = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The dialect `oip-grpc` against servers that go wrong in all ways; and what goes over the wire besides the batch."""
+"""The dialect `oip-grpc` against servers that go wrong in all ways, what goes over the wire besides, and what is logged."""
 
 from __future__ import annotations
 
@@ -413,3 +413,58 @@ async def test_a_channel_whose_stamp_has_changed_is_closed_once_its_calls_have_e
 )
 def test_what_a_pushback_asks_for(value: str | bytes, seconds: float | None) -> None:
     assert pushback(value) == seconds
+
+
+@pytest.mark.parametrize("trailers", [[], [("grpc-retry-pushback-ms", "-1")]])
+async def test_a_lone_input_is_not_blamed_for_an_api_without_room(trailers: list[tuple[str, str]]) -> None:
+    async with Api(aborts(Status.RESOURCE_EXHAUSTED, "no", *trailers)).against() as backend:
+        with pytest.raises(RemoteError, match="gRPC RESOURCE_EXHAUSTED"):
+            await backend.run(batch("wrong"), LONG)
+
+
+@pytest.mark.parametrize(
+    ("details", "trailers"),
+    [
+        ("SERVER: Received message larger than max (9 vs. 5)", []),
+        ("grpc: received message larger than max (9 vs. 5)", []),
+        ("gRPC message exceeds maximum size 5: 9", []),
+        ("Received message exceeds the maximum configured message size.", []),
+        ("Error decompressing: size limit, of 5 bytes, exceeded while decompressing message", []),
+        (
+            "the input is 9 characters long",
+            [("x-headway-error", "PAYLOAD_TOO_LARGE"), ("grpc-retry-pushback-ms", "-1")],
+        ),
+    ],
+)
+async def test_a_message_that_is_too_large_for_the_api_blames_an_input(
+    details: str, trailers: list[tuple[str, str]]
+) -> None:
+    async with Api(aborts(Status.RESOURCE_EXHAUSTED, details, *trailers)).against() as backend:
+        for texts in (("a", "wrong"), ("wrong",)):
+            with pytest.raises(RemoteRefused, match="failed at try 1"):
+                await backend.run(batch(*texts), LONG)
+
+
+async def test_the_log_says_once_that_the_api_is_back() -> None:
+    now = 100.0
+    with capture_logs() as logged:
+        async with Api(aborts(Status.UNAVAILABLE)).against(clock=lambda: now) as backend:
+            for text in ("wrong", "wrong", "b", "b"):
+                with contextlib.suppress(RemoteError):
+                    await backend.run(batch(text), LONG)
+                now += 2.0
+    again = [line for line in logged if line["event"] == "the remote API answers again"]
+    assert [line["away_s"] for line in again] == [4.0]
+
+
+def test_header_fields_that_have_changed_are_logged_once_without_their_values(tmp_path: Path) -> None:
+    file = tmp_path / "headers"
+    file.write_text("X-Team: blue\n")
+    credentials = Credentials(file=str(file))
+    with capture_logs() as logged:
+        credentials.current()
+        file.write_text("X-Team: canary\n")
+        assert credentials.current() == credentials.current() == {"X-Team": "canary"}
+    [line] = logged
+    assert (line["event"], line["log_level"]) == ("header fields for the remote API were read again", "info")
+    assert "canary" not in str(line)

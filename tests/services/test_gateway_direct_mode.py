@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from headway import errors
-from headway.gateway.broker_session import Replied
+from headway.gateway.broker_session import Down, Replied, Up
 from headway.model import Failure, Reply
 from tests.services.calls import offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -163,3 +165,32 @@ async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(cl
         assert fleet.direct is not None
         await fleet.direct.drain()
     assert fallback.stops == 4
+
+
+async def gone_direct(fleet: Fleet) -> None:
+    """The broker goes, and the gateway notices."""
+    await fleet.server.become("refuse")
+    fleet.server.cut()
+    await asyncio.sleep(2.0)
+    assert fleet.direct is not None and fleet.gateway.broker is fleet.direct.broker
+
+
+async def test_who_waits_too_long_hears_so_while_the_only_slot_is_busy(clock: Clock) -> None:
+    async with Fleet(clock, fallback=FakeBackend(3.0), max_batch=1, queue_timeout_ms=500) as fleet:
+        await gone_direct(fleet)
+        fleet.ask("runs")
+        await asyncio.sleep(0.01)
+        waits = fleet.ask("waits")
+        assert await fleet.answered(waits) == [errors.DEADLINE_EXCEEDED]
+        assert waits.answered_at - waits.at == pytest.approx(0.5, abs=0.06)
+
+
+async def test_a_broker_that_comes_and_goes_in_one_moment_costs_nobody_an_answer(clock: Clock) -> None:
+    async with Fleet(clock, fallback=FakeBackend(0.1)) as fleet:
+        await gone_direct(fleet)
+        gateway = fleet.gateway
+        direct = fleet.ask("direct")
+        gateway.on_event(gateway._shared, Up())
+        shared = fleet.ask("shared")
+        gateway.on_event(gateway._shared, Down())
+        assert await fleet.answered(direct, shared) == ["ok", "ok"]

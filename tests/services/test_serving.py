@@ -1,8 +1,10 @@
-"""Requests through gateway, broker and batcher, on virtual time."""
+"""Requests through gateway, broker and batcher, where all is well, and where workers, backends or inputs fail."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,19 @@ import pytest
 from headway import errors
 from headway.config import load
 from headway.core import policies
-from headway.model import Entry, Failure, Limit, Principal, Reply, RequestOptions, WorkerStatus
+from headway.core.breaker import Breaker, State
+from headway.core.retry import MAX_ATTEMPTS, RetryBudget
+from headway.errors import (
+    BackendError,
+    BatchRaised,
+    RemoteAbsent,
+    RemoteError,
+    StartKilled,
+    TargetError,
+    WorkerAbsent,
+    WorkerCrashed,
+)
+from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, RequestOptions, WorkerStatus
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.stand import Stand, codes
@@ -242,3 +256,381 @@ async def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_
         before = clock()
         await stand.ask("lone")
         assert calls[-1] == (before, 1)
+
+
+async def test_a_crashed_worker_is_replaced_and_its_batch_is_retried(clock: Clock) -> None:
+    crashes = [WorkerCrashed("killed by SIGKILL")]
+    backend = FakeBackend(0.1, lambda entries: crashes.pop() if crashes else None)
+    async with Stand(clock, backend) as stand:
+        reply = await stand.ask("survivor")
+        assert reply.output == "SURVIVOR" and reply.attempts == 2
+        assert backend.starts == 2
+        assert stand.counters.retries["crashed"] == 1
+
+
+class Api(FakeBackend):
+    """Fake of a remote API, which has no process that could be replaced."""
+
+    @property
+    def pid(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "starts"),
+    [(FakeBackend, WorkerAbsent("it has no process"), 1 + MAX_ATTEMPTS), (Api, RemoteAbsent("no connection came"), 1)],
+)
+async def test_a_batch_of_which_nothing_was_sent_is_not_charged(
+    kind: type[FakeBackend], error: BackendError, starts: int, clock: Clock
+) -> None:
+    left = [error] * MAX_ATTEMPTS
+    backend = kind(0.1, lambda entries: left.pop() if left else None)
+    async with Stand(clock, backend) as stand:
+        reply = await stand.ask("innocent")
+        assert reply.output == "INNOCENT" and reply.attempts == 1
+        assert backend.starts == starts
+        assert not sum(stand.counters.retries.values())
+        assert await stand.dead.list() == []
+
+
+class Frail(FakeBackend):
+    """Dies `life` seconds after each start."""
+
+    life = 0.0
+
+    async def gone(self) -> None:
+        await asyncio.sleep(self.life)
+
+
+async def test_a_worker_that_dies_idle_again_and_again_is_started_ever_less_often(clock: Clock) -> None:
+    backend = Frail(0.1)
+    async with Stand(clock, backend) as stand:
+        await asyncio.sleep(10)
+        assert 3 <= backend.starts <= 8
+        await asyncio.sleep(120)
+        assert backend.starts <= 14
+        backend.life = 6.0
+        await asyncio.sleep(60)
+        before = backend.starts
+        await asyncio.sleep(30)
+        assert backend.starts - before >= 4, "some seconds of life are enough"
+        backend.life = 1e9
+        assert (await stand.ask("x", timeout=30.0)).output == "X"
+
+
+async def test_a_worker_that_dies_idle_is_not_started_more_often_because_requests_wait(clock: Clock) -> None:
+    backend = FakeBackend(0.1, lambda entries: WorkerAbsent("it has no process"))
+    async with Stand(clock, backend) as stand:
+        asked = [stand.asking(f"t{number}") for number in range(10)]
+        await asyncio.sleep(10)
+        assert backend.starts <= 8
+        for one in asked:
+            one.cancel()
+
+
+async def test_a_finished_batch_ends_the_pauses(clock: Clock) -> None:
+    backend = Frail(0.01)
+    async with Stand(clock, backend, request_timeout_ms=30_000, queue_timeout_ms=30_000) as stand:
+        await asyncio.sleep(10)
+        backend.life = 0.5
+        assert (await stand.ask("x", timeout=30.0)).output == "X"
+        await asyncio.sleep(0.5)
+        before = clock()
+        assert (await stand.ask("y", timeout=30.0)).output == "Y"
+        assert clock() - before < 0.1
+
+
+async def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon(clock: Clock) -> None:
+    backend = FakeBackend(0.1)
+    async with Stand(clock, backend) as stand:
+        backend.refuse_start, backend.refusal = 10**6, StartKilled("died of SIGKILL")
+        backend.dead.set()
+        await asyncio.sleep(60)
+        backend.refuse_start = 0
+        await asyncio.sleep(2.1)
+        assert (await stand.ask("back", timeout=0.2)).output == "BACK"
+
+
+class Trace:
+    """Object that a failed start had in its hands."""
+
+
+async def test_starts_that_fail_leave_nothing_for_the_garbage_collector(clock: Clock) -> None:
+    left: list[weakref.ref[Trace]] = []
+
+    class Slow(FakeBackend):
+        async def start(self) -> float:
+            if not self.starts:
+                return await super().start()
+            trace = Trace()
+            left.append(weakref.ref(trace))
+            try:
+                async with asyncio.timeout(0.1):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                raise TargetError("was not ready") from None
+            return 0.0
+
+    backend = Slow(0.1)
+    async with Stand(clock, backend) as stand:
+        gc.collect()
+        gc.disable()
+        try:
+            backend.dead.set()
+            await asyncio.sleep(30)
+            assert len(left) > 5
+            assert [one for one in left if one() is not None] == []
+        finally:
+            gc.enable()
+        assert stand.counters.worker_restarts["gpu-0"] == 0
+
+
+async def test_requests_are_refused_while_no_worker_starts_and_answered_when_one_does(clock: Clock) -> None:
+    backend = FakeBackend(0.1)
+    async with Stand(clock, backend) as stand:
+        backend.refuse_start = 10**6
+        backend.dead.set()
+        await asyncio.sleep(0.5)
+        before = clock()
+        reply = await stand.ask("too early")
+        assert codes([reply]) == [errors.NO_WORKERS]
+        assert clock() - before == pytest.approx(2.0, abs=0.06)
+        held = stand.asking("held")
+        backend.refuse_start = 0
+        assert (await held).output == "HELD"
+
+
+async def test_a_drain_that_begins_during_a_claim_waits_for_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    stand = Stand(clock, FakeBackend(0.1))
+    claim, begun = stand.broker.claim, asyncio.Event()
+
+    async def far(*arguments: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(0.01)
+        return await claim(*arguments)
+
+    monkeypatch.setattr(stand.broker, "claim", far)
+    async with stand, asyncio.timeout(60):
+        await begun.wait()
+        before = clock()
+        await stand.service.drain()
+        assert clock() - before < 0.1
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["loads", "waits for its next attempt"])
+async def test_a_drain_does_not_wait_for_a_worker_that_is_not_up(loads: bool, clock: Clock) -> None:
+    backend = FakeBackend(0.1)
+    async with Stand(clock, backend) as stand:
+        backend.start_seconds, backend.refuse_start = 60.0, 0 if loads else 10**6
+        backend.dead.set()
+        await asyncio.sleep(1 if loads else 20)
+        before = clock()
+        await stand.service.drain()
+        assert clock() - before < 0.1
+        assert not loads or backend.stops == 2
+
+
+async def test_a_worker_that_was_replaced_while_it_did_not_start_takes_the_fresh_one(clock: Clock) -> None:
+    backend = FakeBackend(0.1)
+    async with Stand(clock, backend) as stand:
+        backend.refuse_start = 10**6
+        backend.dead.set()
+        await asyncio.sleep(20)
+        backend.refuse_start = 0
+        await stand.service.replace_workers()
+        before = clock()
+        assert (await stand.ask("back")).output == "BACK"
+        assert clock() - before < 0.2
+        assert backend.starts == 2
+
+
+async def test_a_worker_in_which_nothing_works_any_more_is_replaced(clock: Clock) -> None:
+    backend = FakeBackend(0.01)
+    backend.script = lambda entries: BatchRaised("CUDA error") if backend.starts < 2 else None
+    async with Stand(clock, backend, max_batch=1) as stand:
+        begun = clock()
+        reply, tries = await stand.ask("x"), 0
+        while reply.output is None:
+            assert clock() - begun < 10
+            tries += 1
+            reply = await stand.ask(f"x {tries}")
+        assert (await stand.ask("x")).output == "X", "the worker was at fault, not the input"
+        assert backend.starts == 2
+        assert stand.counters.worker_restarts["gpu-0"] == 1
+
+
+def poison(entries: Sequence[Entry]) -> BackendError | None:
+    if any("poison" in str(entry.input) for entry in entries):
+        return BatchRaised("ValueError: poison")
+    return None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_one_bad_input_does_not_hurt_its_batch_mates(workers: int, clock: Clock) -> None:
+    backends = [FakeBackend(0.05, poison) for _ in range(workers)]
+    async with Stand(clock, *backends, max_batch=32) as stand:
+        texts = [f"good {number}" for number in range(31)]
+        texts.insert(17, "poison")
+        replies = await asyncio.gather(*(stand.ask(text) for text in texts))
+        bad = replies.pop(17)
+        assert codes([bad]) == [errors.REJECTED_BY_MODEL]
+        assert [reply.output for reply in replies] == [t.upper() for t in texts if t != "poison"]
+        [letter] = await stand.dead.list()
+        [found] = await stand.dead.find(letter.entry.id)
+        assert found.entry.input == "poison" and "ValueError" in letter.error
+        for backend in backends:
+            runs_with_poison = [batch for batch in backend.batches if "poison" in batch]
+            assert all(len(batch) <= 32 for batch in runs_with_poison)
+
+
+async def test_a_failing_backend_opens_the_breaker_and_recovers(clock: Clock) -> None:
+    broken = True
+    backend = FakeBackend(0.01, lambda entries: BatchRaised("CUDA error") if broken else None)
+    async with Stand(clock, backend, max_batch=1) as stand:
+        for number in range(8):
+            await stand.ask(f"bad {number}", timeout=1.0)
+        statuses = {worker.status for worker in await stand.broker.workers()}
+        assert statuses == {WorkerStatus.DEGRADED}
+        runs = len(backend.batches)
+        assert runs < 8 * 3
+        assert stand.counters.breaker_state["gpu-0"] == State.OPEN
+        broken = False
+        reply = await stand.ask("good", timeout=4.0)
+        while reply.output is None:
+            reply = await stand.ask("good", timeout=4.0)
+        statuses = {worker.status for worker in await stand.broker.workers()}
+        assert statuses == {WorkerStatus.HEALTHY}
+        assert stand.counters.breaker_state["gpu-0"] == State.CLOSED
+
+
+async def test_a_backend_out_of_reach_is_degraded_after_its_first_batch(clock: Clock) -> None:
+    """Whoever waits for it meanwhile is told that there is no worker, and not that a deadline has passed."""
+    away = True
+    backend = Api(0.01, lambda entries: RemoteAbsent("no connection came about") if away else None)
+    async with Stand(clock, backend) as stand:
+        reply = await stand.ask("in vain", timeout=1.0)
+        assert reply.failure is not None
+        assert reply.failure.code == errors.NO_WORKERS
+        [worker] = await stand.broker.workers()
+        assert worker.status is WorkerStatus.DEGRADED
+        assert worker.reason == "rests after failed batches; the last error: no connection came about"
+        away = False
+        assert (await stand.ask("good", timeout=10.0)).output == "GOOD"
+
+
+class Broken(FakeBackend):
+    """While `error` is set every batch fails, and the probe of something that no backend is known to raise."""
+
+    error: Exception | None = None
+
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        items = await super().run(entries, timeout)
+        if self.error is not None:
+            raise self.error if entries[0].id == WARM_UP else BatchRaised("no")
+        return items
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Session is closed"), KeyError(7)])
+async def test_a_probe_that_fails_of_something_unforeseen_keeps_no_slot_out_for_good(
+    error: Exception, clock: Clock
+) -> None:
+    backends = [Broken(0.01), Broken(0.01)]
+    async with Stand(clock, *backends, max_batch=1, breaker=Breaker(5, 0.5)) as stand:
+        for backend in backends:
+            backend.error = error
+        for number in range(8):
+            await stand.ask(f"bad {number}", timeout=1.0)
+        assert WorkerStatus.HEALTHY not in {worker.status for worker in await stand.broker.workers()}
+        for backend in backends:
+            backend.error = None
+        await asyncio.sleep(31)
+        assert (await stand.ask("good")).output == "GOOD"
+        assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.HEALTHY}
+
+
+async def test_a_slot_whose_turn_somebody_else_never_gives_back_is_not_healthy_and_comes_back(clock: Clock) -> None:
+    breaker = Breaker(1, 0.5)
+    async with Stand(clock, FakeBackend(0.1), breaker=breaker) as stand:
+        breaker.failure(clock())
+        assert breaker.allow(clock(), within=20.0)  # A probe that is never heard of again.
+        refused = await stand.ask("meanwhile")
+        assert codes([refused]) == [errors.NO_WORKERS]
+        assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.DEGRADED}
+        await asyncio.sleep(20)
+        assert (await stand.ask("later")).output == "LATER"
+
+
+async def test_slots_of_one_api_rest_together_as_long_as_it_asks(clock: Clock) -> None:
+    breaker, begun = Breaker(5, 0.5), clock()
+
+    def too_many(entries: Sequence[Entry]) -> BackendError | None:
+        if clock() > begun + 50.0:
+            return None
+        breaker.rest(clock(), 60.0)
+        return RemoteError("HTTP 429; it asks for 60 s of rest")
+
+    backends = [FakeBackend(0.05, too_many) for _ in range(4)]
+    async with Stand(clock, *backends, max_batch=4, breaker=breaker) as stand:
+        asked = []
+        for number in range(200):
+            asked.append(stand.asking(f"t{number}"))
+            await asyncio.sleep(0.02)
+        assert set(codes(await asyncio.gather(*asked))) == {errors.NO_WORKERS}
+        assert sum(len(backend.batches) for backend in backends) <= 4, "what had left when the API asked"
+        reasons = {worker.reason for worker in await stand.broker.workers()}
+        assert all("as it was asked to" in reason for reason in reasons)
+        assert any(reason.endswith("; the last error: HTTP 429; it asks for 60 s of rest") for reason in reasons)
+        await asyncio.sleep(60.0)
+        assert (await stand.ask("well again")).output == "WELL AGAIN"
+
+
+async def test_bad_inputs_in_a_row_do_not_take_the_service_from_others(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(0.01, poison), max_batch=1) as stand:
+        for number in range(30):
+            assert codes([await stand.ask(f"poison {number}")]) == [errors.REJECTED_BY_MODEL]
+            assert {worker.status for worker in await stand.broker.workers()} == {WorkerStatus.HEALTHY}
+        before = clock()
+        assert (await stand.ask("innocent")).output == "INNOCENT"
+        assert clock() - before < 0.1
+        assert stand.backends[0].starts == 1
+
+
+async def test_a_client_is_not_told_what_only_operators_may_read(clock: Clock) -> None:
+    def script(entries: Sequence[Entry]) -> BackendError | None:
+        crash = any(entry.input == "bad" for entry in entries)
+        return WorkerCrashed("it crashed; its last words: of another client", "it crashed") if crash else None
+
+    async with Stand(clock, FakeBackend(0.05, script)) as stand:
+        reply = await stand.ask("bad")
+        assert reply.failure is not None
+        assert (reply.failure.code, reply.failure.message) == (errors.REJECTED_BY_MODEL, "it crashed")
+        [letter] = await stand.dead.list()
+        assert letter.error == "it crashed; its last words: of another client"
+
+
+async def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(RetryBudget, "for_batches", lambda largest: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
+    backend = FakeBackend(0.01, lambda entries: WorkerCrashed("it died of 'a secret'"))
+    async with Stand(clock, backend, max_batch=2) as stand:
+        for reply in await asyncio.gather(stand.ask("a secret"), stand.ask("another")):
+            assert reply.failure is not None
+            assert reply.failure.code == errors.BACKEND_ERROR
+            assert "budget is spent" in reply.failure.message
+            assert "secret" not in reply.failure.message
+
+
+async def test_a_fault_inside_is_told_to_operators_alone(clock: Clock) -> None:
+    class Faulty(FakeBackend):
+        async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+            raise OSError(28, "No space left on device", "/srv/model")
+
+    async with Stand(clock, Faulty()) as stand:
+        failure = (await stand.ask("x")).failure
+        assert failure is not None
+        assert failure.message == "the worker broke"
+        [letter] = await stand.dead.list(10)
+        assert "No space left" in letter.error

@@ -1,8 +1,9 @@
-"""GPUs that hold several models: turns between them, loads and evictions, and faults that stay where they are."""
+"""GPUs that hold several models, on one host or several: turns, loads and evictions, and faults that stay where they are."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,15 +15,19 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.models import ModelSettings
+from headway.core.locality.placement import LEAST_OVERDUE
+from headway.core.versions import read_weights
 from headway.errors import TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.model import ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.http.readiness import Readiness
+from headway.model import Failure, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
+from headway.worker.helping import StrayWatcher
 from headway.worker.shared_gpus import CHECK_LOADS_EVERY, SharedGpus, SharedModel, Started
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -392,3 +397,297 @@ async def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded
         assert loading.failure is not None
         assert 1.0 <= (loading.failure.retry_after or 0.0) <= LOAD, "what is left of the load that is under way"
         assert kinds.in_time("a", loading.failure) is loading.failure, "one that is loaded has no load to wait for"
+
+
+@pytest.mark.parametrize(("room", "on"), [(1, {"a", "b", "c"}), (2, {"ab", "ac"})])
+async def test_hosts_that_start_together_begin_with_different_models(room: int, on: set[str], clock: Clock) -> None:
+    one = Stand(clock, "abc", 1, room)
+    two = Stand(clock, "abc", 1, room, beside=one)
+    three = Stand(clock, "abc", 1, room, beside=two)
+    hosts = one, two, three
+    await asyncio.gather(*(host.pool.start() for host in hosts))
+    assert clock() >= LOAD
+    assert {host.on[0] for host in hosts} == on
+    await asyncio.gather(*(host.pool.stop() for host in hosts))
+
+
+async def test_a_host_that_joins_begins_with_what_the_others_lack(clock: Clock) -> None:
+    async with Stand(clock, "abc", 2, 1) as one:
+        assert one.on == ["a", "b"]
+        two = Stand(clock, "abc", 1, 1, beside=one)
+        await two.pool.start()
+        assert two.on == ["c"]
+        await two.pool.stop()
+
+
+async def test_what_a_host_is_to_keep_it_loads_whatever_the_others_have(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 1) as one:
+        two = Stand(clock, "ab", 1, 1, beside=one, a=1)
+        await two.pool.start()
+        assert (one.on, two.on) == (["a"], ["a"])
+        await two.pool.stop()
+
+
+async def test_a_host_that_starts_a_model_anew_for_ever_does_not_keep_others_from_loading_it(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "ab", 1, 1) as stand:
+        assert stand.on == ["a"]
+
+        async def start_on() -> None:
+            for number in itertools.count():
+                loading = number % 4 * LOAD / 4
+                status = WorkerStatus.STARTING
+                await stand.broker.heartbeat(
+                    WorkerInfo(worker_id="alone/gpu-0", model="b", status=status, loading=loading)
+                )
+                await asyncio.sleep(LOAD / 4)
+
+        starting, begun = asyncio.ensure_future(start_on()), clock()
+        assert (await stand.ask("b")).output == "X"
+        assert clock() - begun >= LEAST_OVERDUE, "it was waited for as long as it might have come"
+        starting.cancel()
+
+
+async def test_the_fleet_knows_the_models_that_are_cold_before_their_host_is_ready(clock: Clock) -> None:
+    stand = Stand(clock, "abc", 1, 1)
+    starting = asyncio.ensure_future(stand.pool.start())
+    await asyncio.sleep(LOAD / 2)
+    assert await stand.statuses() == {
+        "a/gpu-0": WorkerStatus.STARTING,
+        "b/gpu-0": WorkerStatus.COLD,
+        "c/gpu-0": WorkerStatus.COLD,
+    }
+    await starting
+    await stand.pool.stop()
+    assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
+
+
+async def test_on_hosts_of_different_models_a_flood_costs_another_a_batch_and_uses_what_is_idle(
+    clock: Clock,
+) -> None:
+    one = Stand(clock, "ab", 1, 2)
+    two = Stand(clock, "bc", 1, 2, beside=one)
+    three = Stand(clock, "ac", 1, 2, beside=two)
+    async with one, two, three:
+        calm = max([await one.latency("b") for _ in range(5)])
+        flood = [asyncio.ensure_future(one.ask("a")) for _ in range(400)]
+        await asyncio.sleep(BATCH / 2)
+        flooded = max([await one.latency("b") for _ in range(10)])
+        assert flooded <= calm + BATCH + 1e-6
+        assert {"further-further-a/gpu-0", "a/gpu-0"} == {
+            reply.ran.worker for reply in await asyncio.gather(*flood[:64]) if reply.ran
+        }
+        for waiting in flood:
+            waiting.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
+    """Version that answered a request, as the gateway goes by the workers of this instant."""
+    workers = await stand.broker.workers()
+    stand.gateway.served.learn(workers)
+    options = RequestOptions(60.0, version=version)
+    reply = await stand.gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+    assert reply.ran is not None, reply.failure
+    return reply.ran.version
+
+
+async def test_the_hosts_of_two_versions_each_run_what_is_named_and_what_is_drawn(clock: Clock) -> None:
+    one = Stand(clock, "ab", 1, 2, version="1")
+    async with one, Stand(clock, "ab", 1, 2, beside=one, version="2"):
+        assert [await _asked_of(one, "a", version) for version in "1212"] == ["1", "2", "1", "2"]
+        one.gateway.served.weigh({"": read_weights("1=1")})
+        assert [await _asked_of(one, "b") for _ in range(3)] == ["1", "1", "1"]
+
+
+async def test_a_cold_version_is_loaded_when_it_is_named_and_not_for_what_another_version_answers(
+    clock: Clock,
+) -> None:
+    one = Stand(clock, "ab", 1, 1, version="1")
+    async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
+        assert (one.on, two.on) == (["a"], ["a"])
+        assert await _asked_of(one, "b", "1") == "1"
+        assert one.on == ["b"], "a of version 1 made room"
+        flood = [asyncio.ensure_future(_asked_of(one, "a", "2")) for _ in range(100)]
+        await asyncio.sleep(3 * LOAD)
+        assert one.on == ["b"], "a host loaded a version that none of these requests is for"
+        assert set(await asyncio.gather(*flood)) == {"2"}
+        assert await _asked_of(one, "a", "1") == "1"
+
+
+async def test_a_cold_version_gets_its_weight(clock: Clock) -> None:
+    one = Stand(clock, "ab", 1, 1, version="1")
+    async with one, Stand(clock, "a", 1, 1, beside=one, version="2"):
+        assert await _asked_of(one, "b", "1") == "1"
+        assert (await one.statuses())["a/gpu-0"] is WorkerStatus.COLD
+        one.gateway.served.weigh({"": read_weights("1=3,2=1")})  # A number of 0.5 draws the first of them.
+        assert await _asked_of(one, "a") == "1"
+
+
+async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clock: Clock) -> None:
+    one = Stand(clock, "ab", 1, 2, version="1")
+    async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
+        watcher = StrayWatcher(lambda: one.pool.batchers, one.broker, clock)
+        workers = await one.broker.workers()
+        one.gateway.served.learn(workers)
+        one.gateway.served.weigh({"": read_weights("2=1")})
+        waiting = [asyncio.ensure_future(one.ask("a")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await two.pool.drain()
+        one.gateway.served.weigh({"": read_weights("1=1")})
+        flood = [asyncio.ensure_future(one.ask(model)) for model in "ab" for _ in range(200)]
+        await asyncio.sleep(BATCH / 2)
+        await watcher.look()
+        versions = [reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None]
+        assert versions[-8:] == ["1"] * 8, "what waited for the version that has left was answered by the other"
+        assert not [one for one in flood if one.cancelled()]
+        assert sum(not one.done() for one in flood) > 100, "it was helped while the GPU was in demand"
+        await asyncio.gather(*flood)
+
+
+HANGS = 3600.0
+"""Seconds of a load that hangs."""
+
+
+def hang(stand: Stand, model: str) -> None:
+    """Have the loads of a model hang from now on."""
+    make = stand._backend
+
+    hung = model
+
+    def made(model: str, index: int) -> OnGpu:
+        backend = make(model, index)
+        if model == hung:
+            backend.start_seconds = HANGS
+        return backend
+
+    stand._backend = made  # type: ignore[method-assign]
+
+
+def status(stand: Stand, worker: str) -> WorkerStatus | None:
+    told = stand.broker._workers.get(worker)
+    return told.status if told is not None else None
+
+
+def retry_in(stand: Stand, worker: str) -> float:
+    return stand.broker._workers[worker].retry_in
+
+
+async def line(stand: Stand, worker: str) -> WorkerInfo:
+    return next(one for one in await stand.broker.workers() if one.worker_id == worker)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once something holds, as it does within a few minutes of virtual time."""
+    for _ in range(3000):
+        if holds():
+            return
+        await asyncio.sleep(BATCH)
+    raise AssertionError("it never holds")
+
+
+async def refused(stand: Stand, model: str, patience: float) -> Failure | None:
+    """Failure of a request with so much patience, after the gateway has looked at the workers."""
+    stand.gateway.served.learn(await stand.broker.workers())
+    return (await stand.ask(model, timeout=patience)).failure
+
+
+async def test_a_load_that_hangs_shows_its_age_and_the_models_that_are_warm_serve_on(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        hang(stand, "c")
+        cold = asyncio.ensure_future(stand.ask("c"))
+        begun = clock()
+        while clock() - begun < LEAST_OVERDUE:
+            assert await stand.latency("a") <= 2 * BATCH + 1e-6
+        loading = await line(stand, "c/gpu-0")
+        assert loading.status is WorkerStatus.STARTING
+        assert 15.0 < loading.loading <= LEAST_OVERDUE
+        assert loading.reason == f"has been loading for {loading.loading:.0f} s"
+        cold.cancel()
+
+
+async def test_a_load_that_hangs_makes_room_for_another_model_that_is_asked_for(clock: Clock) -> None:
+    async with Stand(clock, "abcd", 1, 2, a=1) as stand:
+        hang(stand, "c")
+        hung = asyncio.ensure_future(stand.ask("c", timeout=50.0))
+        await until(lambda: "c" in stand.on[0])
+        begun = clock()
+        assert (await stand.ask("d")).output == "X"
+        assert LEAST_OVERDUE - 1.0 <= clock() - begun <= LEAST_OVERDUE + LOAD + 2.0
+        assert stand.on == ["ad"]
+        failed = await line(stand, "c/gpu-0")
+        assert failed.status is WorkerStatus.FAILED
+        assert failed.reason.startswith("its load was given up after 30 s, as d needed its place; it is tried again")
+        assert (await hung).failure is not None
+
+
+async def test_a_load_that_hangs_in_one_gpu_keeps_no_load_from_another(clock: Clock) -> None:
+    async with Stand(clock, "abcd", 2, 1, a=1) as stand:
+        hang(stand, "c")
+        hung = asyncio.ensure_future(stand.ask("c"))
+        await until(lambda: "c" in "".join(stand.on))
+        for _ in range(20):
+            assert (await stand.ask("a")).output == "X"
+        assert (await stand.ask("d")).output == "X"
+        hung.cancel()
+
+
+async def test_a_model_that_does_not_load_is_shown_as_failed_with_the_reason_until_it_loads(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        ready = Readiness(stand.broker, lambda: False, stand.pool.slots, needs_own=True)
+        stand.broken.add(("c", 0))
+        cold = asyncio.ensure_future(stand.ask("c"))
+        await until(lambda: status(stand, "c/gpu-0") is WorkerStatus.FAILED)
+        failed = await line(stand, "c/gpu-0")
+        assert failed.reason.startswith("does not load; it is tried again ")
+        word, checks = await ready.look()
+        assert (word, checks["workers"]) == ("degraded", "1 of 2 healthy"), "b has made room, which is no fault"
+        assert checks["failed"] == {"c": failed.reason}
+        stand.broken.clear()
+        assert (await cold).output == "X"
+        assert (await ready.look())[0] == "ok"
+        assert (await line(stand, "c/gpu-0")).reason == ""
+
+
+async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_more(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abc", 2, 1) as stand:
+        stand.broken |= {("a", 0), ("b", 1), ("c", 1)}
+        stand.backends["b", 1][0].dead.set()
+        await until(lambda: stand.on == ["a", ""])
+        cold = asyncio.ensure_future(stand.ask("c"))
+        await until(lambda: status(stand, "c/gpu-1") is WorkerStatus.FAILED)
+        assert "c/gpu-1" in stand.pool.slots, "it counts as missing"
+        stand.backends["a", 0][0].dead.set()
+        assert (await cold).output == "X"
+        assert stand.on == ["c", ""]
+        await asyncio.sleep(1.0)
+        statuses = await stand.statuses()
+        assert (statuses["c/gpu-0"], statuses["c/gpu-1"]) == (WorkerStatus.HEALTHY, WorkerStatus.COLD)
+        assert "c/gpu-1" not in stand.pool.slots
+
+
+async def test_requests_for_a_model_that_did_not_load_are_refused_at_once_where_it_is_tried_too_late_for_them(
+    clock: Clock,
+) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        stand.broken.add(("c", 0))
+        patient = asyncio.ensure_future(stand.ask("c"))
+        await until(lambda: status(stand, "c/gpu-0") is WorkerStatus.FAILED and retry_in(stand, "c/gpu-0") >= 4.0)
+        begun = clock()
+        failure = await refused(stand, "c", 2.0)
+        assert failure is not None
+        assert failure.code == errors.NO_WORKERS
+        assert failure.message.startswith("the model 'c' did not load, and is tried again in ")
+        assert (failure.retry_after or 0.0) > 2.0
+        assert clock() == begun, "at once"
+        stand.broken.clear()
+        assert (await stand.ask("c")).output == "X", "who has time waits"
+        assert (await patient).output == "X"
+        assert await refused(stand, "c", 2.0) is None

@@ -82,3 +82,23 @@ async def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once(clock: Cl
         await supervisor.stop()
     assert clock() == began
     assert "loop does not end, cancelling it again" not in [line["event"] for line in logs]
+
+
+async def test_who_stops_waiting_for_the_last_call_of_a_loop_does_not_start_it_again(clock: Clock) -> None:
+    calls, supervisor = list[str](), Supervisor()
+
+    async def act() -> None:
+        calls.append("begun")
+        await asyncio.Event().wait()
+
+    periodic = Periodic("looks", act, clock)
+    with capture_logs() as logs:
+        periodic.start(supervisor)
+        await asyncio.sleep(0.1)
+        stopping = asyncio.ensure_future(periodic.stop())
+        await asyncio.sleep(0.1)
+        stopping.cancel()
+        await asyncio.sleep(100.0)
+        assert stopping.cancelled()
+        await supervisor.stop()
+    assert (calls, logs) == (["begun"], [])

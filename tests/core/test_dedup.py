@@ -107,6 +107,19 @@ def test_parameters_that_mean_the_same_are_the_same() -> None:
     assert digest("m", "2", "asked", b'{"a": 1, "b": {"c": [1, 2], "d": null}}') != first
 
 
+def test_a_leader_that_nobody_waits_for_is_idle_when_its_last_follower_leaves() -> None:
+    sharing = Dedup(PLENTY)
+    original = begin(sharing, make("original", same()))
+    followers = [queued_at(make(f"f{number}", same()), NOW) for number in range(2)]
+    for follower in followers:
+        assert sharing.join(follower, NOW) == Consequences()
+    assert sharing.cancel(original) == Consequences()
+    assert sharing.unwanted(original)
+    assert sharing.leave(followers[0]) == Consequences()
+    assert sharing.leave(followers[1]) == Consequences(idle=[original])
+    assert sharing.leave(followers[1]) == Consequences()
+
+
 def test_a_digest_is_the_same_in_every_process_and_release() -> None:
     assert digest("m", "v", "in", b'{"b":1,"a":2}').hex() == (
         "ae816caaf938e09c1b28ad4c8a51795b5d30675433e3194af37d03cf1b3c0c3e"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -14,9 +12,7 @@ from headway.errors import BatchRaised, WorkerCrashed
 from headway.model import Entry, ItemResult, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
-from tests.services.roles import Fleets
 from tests.services.stand import Stand
-from tests.services.test_lookout import FREE, PER_WORKER, USABLE, flood
 from tests.virtual_time import Clock
 
 REASON = f"its GPU is lost: {LOST}"
@@ -174,39 +170,6 @@ async def test_a_start_that_a_lost_gpu_holds_up_is_given_up(clock: Clock) -> Non
         gpu.lose()
         await asyncio.sleep(BEAT)
         assert await told(stand) == {"gpu-0": (WorkerStatus.DEGRADED, REASON)}
-
-
-async def test_a_worker_whose_gpu_has_no_memory_left_works_on_and_counts_as_lost_capacity(fleets: Fleets) -> None:
-    gpu = FakeGpu()
-    await fleets.worker("full", FakeBackend(0.2), gpu=gpu).start()
-    await fleets.worker("fine", FakeBackend(0.2)).start()
-    entrance, gateway = fleets.gateway()
-    control, _ = fleets.controller("control")
-    await control.start()
-    await entrance.start()
-
-    async def seen() -> tuple[Any, tuple[str, str]]:
-        """Rate that the throttle lets in, and report on the worker, once figures have settled."""
-        await flood(gateway, FREE, 100.0, 3.0)
-        workers = {one.worker_id: one for one in await fleets.broker.workers()}
-        found = workers["full/gpu-0"]
-        assert found.scarce is bool(found.reason), "what serves on is told from what does not"
-        return gateway.limiter.throttles["m"].rate, (found.status.value, found.reason)
-
-    whole, fine = pytest.approx(2 * PER_WORKER * USABLE, rel=0.05), ("healthy", "")
-    half, full = pytest.approx(PER_WORKER * USABLE, rel=0.05), "of the GPU's memory is in use"
-    assert await seen() == (whole, fine)
-    gpu.use(91)
-    assert await seen() == (half, ("degraded", f"91% {full}"))
-    gpu.use(87)
-    assert await seen() == (half, ("degraded", f"87% {full}"))
-    gpu.use(80)
-    assert await seen() == (whole, fine)
-    gpu.settled = 0.96
-    gpu.use(96)
-    assert await seen() == (whole, fine), "the model has taken so much from the start"
-    gpu.use(99)
-    assert await seen() == (half, ("degraded", f"99% {full}"))
 
 
 async def test_each_start_of_a_worker_is_told_to_its_gpu_and_its_figures_to_the_broker(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from headway.gateway.gateway import Gateway
 from headway.model import Capacity, Principal, ProcessInfo, Reply, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
+from tests.services.fake_gpu import FakeGpu
 from tests.services.roles import MAX_BATCH, Fleets, asking
 
 BATCH_SECONDS = 0.2
@@ -265,39 +266,44 @@ async def test_gateways_of_another_model_share_limits_and_no_capacity(fleets: Fl
     assert gateway.limiter.throttles["m"].rate == pytest.approx(100.0)
 
 
-async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity(fleets: Fleets) -> None:
-    used = 0.5
+@pytest.mark.parametrize("whose", ["the", "the GPU's"])
+async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capacity(whose: str, fleets: Fleets) -> None:
+    gpu, used = FakeGpu(), 0.5
     backends = [FakeBackend(BATCH_SECONDS), FakeBackend(BATCH_SECONDS)]
-    await fleets.worker("full", backends[0], memory=lambda: used).start()
+    await fleets.worker("full", backends[0], memory=lambda: used, gpu=gpu).start()
     await fleets.worker("fine", backends[1]).start()
     entrance, gateway = fleets.gateway()
     control, _ = fleets.controller("control")
     await control.start()
     await entrance.start()
 
-    async def seen() -> tuple[float, dict[str, tuple[str, str]]]:
-        """Rate that the throttle lets in, and reports on the workers, once figures have settled."""
+    async def seen(percent: int) -> tuple[Any, str, dict[str, str]]:
+        """Rate that the throttle lets in, status and reasons of workers, once figures of so much in use have settled."""
+        nonlocal used
+        if whose == "the":
+            used = percent / 100
+        else:
+            gpu.use(percent)
         await flood(gateway, FREE, 100.0, 3.0)
-        workers = {one.worker_id: (one.status.value, one.reason) for one in await fleets.broker.workers()}
-        return gateway.limiter.throttles["m"].rate, workers
+        workers = {one.worker_id: one for one in await fleets.broker.workers()}
+        assert all(one.scarce is bool(one.reason) for one in workers.values()), (
+            "what serves on is told from what does not"
+        )
+        reasons = {id: one.reason for id, one in workers.items() if one.reason}
+        return gateway.limiter.throttles["m"].rate, workers["full/gpu-0"].status.value, reasons
 
-    fine = ("healthy", "")
-    whole = 2 * PER_WORKER * USABLE
-    rate, workers = await seen()
-    assert rate == pytest.approx(whole, rel=0.05)
-    assert workers == {"full/gpu-0": fine, "fine/gpu-0": fine}
-    used = 0.93
-    rate, workers = await seen()
-    assert rate == pytest.approx(whole / 2, rel=0.05)
-    assert workers == {"full/gpu-0": ("degraded", "93% of the memory is in use"), "fine/gpu-0": fine}
-    used = 0.87
-    assert (await seen())[0] == pytest.approx(whole / 2, rel=0.05), "not ample yet"
-    used = 0.8
-    rate, workers = await seen()
-    assert rate == pytest.approx(whole, rel=0.05)
-    assert workers["full/gpu-0"] == fine
-    used = 0.93
-    await seen()
+    whole = pytest.approx(2 * PER_WORKER * USABLE, rel=0.05), "healthy", dict[str, str]()
+    half = pytest.approx(PER_WORKER * USABLE, rel=0.05), "degraded"
+    told = f"% of {whose} memory is in use"
+    assert await seen(50) == whole
+    assert await seen(93) == (*half, {"full/gpu-0": f"93{told}"})
+    assert await seen(87) == (*half, {"full/gpu-0": f"87{told}"}), "not ample yet"
+    assert await seen(80) == whole
+    gpu.settled = 0.96
+    assert await seen(96) == (whole if whose != "the" else (*half, {"full/gpu-0": f"96{told}"})), (
+        "in use from the start"
+    )
+    await seen(99)
     before = len(backends[0].batches)
     await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
     assert len(backends[0].batches) > before, "it goes on"

@@ -463,26 +463,6 @@ async def test_the_fleet_knows_the_models_that_are_cold_before_their_host_is_rea
     assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
 
-async def test_on_hosts_of_different_models_a_flood_costs_another_a_batch_and_uses_what_is_idle(
-    clock: Clock,
-) -> None:
-    one = Stand(clock, "ab", 1, 2)
-    two = Stand(clock, "bc", 1, 2, beside=one)
-    three = Stand(clock, "ac", 1, 2, beside=two)
-    async with one, two, three:
-        calm = max([await one.latency("b") for _ in range(5)])
-        flood = [asyncio.ensure_future(one.ask("a")) for _ in range(400)]
-        await asyncio.sleep(BATCH / 2)
-        flooded = max([await one.latency("b") for _ in range(10)])
-        assert flooded <= calm + BATCH + 1e-6
-        assert {"further-further-a/gpu-0", "a/gpu-0"} == {
-            reply.ran.worker for reply in await asyncio.gather(*flood[:64]) if reply.ran
-        }
-        for waiting in flood:
-            waiting.cancel()
-        await asyncio.gather(*flood, return_exceptions=True)
-
-
 async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
     """Version that answered a request, as the gateway goes by the workers of this instant."""
     workers = await stand.broker.workers()

@@ -11,7 +11,6 @@ from tests.e2e.server import Server, serving
 from tests.targets.counted import runs_in
 
 MANY = 1000
-PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--gpu-timeout-ms", "30000"
 
 
 def ask_all(server: Server, text: str, gate: Gate | None = None) -> list[Answer]:
@@ -32,8 +31,7 @@ def ask_all(server: Server, text: str, gate: Gate | None = None) -> list[Answer]
 
 
 def test_a_thousand_at_once_run_once_and_a_thousand_later_not_at_all(tmp_path: Path) -> None:
-    flags = "--cache", "--collapse", *PATIENT
-    with serving(tmp_path, *flags, target="tests.targets.counted:Counted", lawful=False) as server:
+    with serving(tmp_path, "--cache", "--collapse", target="tests.targets.counted:Counted", lawful=False) as server:
         gate = Gate(tmp_path)
         at_once = ask_all(server, gate.text(), gate)
         assert {answer.status for answer in at_once} == {200}

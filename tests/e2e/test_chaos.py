@@ -15,7 +15,6 @@ from tests.e2e.server import Server, serving
 SEED = 1
 UNHAPPY = {"batch failed", "worker process ended", "worker output dropped"}
 POISON = {"raise": "REJECTED_BY_MODEL", "segfault": "REJECTED_BY_MODEL", "short": "BACKEND_ERROR"}
-PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--gpu-timeout-ms", "30000"
 
 
 def at_rest(server: Server) -> bool:
@@ -29,7 +28,7 @@ def test_whatever_happens_no_innocent_is_failed_and_no_culprit_goes_free(tmp_pat
     rng.shuffle(happenings)
     for word in rng.sample(sorted(POISON), 2):
         happenings.insert(rng.randrange(len(happenings)), word)
-    with serving(tmp_path, "--workers", "3", *PATIENT) as server:
+    with serving(tmp_path, "--workers", "3") as server:
         # A worker that is killed may be killed again before it has run a batch.
         server.expected = UNHAPPY | {"worker dies again and again without a batch"}
         waiting: list[Asked] = []

@@ -14,10 +14,7 @@ from tests.e2e.server import Server, launched
 from tests.servers.redis import RedisServer
 from tests.targets.counted import runs_in
 
-PATIENT = (
-    *("--request-timeout-ms", "30000", "--gpu-timeout-ms", "30000", "--queue-timeout-ms", "30000"),
-    *("--broker-timeout-ms", "20000", "--cache", "--collapse"),
-)
+PATIENT = "--broker-timeout-ms", "20000", "--cache", "--collapse"
 LEASE = ("--lease-ms", "60000")
 """Longer than any machine stands still: what runs runs once."""
 

@@ -36,7 +36,6 @@ def new(inputs: list[str]) -> list[str]:
     return _slow("4", inputs)
 """
 WEIGHTS = '[models.m]\nversion_weights = "{}"\ncache = true\n'
-PATIENT = ("--queue-timeout-ms", "30000", "--request-timeout-ms", "30000")
 
 
 class Load:
@@ -163,7 +162,7 @@ def test_a_rollout_under_load_fails_no_request_and_answers_by_the_versions_that_
             return server
 
         old = up("worker", "m=both.py:old", "--model-version", "3", "--name", "old")
-        gateway = up("gateway", "", "--config", str(config), *PATIENT)
+        gateway = up("gateway", "", "--config", str(config))
 
         def ask(body: dict[str, Any], key: str = "") -> tuple[int, dict[str, Any]]:
             address = f"http://127.0.0.1:{gateway.port}/v1/inference"

@@ -29,15 +29,13 @@ class Model:
         time.sleep(0.02)
         return [f"{self.name}:{text}" for text in inputs]
 """
-PATIENT = ("--request-timeout-ms", "60000", "--queue-timeout-ms", "60000")
 
 
 def serving(folder: Path, models: str, *flags: str, role: str = "serve") -> Server:
     """Server of these models, whose targets are in place; not ready yet."""
     (folder / "several.py").write_text(TARGETS)
     first, *more = [f"{name}=several.py:Model('{name}')" for name in models]
-    patient = PATIENT if role == "serve" else ()
-    return Server(folder, target=first, flags=[*more, *patient, *flags], role=role)
+    return Server(folder, target=first, flags=[*more, *flags], role=role)
 
 
 def statuses(server: Server) -> dict[str, str]:
@@ -110,7 +108,7 @@ def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_
             return up(serving(tmp_path, models, *flags, role="worker"))
 
         hosts = [worker("ac", "one"), worker("bc", "two")]
-        gateway = up(Server(tmp_path, "", ["--broker", redis.url, *PATIENT], role="gateway"))
+        gateway = up(Server(tmp_path, "", ["--broker", redis.url], role="gateway"))
         client = Client(gateway, "none")
 
         def listed() -> Any:

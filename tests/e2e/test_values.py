@@ -14,10 +14,7 @@ from tests.e2e.test_letters import ids
 from tests.servers.redis import RedisServer
 
 SCORES = "tests.targets.values:Scores"
-PATIENT = (
-    *("--request-timeout-ms", "30000", "--queue-timeout-ms", "30000"),
-    *("--gpu-timeout-ms", "30000", "--broker-timeout-ms", "20000"),
-)
+PATIENT = "--broker-timeout-ms", "20000"
 
 
 def ask(server: Server, input: Any, *fields: str) -> Answer:
@@ -70,7 +67,7 @@ def test_json_values_are_asked_kept_replayed_and_checked(tmp_path: Path) -> None
 def test_gateways_of_a_fleet_learn_the_kinds_from_the_workers_and_show_what_is_kept(tmp_path: Path) -> None:
     with (
         RedisServer("valkey", tmp_path / "redis") as redis,
-        launched(tmp_path, "--broker", redis.url, *PATIENT[4:], target=SCORES, role="worker") as worker,
+        launched(tmp_path, "--broker", redis.url, *PATIENT, target=SCORES, role="worker") as worker,
         launched(tmp_path, "--broker", redis.url, *PATIENT, role="gateway") as first,
         launched(tmp_path, "--broker", redis.url, *PATIENT, role="gateway") as second,
     ):

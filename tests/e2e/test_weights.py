@@ -12,10 +12,7 @@ from tests.servers.redis import RedisServer
 TARGET = "tests.targets.weighed:together"
 BOUND = 40
 FLAGS = "--max-batch-weight", str(BOUND), "--weight", "words", "--max-batch-size", "64"
-PATIENT = (
-    *("--request-timeout-ms", "30000", "--queue-timeout-ms", "30000"),
-    *("--gpu-timeout-ms", "30000", "--broker-timeout-ms", "20000"),
-)
+PATIENT = "--broker-timeout-ms", "20000"
 INPUTS = [" ".join(["word" * 25] * (1 + number % 7)) for number in range(100)]
 """Texts of 1 to 7 words, of which not one would fit by its characters."""
 
@@ -39,7 +36,7 @@ def learns_and_keeps_the_bound(server: Server) -> None:
 def test_gateways_learn_what_inputs_weigh_from_the_workers(tmp_path: Path) -> None:
     with (
         RedisServer("valkey", tmp_path / "redis") as redis,
-        launched(tmp_path, "--broker", redis.url, *PATIENT[4:], *FLAGS, target=TARGET, role="worker") as worker,
+        launched(tmp_path, "--broker", redis.url, *PATIENT, *FLAGS, target=TARGET, role="worker") as worker,
         launched(tmp_path, "--broker", redis.url, *PATIENT, *FLAGS, role="gateway") as gateway,
     ):
         worker.ready()

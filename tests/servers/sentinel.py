@@ -26,7 +26,6 @@ class SentinelSetup:
     Arguments:
         kind: one of `redis.KINDS`.
         folder: where the servers' files are.
-        sentinels: how many; most of them must agree that the primary is gone.
         durable: see RedisServer.
 
     Attributes:
@@ -34,18 +33,18 @@ class SentinelSetup:
         sentinels: those who watch.
     """
 
-    def __init__(self, kind: str, folder: Path, sentinels: int = 3, durable: bool = False) -> None:
+    def __init__(self, kind: str, folder: Path, durable: bool = False) -> None:
         first = RedisServer(kind, folder / "server-0", *_REPLICATION, durable=durable)
         follows = f"replicaof {LOOPBACK} {first.port}"
         second = RedisServer(kind, folder / "server-1", *_REPLICATION, follows, durable=durable)
         self.servers = [first, second]
         watch = [
-            f"sentinel monitor {SERVICE} {LOOPBACK} {first.port} {sentinels // 2 + 1}",
+            f"sentinel monitor {SERVICE} {LOOPBACK} {first.port} 2",
             f"sentinel down-after-milliseconds {SERVICE} {NEVER}",
             f"sentinel failover-timeout {SERVICE} 2000",
         ]
         self.sentinels = [
-            RedisServer(kind, folder / f"sentinel-{number}", *watch, sentinel=True) for number in range(sentinels)
+            RedisServer(kind, folder / f"sentinel-{number}", *watch, sentinel=True) for number in range(3)
         ]
         self._running = ExitStack()
         self._gone_after = NEVER

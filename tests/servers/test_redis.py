@@ -24,8 +24,6 @@ from tests.servers.redis import (
     lacking,
 )
 
-kinds = pytest.mark.parametrize("kind", KINDS)
-
 
 def alive(pid: int) -> bool:
     try:
@@ -34,21 +32,23 @@ def alive(pid: int) -> bool:
         return False
 
 
-@kinds
-def test_a_server_forgets_all_in_a_restart(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_forgets_all_in_a_restart_and_keeps_its_port(kind: str, tmp_path: Path) -> None:
     with RedisServer(kind, tmp_path) as server:
         assert server.command("CONFIG", "GET", "maxmemory-policy") == {b"maxmemory-policy": b"noeviction"}
         server.command("SET", "a", "1")
         before = server.url, server.pid
-        server.restart()
+        server.stop()
+        with pytest.raises(redis.ConnectionError):
+            server.command("PING")
+        server.start()
         assert server.url == before[0]
         assert server.pid != before[1]
         assert server.command("GET", "a") is None
 
 
-@kinds
-def test_a_durable_server_remembers_all_even_if_it_is_killed(kind: str, tmp_path: Path) -> None:
-    with RedisServer(kind, tmp_path, durable=True) as server:
+def test_a_durable_server_remembers_all_even_if_it_is_killed(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path, durable=True) as server:
         for number in range(100):
             server.command("RPUSH", "a", number)
         server.kill()
@@ -59,9 +59,8 @@ def test_a_durable_server_remembers_all_even_if_it_is_killed(kind: str, tmp_path
         assert server.command("LLEN", "a") == 100
 
 
-@kinds
-def test_a_paused_server_answers_when_it_goes_on(kind: str, tmp_path: Path) -> None:
-    with RedisServer(kind, tmp_path) as server, client(server.url) as asked:
+def test_a_paused_server_answers_when_it_goes_on(tmp_path: Path) -> None:
+    with RedisServer("valkey", tmp_path) as server, client(server.url) as asked:
         asked.ping()
         server.pause()
         connection = asked.connection_pool.get_connection()
@@ -73,9 +72,8 @@ def test_a_paused_server_answers_when_it_goes_on(kind: str, tmp_path: Path) -> N
         asked.connection_pool.release(connection)
 
 
-@kinds
-def test_a_server_ends_with_its_block(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RedisServer(kind, tmp_path) as server:
+def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RedisServer("valkey", tmp_path) as server:
         pid = server.pid
         server.pause()
         raise ZeroDivisionError
@@ -109,20 +107,10 @@ def test_a_server_can_ask_for_a_password(tmp_path: Path) -> None:
             stranger.ping()
 
 
-def test_a_server_keeps_its_port_while_it_is_down(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path) as server:
-        server.stop()
-        with pytest.raises(redis.ConnectionError):
-            server.command("PING")
-        server.start()
-        assert server.command("PING")
-
-
-@kinds
-def test_a_shared_server_is_started_once_and_is_empty_whenever_asked_for(kind: str, servers: SharedServers) -> None:
-    server = servers.of(kind)
+def test_a_shared_server_is_started_once_and_is_empty_whenever_asked_for(servers: SharedServers) -> None:
+    server = servers.of("valkey")
     server.command("SET", "a", "1")
-    assert servers.of(kind) is server
+    assert servers.of("valkey") is server
     assert server.command("DBSIZE") == 0
 
 

@@ -11,16 +11,13 @@ from redis.sentinel import Sentinel
 
 from tests.e2e.client import wait_until
 from tests.servers.cluster import ClusterSetup
-from tests.servers.redis import KINDS, client
+from tests.servers.redis import client
 from tests.servers.sentinel import SERVICE, SentinelSetup
 from tests.servers.tls import Authority, TlsServer
 
-kinds = pytest.mark.parametrize("kind", KINDS)
 
-
-@kinds
-def test_sentinels_fail_over_and_the_old_primary_follows_the_new(kind: str, tmp_path: Path) -> None:
-    with SentinelSetup(kind, tmp_path) as setup:
+def test_sentinels_fail_over_and_the_old_primary_follows_the_new(tmp_path: Path) -> None:
+    with SentinelSetup("valkey", tmp_path) as setup:
         first, second = setup.primary, setup.replica
         assert setup.servers == [first, second]
         first.command("SET", "a", "1")
@@ -37,20 +34,8 @@ def test_sentinels_fail_over_and_the_old_primary_follows_the_new(kind: str, tmp_
             first.command("SET", "a", "3")
 
 
-def test_one_sentinel_is_enough(tmp_path: Path) -> None:
-    with SentinelSetup("valkey", tmp_path, sentinels=1) as setup:
-        setup.primary.pause()
-        setup.fail_over()
-        sentinel, second = setup.sentinels[0], str(setup.servers[1].port).encode()
-        wait_until(lambda: sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1] == second)
-        assert setup.primary is setup.servers[1]
-        setup.servers[0].resume()
-        wait_until(setup.in_step)
-
-
-@kinds
-def test_the_nodes_of_a_cluster_share_the_slots(kind: str, tmp_path: Path) -> None:
-    with ClusterSetup(kind, tmp_path) as cluster:
+def test_the_nodes_of_a_cluster_share_the_slots(tmp_path: Path) -> None:
+    with ClusterSetup("valkey", tmp_path) as cluster:
         keys = [f"{{{number}}}:a" for number in range(30)]
         with RedisCluster(host="127.0.0.1", port=cluster.servers[0].port) as asked:
             for key in keys:

@@ -9,7 +9,7 @@ import pytest
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection_context import LARGE
-from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
+from tests.http.stand import Client, Stand, get, on_stand, post, settled
 
 BODY = bytes(random.Random(1).randbytes(6 * LARGE)).hex()
 """Text in which no piece is like another."""
@@ -63,31 +63,27 @@ async def begun(stand: Stand, size: int = len(BODY) // 2) -> Client:
 
 
 @pytest.mark.parametrize("first", [0, 1, 1000, LARGE])
-def test_a_body_comes_whole_however_it_is_cut(receivers: Receivers, first: int) -> None:
-    async def main(stand: Stand) -> None:
-        client, request = await stand.connect(), asked(BODY)
-        head = request.index(b"\r\n\r\n") + 4
-        cuts = [head + first, *sorted(random.Random(first).sample(range(head + first + 1, len(request)), 9))]
-        for _ in range(2):  # On one connection.
-            await client.send(request[: cuts[0]])
-            await client.send(*(request[a:b] for a, b in zip(cuts, [*cuts[1:], len(request)], strict=True)))
-            assert (await client.answer()).json["output"] == BODY.upper()
-            assert connection_of(stand).transport.get_protocol() is connection_of(stand)
-
-    served(main)
+@on_stand()
+async def test_a_body_comes_whole_however_it_is_cut(stand: Stand, receivers: Receivers, first: int) -> None:
+    client, request = await stand.connect(), asked(BODY)
+    head = request.index(b"\r\n\r\n") + 4
+    cuts = [head + first, *sorted(random.Random(first).sample(range(head + first + 1, len(request)), 9))]
+    for _ in range(2):  # On one connection.
+        await client.send(request[: cuts[0]])
+        await client.send(*(request[a:b] for a, b in zip(cuts, [*cuts[1:], len(request)], strict=True)))
+        assert (await client.answer()).json["output"] == BODY.upper()
+        assert connection_of(stand).transport.get_protocol() is connection_of(stand)
     assert receivers.begun == 2
     assert sum(receivers.reads) >= 2 * (len(BODY) - first - LARGE)
 
 
-def test_what_follows_a_body_is_the_next_request(receivers: Receivers) -> None:
-    async def main(stand: Stand) -> None:
-        client, request = await stand.connect(), asked(BODY)
-        await client.send(request[:5000], request[5000:] + asked("next") + asked(BODY[::-1]) + get("/healthz"))
-        outputs = [(await client.answer()).json["output"] for _ in range(3)]
-        assert outputs == [BODY.upper(), "NEXT", BODY[::-1].upper()]
-        assert (await client.answer()).status == 200
-
-    served(main)
+@on_stand()
+async def test_what_follows_a_body_is_the_next_request(stand: Stand, receivers: Receivers) -> None:
+    client, request = await stand.connect(), asked(BODY)
+    await client.send(request[:5000], request[5000:] + asked("next") + asked(BODY[::-1]) + get("/healthz"))
+    outputs = [(await client.answer()).json["output"] for _ in range(3)]
+    assert outputs == [BODY.upper(), "NEXT", BODY[::-1].upper()]
+    assert (await client.answer()).status == 200
     assert receivers.begun >= 1
 
 
@@ -105,37 +101,31 @@ async def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(stand: St
 
 
 @pytest.mark.parametrize("way", ["leaves", "stops sending", "resets"])
-def test_nothing_stays_of_a_body_whose_client_goes(receivers: Receivers, way: str) -> None:
-    async def main(stand: Stand) -> None:
-        client = await begun(stand)
-        if way == "leaves":
-            client.leave()
-        elif way == "stops sending":
-            client.writer.write_eof()
-        else:
-            client.writer.transport.abort()
-        await settled(lambda: stand.door.open_connections == 0)
-        assert stand.gateway.asked == []
-
-    served(main)
+@on_stand()
+async def test_nothing_stays_of_a_body_whose_client_goes(stand: Stand, receivers: Receivers, way: str) -> None:
+    client = await begun(stand)
+    if way == "leaves":
+        client.leave()
+    elif way == "stops sending":
+        client.writer.write_eof()
+    else:
+        client.writer.transport.abort()
+    await settled(lambda: stand.door.open_connections == 0)
+    assert stand.gateway.asked == []
     assert receivers.begun == 1
 
 
-def test_a_listener_that_closes_cuts_a_body_that_comes(receivers: Receivers) -> None:
-    async def main(stand: Stand) -> None:
-        client = await begun(stand)
-        await stand.door.close()
-        assert await client.ended()
-
-    served(main)
+@on_stand()
+async def test_a_listener_that_closes_cuts_a_body_that_comes(stand: Stand, receivers: Receivers) -> None:
+    client = await begun(stand)
+    await stand.door.close()
+    assert await client.ended()
     assert receivers.begun == 1
 
 
-def test_a_small_body_comes_as_ever(receivers: Receivers) -> None:
-    async def main(stand: Stand) -> None:
-        client, request = await stand.connect(), asked("a" * (LARGE - 1))
-        await client.send(request[:1000], request[1000:])
-        assert (await client.answer()).json["output"] == "A" * (LARGE - 1)
-
-    served(main)
+@on_stand()
+async def test_a_small_body_comes_as_ever(stand: Stand, receivers: Receivers) -> None:
+    client, request = await stand.connect(), asked("a" * (LARGE - 1))
+    await client.send(request[:1000], request[1000:])
+    assert (await client.answer()).json["output"] == "A" * (LARGE - 1)
     assert receivers.begun == 0

@@ -23,6 +23,7 @@ from headway.http.server.listener import Listener
 from headway.runtime.counters import Counters
 from headway.runtime.listening import HANDLES
 from tests.http.stand import PATIENCE, Answer, Client, Stand, get, on_stand, post, settled
+from tests.scenes import Scene, as_test, scene
 
 BODY = '{"input": "a"}'
 
@@ -70,6 +71,15 @@ async def whole(request: Request) -> bytes:
     return b"".join([piece async for piece in request.pieces()])
 
 
+def on_loop(main: Scene) -> Callable[..., None]:
+    return as_test(main, lambda **given: run(lambda: main(**given)), 0)
+
+
+def on_door(app: Handler | Route) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function with an open admin door, which has one route or an app, and a client of it."""
+    return scene(lambda main: behind(app, main), 2)
+
+
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -82,17 +92,15 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         ({"admin_host": "192.0.2.1", "admin_token": "t"}, "admin_host", "cannot be bound on 192.0.2.1"),
     ],
 )
-def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: str, says: str) -> None:
-    async def main() -> None:
-        door = admin_door(Router(()), **settings)
-        with pytest.raises(SettingError) as caught:
-            await door.open()
-        assert caught.value.setting == setting
-        assert says in caught.value.reason
-        assert caught.value.hint
-        await door.close()
-
-    run(main)
+@on_loop
+async def test_an_address_that_cannot_be_had(settings: dict[str, Any], setting: str, says: str) -> None:
+    door = admin_door(Router(()), **settings)
+    with pytest.raises(SettingError) as caught:
+        await door.open()
+    assert caught.value.setting == setting
+    assert says in caught.value.reason
+    assert caught.value.hint
+    await door.close()
 
 
 def test_who_still_waits_when_the_door_closes_is_cut_and_no_traceback_is_logged(
@@ -123,20 +131,18 @@ async def test_a_port_that_is_taken(stand: Stand) -> None:
     await door.close()
 
 
-def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
-    async def main() -> None:
-        door = admin_door(Router([Route("/", here)]))
-        await door.bind()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", door.port)
-        port = door.port
-        await door.open()
-        assert door.port == port
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.transport.abort()
-        await door.close()
-
-    run(main)
+@on_loop
+async def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
+    door = admin_door(Router([Route("/", here)]))
+    await door.bind()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", door.port)
+    port = door.port
+    await door.open()
+    assert door.port == port
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.transport.abort()
+    await door.close()
 
 
 @on_stand()
@@ -147,51 +153,43 @@ async def test_a_port_that_is_taken_is_found_before_the_door_opens(stand: Stand)
     await door.close()
 
 
-def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
-    async def main() -> None:
-        first = admin_door(Router(()))
-        await first.bind()
-        second = admin_door(Router(()), admin_port=first.port)
-        await second.bind()
-        await second.open()
-        with pytest.raises(SettingError, match="taken by another program"):
-            await first.open()
-        await first.close()
-        await second.close()
-
-    run(main)
+@on_loop
+async def test_of_two_that_took_a_port_the_one_that_listens_first_has_it() -> None:
+    first = admin_door(Router(()))
+    await first.bind()
+    second = admin_door(Router(()), admin_port=first.port)
+    await second.bind()
+    await second.open()
+    with pytest.raises(SettingError, match="taken by another program"):
+        await first.open()
+    await first.close()
+    await second.close()
 
 
-def test_a_door_that_was_never_opened_can_be_drained_and_closed() -> None:
-    async def main() -> None:
-        door = admin_door(Router(()))
-        await door.drain()
-        await door.close()
-        await door.close()
-
-    run(main)
+@on_loop
+async def test_a_door_that_was_never_opened_can_be_drained_and_closed() -> None:
+    door = admin_door(Router(()))
+    await door.drain()
+    await door.close()
+    await door.close()
 
 
-def test_all_addresses_of_a_name_share_one_port() -> None:
-    async def main(door: Listener, client: Client) -> None:
-        for _, _, _, _, address in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
-            reader, writer = await asyncio.open_connection(str(address[0]), door.port)
-            other = Client(reader, writer)
-            await other.send(get("/"))
-            assert (await other.answer()).body == b"here"
-            other.leave()
-
-    behind(Route("/", here), main)
+@on_door(Route("/", here))
+async def test_all_addresses_of_a_name_share_one_port(door: Listener, client: Client) -> None:
+    for _, _, _, _, address in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
+        reader, writer = await asyncio.open_connection(str(address[0]), door.port)
+        other = Client(reader, writer)
+        await other.send(get("/"))
+        assert (await other.answer()).body == b"here"
+        other.leave()
 
 
-def test_a_target_without_a_path_is_that_of_the_root() -> None:
-    async def main(door: Listener, client: Client) -> None:
-        for target in (b"http://a", b"http://a?x=1"):
-            await client.send(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
-            answer = await client.answer()
-            assert (answer.status, answer.body) == (200, b"here")
-
-    behind(Route("/", here), main)
+@on_door(Route("/", here))
+async def test_a_target_without_a_path_is_that_of_the_root(door: Listener, client: Client) -> None:
+    for target in (b"http://a", b"http://a?x=1"):
+        await client.send(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, b"here")
 
 
 @on_stand()
@@ -210,46 +208,42 @@ async def test_a_listener_that_dies_is_replaced(stand: Stand) -> None:
     assert (await client.answer()).status == 200, "open connections do not notice"
 
 
-def test_drain_answers_who_was_not_accepted_yet() -> None:
-    async def hello(request: Request) -> RouteAnswer:
-        return RouteAnswer(b"hello")
-
-    async def main(door: Listener, _: Client) -> None:
-        callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
-        for caller in callers:
-            caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        # From here on the loop has had no turn in which it could have accepted them.
-        await door.drain()
-        for caller in callers:
-            caller.settimeout(PATIENCE)
-            with caller, caller.makefile("rb") as answer:
-                assert answer.read().endswith(b"hello")
-
-    behind(Route("/", hello), main)
+async def hello(request: Request) -> RouteAnswer:
+    return RouteAnswer(b"hello")
 
 
-def test_a_request_that_came_while_the_process_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hello(request: Request) -> RouteAnswer:
-        return RouteAnswer(b"hello")
+@on_door(Route("/", hello))
+async def test_drain_answers_who_was_not_accepted_yet(door: Listener, _: Client) -> None:
+    callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
+    for caller in callers:
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    # From here on the loop has had no turn in which it could have accepted them.
+    await door.drain()
+    for caller in callers:
+        caller.settimeout(PATIENCE)
+        with caller, caller.makefile("rb") as answer:
+            assert answer.read().endswith(b"hello")
 
-    async def main(door: Listener, client: Client) -> None:
-        request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-        await client.send(request)
-        assert (await client.answer()).body == b"hello"
-        monkeypatch.setattr("headway.http.server.listener.monotonic", lambda: monotonic() + 3600.0)
-        looked = asyncio.Event()
 
-        def wake() -> None:
-            """The request is there, and has not been read, when the door finds out how late it is."""
-            client.writer.write(request)
-            door._look_after()
-            looked.set()
+@on_door(Route("/", hello))
+async def test_a_request_that_came_while_the_process_stood_still_is_answered(
+    door: Listener, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    await client.send(request)
+    assert (await client.answer()).body == b"hello"
+    monkeypatch.setattr("headway.http.server.listener.monotonic", lambda: monotonic() + 3600.0)
+    looked = asyncio.Event()
 
-        asyncio.get_running_loop().call_later(0.0, wake)
-        await looked.wait()
-        assert (await client.answer()).body == b"hello"
+    def wake() -> None:
+        """The request is there, and has not been read, when the door finds out how late it is."""
+        client.writer.write(request)
+        door._look_after()
+        looked.set()
 
-    behind(Route("/", hello), main)
+    asyncio.get_running_loop().call_later(0.0, wake)
+    await looked.wait()
+    assert (await client.answer()).body == b"hello"
 
 
 @on_stand()
@@ -361,60 +355,57 @@ def test_close_cuts_everything() -> None:
     behind(Route("/", endless), main)
 
 
-def test_a_fault_of_the_app_is_answered_and_its_connection_kept() -> None:
-    async def broken(request: Request) -> RouteAnswer:
+async def broken(request: Request) -> RouteAnswer:
+    raise ZeroDivisionError
+
+
+@on_door(Route("/", broken))
+async def test_a_fault_of_the_app_is_answered_and_its_connection_kept(door: Listener, client: Client) -> None:
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            await client.send(get("/"))
+            assert (await client.answer()).status == 500
+    assert [line["event"] for line in logs] == ["a route failed"] * 2
+
+
+async def breaks_off(request: Request) -> RouteAnswer:
+    async def body() -> AsyncGenerator[bytes, None]:
+        yield b"x"
         raise ZeroDivisionError
 
-    async def main(door: Listener, client: Client) -> None:
-        with structlog.testing.capture_logs() as logs:
-            for _ in range(2):
-                await client.send(get("/"))
-                assert (await client.answer()).status == 500
-        assert [line["event"] for line in logs] == ["a route failed"] * 2
-
-    behind(Route("/", broken), main)
+    return StreamedAnswer(body, {}, "text/plain")
 
 
-def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection() -> None:
-    async def broken(request: Request) -> RouteAnswer:
-        async def body() -> AsyncGenerator[bytes, None]:
-            yield b"x"
-            raise ZeroDivisionError
-
-        return StreamedAnswer(body, {}, "text/plain")
-
-    async def main(door: Listener, client: Client) -> None:
-        await client.send(get("/"))
-        received = await client.reader.read()
-        assert received.endswith(b"1\r\nx\r\n")
-
-    behind(Route("/", broken), main)
+@on_door(Route("/", breaks_off))
+async def test_a_fault_in_the_middle_of_an_answer_cuts_the_connection(door: Listener, client: Client) -> None:
+    await client.send(get("/"))
+    received = await client.reader.read()
+    assert received.endswith(b"1\r\nx\r\n")
 
 
-def test_an_app_that_reads_its_body_gets_all_of_it() -> None:
-    async def echo(request: Request) -> RouteAnswer:
-        return RouteAnswer(await whole(request))
+async def echo(request: Request) -> RouteAnswer:
+    return RouteAnswer(await whole(request))
 
-    async def main(door: Listener, client: Client) -> None:
-        large = b"x" * 900_000
-        for sent, received in (
-            (post(large, "/"), large),
-            (post(b"abc", "/", "Connection: Upgrade", "Upgrade: h2c"), b"abc"),
-            (
-                b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n",
-                b"abc",
-            ),
-            (post(b"", "/"), b""),
-        ):
-            await client.send(sent[:100], sent[100:])
-            assert (await client.answer()).body == received
-        whole = post(b"abc", "/", "Expect: 100-continue")
-        await client.send(whole[:-3])
-        assert (await client.answer()).status == 100
-        await client.send(whole[-3:])
-        assert (await client.answer()).body == b"abc"
 
-    behind(Route("/", echo, ("POST",)), main)
+@on_door(Route("/", echo, ("POST",)))
+async def test_an_app_that_reads_its_body_gets_all_of_it(door: Listener, client: Client) -> None:
+    large = b"x" * 900_000
+    for sent, received in (
+        (post(large, "/"), large),
+        (post(b"abc", "/", "Connection: Upgrade", "Upgrade: h2c"), b"abc"),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n",
+            b"abc",
+        ),
+        (post(b"", "/"), b""),
+    ):
+        await client.send(sent[:100], sent[100:])
+        assert (await client.answer()).body == received
+    whole = post(b"abc", "/", "Expect: 100-continue")
+    await client.send(whole[:-3])
+    assert (await client.answer()).status == 100
+    await client.send(whole[-3:])
+    assert (await client.answer()).body == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -446,23 +437,22 @@ def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, 
     behind(Route("/", reads, ("POST",)), main)
 
 
-def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection() -> None:
-    async def talks(request: Request) -> RouteAnswer:
-        async def body() -> AsyncGenerator[bytes, None]:
-            yield b"x"
-            async for _ in request.pieces():
-                yield b"y"
+async def talks(request: Request) -> RouteAnswer:
+    async def body() -> AsyncGenerator[bytes, None]:
+        yield b"x"
+        async for _ in request.pieces():
+            yield b"y"
 
-        return StreamedAnswer(body, {}, "text/plain")
+    return StreamedAnswer(body, {}, "text/plain")
 
-    async def main(door: Listener, client: Client) -> None:
-        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert (await client.reader.readuntil(b"1\r\nx\r\n")).startswith(b"HTTP/1.1 200 ")
-        await client.send(b"zz\r\n")
-        with contextlib.suppress(ConnectionError):
-            assert await client.reader.read() == b""
 
-    behind(Route("/", talks, ("POST",)), main)
+@on_door(Route("/", talks, ("POST",)))
+async def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection(door: Listener, client: Client) -> None:
+    await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert (await client.reader.readuntil(b"1\r\nx\r\n")).startswith(b"HTTP/1.1 200 ")
+    await client.send(b"zz\r\n")
+    with contextlib.suppress(ConnectionError):
+        assert await client.reader.read() == b""
 
 
 @on_stand()

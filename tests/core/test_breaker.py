@@ -40,11 +40,6 @@ def test_failures_in_a_row_ask_for_a_probe_at_once() -> None:
     assert breaker.state(0.0) is State.CLOSED
 
 
-def test_a_first_probe_that_fails_opens_it() -> None:
-    breaker = opened()
-    assert (breaker.state(0.0), breaker.allow(0.0, LONG)) == (State.OPEN, False)
-
-
 def test_after_the_rest_one_probe_goes_through_and_its_success_closes_it() -> None:
     breaker = opened()
     assert not breaker.allow(0.99, LONG)

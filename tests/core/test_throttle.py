@@ -136,12 +136,6 @@ def test_a_flood_is_held_to_the_rate_after_one_burst() -> None:
     assert admitted(throttle, every(0.001, 10.0)) == pytest.approx(100 * (10 + BURST_SECONDS), abs=2)
 
 
-def test_a_low_rate_has_a_burst_all_the_same() -> None:
-    throttle = Throttle()
-    throttle.set_rate(0.5, 0.0)
-    assert admitted(throttle, iter([0.0] * 50)) == LEAST_BURST
-
-
 def test_a_rate_that_changes_neither_forgives_nor_takes_what_is_owed() -> None:
     """Half the workers go and come back: the sum of what was let in is that of the rates, and one burst."""
     throttle, total = Throttle(), 0
@@ -235,12 +229,6 @@ def test_the_wait_is_for_what_is_missing_of_one() -> None:
     throttle.set_rate(2.0, 0.0)
     admitted(throttle, iter([0.0] * 10))
     assert throttle.admit(T, 0.25) == pytest.approx(0.25)
-
-
-def test_a_high_rate_has_a_burst_of_its_seconds() -> None:
-    throttle = Throttle()
-    throttle.set_rate(200.0, 0.0)
-    assert admitted(throttle, iter([0.0] * 1000)) == 200 * BURST_SECONDS
 
 
 def test_a_place_that_the_broker_refuses_is_free_for_another_and_still_counts_as_an_arrival() -> None:

@@ -75,11 +75,10 @@ FRESH_IMPORTS = "headway.backends.process.fresh_imports"
 
 _PROCESS = "headway.backends.process"
 CHILD_ONLY: dict[str, tuple[str, ...]] = {
-    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.thread_child", f"{_PROCESS}.weighing"),
+    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.observed", f"{_PROCESS}.weighing"),
     f"{_PROCESS}.weighing": (f"{_PROCESS}.child",),
     FRESH_IMPORTS: (USER_CODE,),
-    f"{_PROCESS}.child": (f"{_PROCESS}.thread_child",),
-    f"{_PROCESS}.thread_child": (f"{_PROCESS}.observed",),
+    f"{_PROCESS}.child": (f"{_PROCESS}.observed",),
     f"{_PROCESS}.observed": ("headway.app.backends",),
 }
 """Modules that run inside the child process, or in a thread for a test, and the only ones that import each: user code never

@@ -11,7 +11,7 @@ from headway.app.devices import Devices
 from headway.config import CHARS, Settings, fallbacks_of, shown_url
 from headway.config.target import Target, parse_target
 from headway.errors import SettingError, TargetError
-from headway.gateway.fallback import Fallback
+from headway.gateway.direct_mode import Fallback
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.spans import SpanRecorder

@@ -26,7 +26,7 @@ from headway.controller.controller import Controller
 from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
 from headway.fleet.membership import Membership
 from headway.fleet.reaper import reap_on
-from headway.gateway.fallback import Fallback
+from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import Failure

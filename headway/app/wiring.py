@@ -53,7 +53,7 @@ from headway.fleet.membership import Membership
 from headway.fleet.models import FleetModels
 from headway.gateway.access_log import AccessLog
 from headway.gateway.capacity_watcher import CapacityWatcher
-from headway.gateway.fallback import Fallback
+from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.pending import Observer

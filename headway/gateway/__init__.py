@@ -11,8 +11,7 @@ resubmitter        offers again what a broker may have lost
 outcome_reader     reads the outcomes of tasks from the broker
 limiter            refuses by rate
 capacity_watcher   reads the fleet's capacity
-direct_mode        what a fallback answers while the shared broker is away
-fallback           the gateway's own broker and worker, while the shared broker is away
+direct_mode        the gateway's own broker and workers, and what they answer while the shared broker is away
 ledger_writer      records outcomes in the ledger
 access_log         logs requests, all or a share
 request_traces     spans of sampled requests

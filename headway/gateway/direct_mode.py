@@ -1,4 +1,9 @@
-"""Direct mode of a gateway: which requests its fallback answers while the shared broker is away, and how they get there.
+"""Direct mode: a gateway answers by itself while the broker that the fleet shares is away.
+
+Its fallback is the machinery of a single process, started beside: a broker of its own, batchers, and the loop that expires
+what is overdue. So batching, retries, isolation of bad inputs and admission are the same there as everywhere. Its backends come
+up with the gateway, to be warm when they are needed; a fallback that does not come up is tried again and again and keeps no
+gateway from starting.
 
 A fallback answers for some models, and of each for one version at most. All other requests that came before the outage, and
 all tasks, wait for that broker, as at a gateway without a fallback; those that come during it are refused. So a task is either the
@@ -8,13 +13,46 @@ shared broker's, which may have it unheard, or the fallback's, and who deletes i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
 from headway.core import failures
+from headway.fleet.reaper import reap_on
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.pending import PendingRequest, PendingTable
 from headway.model import Failure
+from headway.ports import Broker
+from headway.runtime.supervisor import Supervisor
+from headway.worker.pools import Workers
+
+
+class Fallback:
+    """A gateway's own broker and the slots that serve it.
+
+    Arguments:
+        broker: in this process.
+        workers: workers over it, for each model one for each batch that may run at once.
+        versions: version that requests for a model may name, by the models that it answers for; empty for none.
+    """
+
+    def __init__(self, broker: Broker, workers: Workers, versions: Mapping[str, str]) -> None:
+        self.broker = broker
+        self.workers = workers
+        self.versions = versions
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start its loops, which bring the backends up."""
+        supervisor.start("direct reaper", partial(reap_on, self.broker))
+        self.workers.run(supervisor)
+
+    async def drain(self) -> None:
+        """Return when the batches that run now are done; no other is begun."""
+        await self.workers.drain()
+
+    async def stop(self) -> None:
+        """Let go of the backends, after the loops have been stopped."""
+        await self.workers.stop()
 
 
 class DirectMode:

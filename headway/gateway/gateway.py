@@ -37,10 +37,8 @@ from headway.gateway.broker_session import (
 )
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.deadlines import Deadlines
-from headway.gateway.direct_mode import DirectMode
-from headway.gateway.endings import finish, tell
+from headway.gateway.direct_mode import DirectMode, Fallback
 from headway.gateway.equal_inputs import EqualInputs
-from headway.gateway.fallback import Fallback
 from headway.gateway.lane import Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
@@ -54,6 +52,8 @@ from headway.gateway.pending import (
     PendingRequest,
     PendingTable,
     ReplySink,
+    finish,
+    tell,
 )
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels

@@ -1,4 +1,4 @@
-"""Pending requests: their sinks, their deadlines, and their ends."""
+"""Pending requests: their sinks, their deadlines, and their ends. An observer or a sink that fails harms no other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from headway.core.dedup import is_task
 from headway.gateway.lane import Lane
 from headway.gateway.several_inputs import SeveralInputs, WholeOutcome
 from headway.model import Entry, Principal, Reply
+from headway.runtime.logger import get_logger
 
 if TYPE_CHECKING:
     from headway.gateway.broker_session import BrokerSession
 
+log = get_logger(__name__)
 
 Key = tuple[str, str]
 """Tenant and id of a request."""
@@ -192,3 +194,27 @@ class Observer(Protocol):
             now: instant of their end, in seconds.
         """
         ...
+
+
+def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+    """End requests that have their replies, each once; see Observer."""
+    for observer in observers:
+        try:
+            observer.finished(ended, ending, now)
+        except Exception:
+            log.exception("an observer of requests has failed", requests=len(ended))
+    for pending in ended:
+        sink = pending.sink
+        pending.sink = NOBODY
+        try:
+            sink.answer(pending.reply)
+        except Exception:
+            log.exception("an answer could not be written", request_id=pending.reply.id)
+
+
+def tell(sink: ReplySink, reply: Reply) -> None:
+    """Give a sink its answer."""
+    try:
+        sink.answer(reply)
+    except Exception:
+        log.exception("an answer could not be written", request_id=reply.id)

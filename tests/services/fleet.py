@@ -13,7 +13,7 @@ from headway.config import Settings
 from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.gateway.fallback import Fallback
+from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import Ending, PendingRequest
 from headway.model import Entry, Principal, Reply, RequestOptions, Slot

@@ -280,7 +280,7 @@ HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "apart": lambda servers: RedisHarness(servers.of("valkey"), apart_from=0),  # Each value is stored apart.
     "redis": lambda servers: RedisHarness(servers.of("redis")),
 }
-EXAMPLES = ("memory", *TESTED)
+EXAMPLES = ("memory", "near", *TESTED)
 """Those on which examples run. The state machines run on all."""
 
 
@@ -354,11 +354,6 @@ def ask(
         version or of_queue,
         pinned,
     )
-
-
-def crowd(count: int) -> list[Entry]:
-    """Entries of so many tenants, none of which takes much of the queue."""
-    return [ask(tenant=f"tenant {number}") for number in range(count)]
 
 
 async def leave(broker: Broker, *entries: Entry | Subscription) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from headway.model import Cause, DedupKey, DedupKind, Entry, EntryState, Failure, Reply, Subscription
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Subscription
 from headway.ports import Broker
 from tests.contracts.brokers import (
     AT_ONCE,
     Harness,
     ask,
-    failed,
     holds,
     ids,
     slot,
 )
 
 TTL = 100.0
-KINDS = list(DedupKind)
 
 
 def task(id: str, keep: float = TTL, digest: bytes = b"") -> DedupKey:
@@ -28,10 +26,6 @@ def key(key: str = "k", digest: bytes = b"asked", keep: float = TTL) -> DedupKey
 
 def same(key: str = "s", keep: float = TTL, joins: bool = True) -> DedupKey:
     return DedupKey(DedupKind.SAME, key, b"", keep, joins)
-
-
-def share(kind: DedupKind) -> DedupKey:
-    return {DedupKind.TASK: task("first"), DedupKind.KEY: key(), DedupKind.SAME: same()}[kind]
 
 
 def sharing(id: str, *dedup_keys: DedupKey, input: str = "asked", **how: object) -> Entry:
@@ -78,19 +72,6 @@ async def run_alone(harness: Harness, id: str) -> None:
     lease = await harness.claim()
     assert ids(lease.entries) == [id]
     await harness.answer(lease)
-
-
-async def fail_for_good(harness: Harness, id: str, cause: Cause = Cause.RAISED) -> None:
-    """Let the one entry that is there to run fail as often as it is tried."""
-    runs = 0
-    while (stage := await harness.broker.state("t", id)) is not None:
-        assert stage is EntryState.QUEUED
-        lease = await harness.claim()
-        assert ids(lease.entries) == [id]
-        assert await harness.broker.release(lease, failed(cause))
-        await harness.advance(1.0)
-        runs += 1
-    assert runs > 1
 
 
 def came_by(reply: Reply) -> tuple[DedupKind | None, bool]:

@@ -8,7 +8,7 @@ import pytest
 
 from headway import errors
 from headway.core.departure import Rule
-from headway.model import Completion, ItemResult, Lease, NoWork
+from headway.model import Completion, ItemResult, Lease
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -17,7 +17,6 @@ from tests.contracts.brokers import (
     Harness,
     ask,
     drained,
-    failed,
     holds,
     ids,
     output,
@@ -47,30 +46,6 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
 
 
 @story
-async def test_a_batch_has_one_item_for_each_entry_or_stays_as_it_is(harness: Harness) -> None:
-    await harness.broker.enqueue([ask("one"), ask("two")])
-    lease = await harness.claim()
-    for count in (0, 1, 3):
-        with pytest.raises(ValueError, match=rf"^{count} items for a lease of 2 entries"):
-            await harness.broker.complete(lease, [ItemResult("x")] * count)
-    assert await harness.broker.complete(lease, [ItemResult("1"), ItemResult("2")]) == Completion(
-        answered=2, departed=0
-    )
-
-
-@story
-async def test_nothing_to_run_is_a_wait_without_end(harness: Harness) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
-
-
-@story
-async def test_models_have_queues_of_their_own(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a", model="m"), ask(id="b", model="other")])
-    assert ids((await harness.claim(model="other")).entries) == ["b"]
-    assert ids((await harness.claim(model="m")).entries) == ["a"]
-
-
-@story
 async def test_no_entry_is_handed_to_two_slots(harness: Harness) -> None:
     entries = [ask() for _ in range(4 * MAX_BATCH)]
     await asyncio.gather(*(harness.broker.enqueue(entries[start::4]) for start in range(4)))
@@ -96,13 +71,6 @@ async def test_batches_form_across_gateways_and_each_hears_its_own(harness: Harn
     assert [reply.id for reply in replies] == ["g3"]
 
 
-@pytest.mark.parametrize("limit", [1, 5, MAX_BATCH])
-@story
-async def test_a_batch_is_no_larger_than_its_slot_takes(harness: Harness, limit: int) -> None:
-    await harness.broker.enqueue([ask() for _ in range(20)])
-    assert len((await harness.claim(limit=limit)).entries) == limit
-
-
 @story
 async def test_the_lease_says_whose_it_is_since_when_and_until_when(harness: Harness) -> None:
     await harness.broker.enqueue([ask(timeout=9.0), ask(timeout=5.0), *(ask() for _ in range(MAX_BATCH))])
@@ -126,23 +94,6 @@ async def test_a_policy_that_holds_says_until_when(harness: Harness) -> None:
     lease = await harness.broker.claim(slot(), patient)
     assert isinstance(lease, Lease)
     assert lease.reason == "window"
-
-
-@story
-async def test_higher_tiers_ride_first_and_a_share_is_kept_for_the_lower(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id=f"free-{n}", tier=2) for n in range(10)])
-    await harness.advance(0.1)
-    await harness.broker.enqueue([ask(id=f"paid-{n}", tier=1) for n in range(10)])
-    await harness.broker.enqueue([ask(id=f"enterprise-{n}", tier=0) for n in range(10)])
-    lease = await harness.claim()
-    assert ids(lease.entries) == [*(f"enterprise-{n}" for n in range(6)), "free-0", "free-1"]
-
-
-@story
-async def test_tenants_of_a_tier_share_its_places(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id=f"flood-{n}", tenant="flood") for n in range(40)])
-    await harness.broker.enqueue([ask(id=f"small-{n}", tenant="small") for n in range(4)])
-    assert {"small-0", "small-1", "small-2"} <= set(ids((await harness.claim()).entries))
 
 
 @story
@@ -178,19 +129,6 @@ async def test_a_wrong_number_of_items_is_an_error_and_loses_nothing(harness: Ha
     assert await drained(harness) == {}
     await harness.answer(lease)
     assert len(await drained(harness)) == 2
-
-
-@story
-async def test_a_lease_ends_once(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    lease = await harness.claim()
-    await harness.answer(lease)
-    assert await harness.broker.complete(lease, [ItemResult("late")]) == Completion(0, 0, fenced=True)
-    assert not await harness.broker.release(lease)
-    assert not await harness.broker.release(lease, failed())
-    assert not await harness.broker.extend(lease)
-    assert (await drained(harness))["a"].output == output("input of a")
-    holds(await harness.broker.claim(slot(), AT_ONCE))
 
 
 @story

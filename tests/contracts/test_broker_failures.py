@@ -9,7 +9,6 @@ from headway.core.retry import SEARCHED
 from headway.model import (
     BatchFailure,
     Cause,
-    EntryState,
     ItemResult,
     Lease,
     ModelReport,
@@ -21,57 +20,13 @@ from headway.model import (
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
-    MOST_ATTEMPTS,
     Harness,
     ask,
     drained,
     failed,
-    holds,
-    ids,
-    output,
     slot,
     story,
 )
-
-
-@story
-async def test_a_lost_lease_is_retried_and_its_late_completion_is_fenced_off(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    lost = await harness.claim("gpu-0")
-    await harness.reaping(harness.lease_seconds + 1.0)
-    second = await harness.claim("gpu-1")
-    assert ids(second.entries) == ["a"]
-    assert second.fence > lost.fence
-    settled = await harness.broker.complete(lost, [ItemResult("from the dead")])
-    assert settled.fenced
-    assert not await harness.broker.extend(lost)
-    assert not await harness.broker.release(lost)
-    assert await drained(harness) == {}
-    await harness.answer(second)
-    reply = (await drained(harness))["a"]
-    assert (reply.output, reply.attempts) == (output("input of a"), 2)
-
-
-@story
-async def test_a_lease_that_is_extended_lives_on(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    lease = await harness.claim()
-    for _ in range(4):
-        await harness.reaping(0.7 * harness.lease_seconds)
-        assert await harness.peer().extend(lease)
-    assert await harness.broker.state("t", "a") is EntryState.PROCESSING
-    await harness.answer(lease)
-
-
-@story
-async def test_a_lease_lives_until_its_end(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    lease = await harness.claim()
-    await harness.reaping(harness.lease_seconds - 2 * harness.grain)
-    assert await harness.broker.state("t", "a") is EntryState.PROCESSING
-    await harness.reaping(4 * harness.grain)
-    assert await harness.broker.state("t", "a") is EntryState.QUEUED
-    assert not await harness.broker.extend(lease)
 
 
 @story
@@ -90,96 +45,6 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
     assert reply.failure.message == "the worker did not report in time", "which one is for operators"
     [letter] = await harness.dead.find("killer")
     assert "worker gpu-2 did not report" in letter.error
-
-
-@story
-async def test_undispatched_work_goes_back_uncharged_and_ahead(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a", tier=2)])
-    lease = await harness.claim()
-    await harness.broker.enqueue([ask(id="b", tier=0)])
-    assert await harness.broker.release(lease)
-    again = await harness.claim("gpu-1")
-    assert ids(again.entries)[0] == "a"
-    await harness.answer(again)
-    assert (await drained(harness))["a"].attempts == 1
-
-
-@story
-async def test_giving_work_back_again_and_again_ends_nothing(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    for _ in range(3 * MOST_ATTEMPTS):
-        assert await harness.broker.release(await harness.claim())
-    await harness.answer(await harness.claim())
-    assert (await drained(harness))["a"].attempts == 1
-
-
-@story
-async def test_a_failed_batch_runs_again_whole_and_by_itself(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a"), ask(id="b")])
-    assert await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
-    await harness.broker.enqueue([ask(id="innocent")])
-    await harness.advance(1.0)
-    again = await harness.claim()
-    assert (sorted(ids(again.entries)), again.reason) == (["a", "b"], "retry")
-    assert ids((await harness.claim("gpu-1")).entries) == ["innocent"]
-
-
-@story
-async def test_a_retry_waits_and_a_claim_says_until_when(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a")])
-    await harness.broker.release(await harness.claim(), failed())
-    wait = holds(await harness.broker.claim(slot(), AT_ONCE))
-    assert wait.until is not None
-    assert harness.now() < wait.until <= harness.now() + 0.1
-    await harness.advance(wait.until - harness.now() + 0.001)
-    await harness.claim()
-
-
-@story
-async def test_a_retry_goes_to_another_worker_where_there_is_one(harness: Harness) -> None:
-    await harness.healthy("bad", "good")
-    await harness.broker.enqueue([ask(id="a")])
-    await harness.broker.release(await harness.claim("bad"), failed(worker="bad"))
-    await harness.advance(0.015)
-    holds(await harness.broker.claim(slot("bad"), AT_ONCE))
-    assert ids((await harness.claim("good")).entries) == ["a"]
-
-
-@story
-async def test_a_retry_does_not_wait_for_another_worker_for_ever(harness: Harness) -> None:
-    await harness.healthy("bad", "good")
-    await harness.broker.enqueue([ask(id="a")])
-    await harness.broker.release(await harness.claim("bad"), failed(worker="bad"))
-    await harness.advance(0.5)
-    assert ids((await harness.claim("bad")).entries) == ["a"]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, MAX_BATCH])
-@pytest.mark.parametrize("culprits", [1, 2])
-@story
-async def test_culprits_end_alone_and_the_innocent_are_answered(harness: Harness, size: int, culprits: int) -> None:
-    entries = [ask(f"{'bad' if number < culprits else 'good'} {number}") for number in range(size)]
-    guilty = {entry.id for entry in entries if str(entry.input).startswith("bad")}
-    await harness.broker.enqueue(entries)
-    runs = 0
-    while any(one.depth for one in await harness.broker.depths()):
-        await harness.advance(1.0)
-        lease = await harness.claim()
-        runs += 1
-        if guilty & set(ids(lease.entries)):
-            assert await harness.broker.release(lease, failed(Cause.CRASHED))
-        else:
-            await harness.answer(lease)
-    replies = await drained(harness)
-    assert set(replies) == set(ids(entries))
-    assert all(replies[entry.id].output == output(entry.input) for entry in entries if entry.id not in guilty)
-    assert all(reply.attempts <= MOST_ATTEMPTS for reply in replies.values())
-    for id in guilty:
-        failure = replies[id].failure
-        assert failure is not None
-        assert (failure.code, failure.message) == (errors.REJECTED_BY_MODEL, "it crashed")
-    assert runs <= 2 + 3 * 3 * len(guilty)
-    assert {letter.entry.id for letter in await harness.dead.list()} == guilty
 
 
 @pytest.mark.parametrize(
@@ -213,22 +78,6 @@ async def test_who_fails_alone_hears_why_and_is_kept_as_a_dead_letter(
 
 
 @story
-async def test_a_fault_of_the_remote_api_fails_the_whole_batch_after_three_runs(harness: Harness) -> None:
-    entries = [ask() for _ in range(4)]
-    await harness.broker.enqueue(entries)
-    for _ in range(3):
-        lease = await harness.claim()
-        assert ids(lease.entries) == ids(entries)
-        await harness.broker.release(lease, failed(Cause.REMOTE))
-        await harness.advance(1.0)
-    replies = await drained(harness)
-    assert {(reply.failure.code, reply.attempts) for reply in replies.values() if reply.failure} == {
-        (errors.BACKEND_ERROR, 3)
-    }
-    assert {letter.entry.id for letter in await harness.dead.list()} == set(replies) == set(ids(entries))
-
-
-@story
 async def test_the_client_hears_only_what_it_may(harness: Harness) -> None:
     await harness.broker.enqueue([ask(id="a")])
     for _ in range(2):
@@ -240,22 +89,6 @@ async def test_the_client_hears_only_what_it_may(harness: Harness) -> None:
     assert told.message == "ValueError"
     [letter] = await harness.dead.find("a")
     assert letter.error == failure.message
-
-
-@story
-async def test_an_outage_ends_in_answers_not_in_a_storm_of_retries(harness: Harness) -> None:
-    retries, since = 0, harness.now()
-    for _ in range(150):
-        await harness.broker.enqueue([ask()])
-        await harness.advance(0.2)
-        lease = await harness.claim()
-        retries += lease.reason == "retry"
-        await harness.broker.release(lease, failed(Cause.REMOTE))
-    assert 10 <= retries <= 64 + 0.2 * 150 + (harness.now() - since)
-    replies = await drained(harness)
-    spent = [reply for reply in replies.values() if reply.failure and "retry budget" in reply.failure.message]
-    assert spent
-    assert all(reply.failure and reply.failure.code == errors.BACKEND_ERROR for reply in replies.values())
 
 
 @story
@@ -291,30 +124,6 @@ async def test_with_healthy_workers_the_queue_deadline_is_504(harness: Harness) 
 
 
 @story
-async def test_the_sooner_of_both_deadlines_counts(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a", queue_timeout=2.0, timeout=0.5)])
-    await harness.reaping(0.5 + harness.grain)
-    assert "a" in await drained(harness)
-
-
-@story
-async def test_an_overdue_entry_never_reaches_a_gpu(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="late", queue_timeout=1.0), ask(id="calm")])
-    await harness.advance(1.0)
-    assert ids((await harness.claim()).entries) == ["calm"]
-    assert list(await drained(harness)) == ["late"]
-
-
-@story
-async def test_what_runs_is_left_alone_by_the_queue_deadline(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a", queue_timeout=1.0)])
-    lease = await harness.claim()
-    await harness.reaping(3.0)
-    await harness.answer(lease)
-    assert (await drained(harness))["a"].failure is None
-
-
-@story
 async def test_a_retry_ends_at_the_total_deadline(harness: Harness) -> None:
     await harness.healthy("gpu-0")
     await harness.broker.enqueue([ask(id="a", queue_timeout=0.5, timeout=2.0)])
@@ -328,18 +137,6 @@ async def test_a_retry_ends_at_the_total_deadline(harness: Harness) -> None:
     assert reply.failure is not None
     assert (reply.failure.code, reply.failure.reason) == (errors.DEADLINE_EXCEEDED, "total")
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
-
-
-@story
-async def test_a_batch_that_fails_after_its_deadline_is_not_run_again(harness: Harness) -> None:
-    await harness.healthy("gpu-0")
-    await harness.broker.enqueue([ask(id="late", timeout=1.0), ask(id="calm")])
-    lease = await harness.claim()
-    await harness.advance(1.5)
-    await harness.broker.release(lease, failed())
-    assert list(await drained(harness)) == ["late"]
-    await harness.advance(0.1)
-    assert ids((await harness.claim()).entries) == ["calm"]
 
 
 @story

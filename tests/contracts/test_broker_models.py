@@ -11,17 +11,6 @@ from tests.contracts.dedup_keys import admit, refused, task
 
 
 @story
-async def test_what_waits_for_one_model_never_rides_with_another(harness: Harness) -> None:
-    await admit(harness, *(ask(f"m {number}") for number in range(3)), ask("o", model="other"))
-    lease = await harness.claim("other-0", "other")
-    assert [entry.input for entry in lease.entries] == ["o"]
-    await harness.answer(lease)
-    depths = {(one.model, one.tier): one.depth for one in await harness.broker.depths()}
-    assert (depths["m", 1], depths["other", 1]) == (3, 0)
-    assert [reply.output for reply in (await drained(harness)).values()] == [output("o")]
-
-
-@story
 async def test_an_entry_for_a_model_without_a_queue_is_refused_and_the_others_are_let_in(harness: Harness) -> None:
     strange, known = ask("x", model="strange"), ask("y")
     refusal, admitted = await harness.broker.enqueue([strange, known])

@@ -5,8 +5,22 @@ from __future__ import annotations
 import pytest
 
 from headway.core.departure import Load, Rule
-from headway.model import EntryState, WeightLine, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import MAX_BATCH, MODELS, Harness, ask, drained, failed, holds, measure, slot, story
+from headway.model import EntryState, Lease, WeightLine, WorkerInfo, WorkerStatus
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_BATCH,
+    MODELS,
+    Harness,
+    ask,
+    drained,
+    failed,
+    holds,
+    measure,
+    output,
+    slot,
+    story,
+)  # fmt: skip
+from tests.contracts.dedup_keys import admit, run_alone
 
 
 @story
@@ -143,3 +157,59 @@ async def test_the_epoch_stands_while_nothing_is_lost(harness: Harness) -> None:
         seen.add(harness.broker.epoch)
     assert len(seen) == 1
     assert seen != {""}
+
+
+@story
+async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness) -> None:
+    runs = ((1, 0.02), (MAX_BATCH, 0.09))
+    for name, warm_up in (("gpu-0", runs), ("gpu-1", ((1, 9.0), (MAX_BATCH, 9.0)))):
+        await harness.broker.heartbeat(
+            WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, warm_up=warm_up)
+        )
+    load = (await harness.peer().loads())["m"]
+    assert (load.alpha, load.beta, load.largest) == pytest.approx((0.01, 0.01, MAX_BATCH))
+    await harness.broker.enqueue([ask()])
+    lease = await harness.claim()
+    await harness.advance(0.02)
+    await harness.answer(lease)
+    await harness.healthy("gpu-0")
+    assert (await harness.peer().loads())["m"].batch_seconds(MAX_BATCH) == pytest.approx(0.09, rel=0.1)
+
+
+@story
+async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_have(harness: Harness) -> None:
+    async def admitted(*shares: float, status: WorkerStatus = WorkerStatus.HEALTHY) -> int:
+        """Entries let in of many, which are withdrawn again."""
+        for number, share in enumerate(shares):
+            beat = WorkerInfo(worker_id=f"gpu-{number}", model="m", status=status, share=share)
+            await harness.broker.heartbeat(beat)
+        asked = [ask(tier=0, timeout=0.4) for _ in range(8 * MAX_BATCH)]
+        answers = await harness.broker.enqueue(asked)
+        await harness.broker.withdraw([one.submission for one in asked], asked[0].gateway)
+        return answers.count(None)
+
+    await harness.healthy("gpu-0", "gpu-1")
+    for _ in range(8):
+        await harness.broker.enqueue([ask() for _ in range(MAX_BATCH)])
+        lease = await harness.broker.claim(slot("gpu-0"), AT_ONCE)
+        assert isinstance(lease, Lease)
+        await harness.advance(0.1)
+        await harness.answer(lease)
+    whole = await admitted(1.0, 1.0)
+    assert 20 < whole < 50
+    assert await admitted(0.5, 0.5) == pytest.approx(whole / 2, abs=2)
+    assert await admitted(0.75, 0.75) == pytest.approx(whole * 0.75, abs=2)
+    assert await admitted(1.0, 1.0) == pytest.approx(whole, abs=2)
+    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.COLD))
+    assert await admitted(1.0) == pytest.approx(whole / 2, abs=2)
+    assert (await harness.broker.loads())["m"].slots == 1
+
+
+@story
+async def test_a_probe_finds_a_broker_that_takes_changes_and_makes_none(harness: Harness) -> None:
+    await admit(harness, ask("asked", id="first", gateway="g"))
+    await harness.broker.probe("g")
+    await harness.peer().probe("nobody")
+    assert await harness.broker.state("t", "first") is EntryState.QUEUED
+    await run_alone(harness, "first")
+    assert [reply.output for reply in (await drained(harness)).values()] == [output("asked")]

@@ -124,32 +124,11 @@ async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harnes
 
 
 @story
-async def test_what_failed_runs_again_on_its_version(harness: Harness) -> None:
-    await healthy(harness, "3")
-    await admit(harness, ask("a", version="3"))
-    lease = await claimed(harness, slot_of("3"))
-    assert await harness.broker.extend(lease)
-    assert await harness.broker.release(lease)
-    again = await claimed(harness, slot_of("3"))
-    assert [entry.input for entry in again.entries] == ["a"]
-    await harness.answer(again)
-    assert not (await harness.broker.complete(again, [ItemResult("x")])).answered
-
-
-@story
 async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> None:
     [refusal] = await harness.broker.enqueue([ask(model="strange", version="3")])
     assert refusal is not None
     assert refusal.code == errors.NO_WORKERS
     assert isinstance(await harness.broker.claim(replace(slot_of("3"), model="strange"), AT_ONCE), NoWork)
-
-
-@story
-async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness) -> None:
-    await healthy(harness, "3")
-    entries = [ask(version="3", tenant=f"t{number}") for number in range(100)]
-    verdicts = await harness.broker.enqueue(entries)
-    assert verdicts.count(None) == 60
 
 
 @story

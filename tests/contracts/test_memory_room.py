@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from headway import errors
+from headway.brokers.memory.broker import MemoryBroker
 from headway.core.memory_room import SMALL
 from headway.model import Entry, ItemResult, Limit, Subscription
-from tests.contracts.brokers import MemoryHarness, RedisHarness, ask, drained, failed, leave, story
+from tests.contracts.brokers import MemoryHarness, NearBroker, RedisHarness, ask, drained, failed, leave, story
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 from tests.servers.redis import SharedServers
 
@@ -19,12 +20,12 @@ LARGE = "x" * 9_000
 MOST = 1_000_000
 
 
-@pytest.fixture(params=["memory", "valkey", "apart"])
+@pytest.fixture(params=["memory", "near", "valkey", "apart"])
 def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Roomy]:
     """Brokers with little room; in one inputs are stored apart, in one they are not."""
     made: Roomy
-    if request.param == "memory":
-        made = MemoryHarness(queue_bytes=MOST)
+    if request.param in ("memory", "near"):
+        made = MemoryHarness(queue_bytes=MOST, kind=MemoryBroker if request.param == "memory" else NearBroker)
     else:
         apart_from = 1_000.0 if request.param == "apart" else math.inf
         made = RedisHarness(servers.of("valkey"), queue_bytes=MOST, apart_from=apart_from)

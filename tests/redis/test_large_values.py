@@ -19,7 +19,7 @@ from headway.brokers.redis.link import PIECE as ARGUMENT
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, Lease, NoWork, Octets, Value
 from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, leave, slot, story
-from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
+from tests.contracts.dedup_keys import admit, key, refused, same, sharing, task
 from tests.redis.stand import Stand
 
 APART_FROM = 1000
@@ -160,16 +160,6 @@ async def test_an_input_runs_on_for_others_when_its_own_client_has_left(harness:
     assert (await drained(harness))["second"].output == f"<{LARGE}>"
     await acknowledged(harness)
     assert stored(harness) == ["R"], "it is kept under the key"
-
-
-@story
-async def test_a_large_outcome_of_a_task_is_kept(harness: Stand) -> None:
-    await admit(harness, ask(LARGE, id="a", dedup_keys=(task("a"),)))
-    await harness.broker.complete(await harness.claim(), [ItemResult(LARGE)])
-    await acknowledged(harness)
-    assert stored(harness) == ["R"]
-    await admit(harness, poll("later", "a"))
-    assert (await drained(harness, after=1))["later"].output == LARGE
 
 
 async def die(harness: Stand, entry: Entry) -> None:

@@ -10,10 +10,10 @@ import pytest
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.core.retention import OVERHEAD
-from headway.model import DedupKind, Entry, ItemResult, Lease, Reply
+from headway.model import Entry, ItemResult, Lease, Reply
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, failed, holds, output, slot, story
-from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, poll, run_alone, same, sharing, task
+from tests.contracts.dedup_keys import TTL, admit, key, nothing_runs, poll, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.redis.test_leftovers import FIGURES, HOUSEKEEPING, LETTERS, acknowledged
 from tests.servers.redis import RedisServer
@@ -23,36 +23,6 @@ async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
     """Next replies to a gateway; there must be some."""
     replies, _ = await broker.replies(gateway, 0)
     return {reply.id: reply for reply in replies}
-
-
-@story
-async def test_gateways_have_an_answer_in_common(harness: Stand) -> None:
-    here, there = harness.broker, harness.peer()
-    assert list(await here.enqueue([sharing("first", key(), gateway="g1")])) == [None]
-    assert list(await there.enqueue([sharing("second", key(), gateway="g2")])) == [None]
-    assert list(await there.enqueue([sharing("second", key(), gateway="g2")])) == [None]  # Its answer was lost, say.
-    await run_alone(harness, "first")
-    await nothing_runs(harness)
-    assert list(await there.enqueue([sharing("third", key(), gateway="g3")])) == [None]
-    replies = {**await heard(here, "g1"), **await heard(there, "g2"), **await heard(there, "g3")}
-    assert {id: (reply.output, came_by(reply)) for id, reply in replies.items()} == {
-        "first": (output("asked"), (None, False)),
-        "second": (output("asked"), (DedupKind.KEY, False)),
-        "third": (output("asked"), (DedupKind.KEY, True)),
-    }
-
-
-@story
-async def test_the_answer_that_a_dead_gateway_asked_for_is_found_by_the_next(harness: Stand) -> None:
-    await admit(harness, sharing("first", task("first"), key(), gateway="dead"))
-    lease = await harness.claim()
-    assert list(await harness.peer().enqueue([sharing("again", key(), gateway="g2")])) == [None]
-    await harness.answer(lease)
-    assert (await heard(harness.peer(), "g2"))["again"].output == output("asked")
-    await nothing_runs(harness)
-    kept = await harness.peer().outcome("t", "first")
-    assert isinstance(kept, Reply)
-    assert kept.output == output("asked")
 
 
 @story

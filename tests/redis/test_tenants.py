@@ -61,17 +61,6 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
         entry_wire.pack_head(ask(id="a\0b"))
 
 
-@story
-async def test_one_id_of_two_tenants_is_two_requests(harness: Stand) -> None:
-    await harness.broker.enqueue([ask("one", tenant="a", id="x"), ask("other", tenant="b", id="x")])
-    await harness.broker.withdraw([("a", "x", 0)], "g")
-    assert await harness.broker.state("a", "x") is None
-    assert await harness.broker.state("b", "x") is EntryState.QUEUED
-    await harness.answer(await harness.claim())
-    replies = await drained(harness)
-    assert [(reply.tenant, reply.output) for reply in replies.values()] == [("b", output("other"))]
-
-
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a\0"), ("a\0b", "a\0c"), ("", "\0"), ("{a}", "{a")])
 @story
 async def test_tenants_have_their_own_turns_whatever_they_are_called(harness: Stand, names: tuple[str, str]) -> None:

@@ -42,8 +42,8 @@ from tests.contracts.brokers import (
     slot,
     story,
 )
-from tests.contracts.plays import Play
 from tests.e2e.client import PATIENCE
+from tests.redis.plays import Play
 from tests.servers.redis import SharedServers
 
 
@@ -400,7 +400,7 @@ async def test_the_id_of_a_task_in_one_zone_decides_before_a_key_that_is_known_i
         assert (told and told.code) == verdict
 
 
-@pytest.mark.parametrize("shards", [1, 4])
+@cut
 @story
 async def test_nothing_is_lost_while_zones_come_and_go(harness: RedisHarness) -> None:
     play = Play(harness, 6, lambda worker: int(worker.startswith("b")))

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from headway.model import Entry, NoWork, Slot, WorkerInfo, WorkerStatus
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, RedisHarness, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, story
 from tests.contracts.dedup_keys import key, sharing
-from tests.contracts.plays import WINDOW, Play
-from tests.servers.redis import TESTED, SharedServers
+from tests.redis.plays import WINDOW, Play
+from tests.redis.stand import Stand
 
 SHARDS = 4
 WORKERS = tuple(f"gpu-{number}" for number in range(12))
 
 
-@pytest.fixture(params=TESTED)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[RedisHarness]:
-    made = RedisHarness(servers.of(request.param), SHARDS)
-    yield made
-    made.close()
+@pytest.fixture
+def shards() -> int:
+    return SHARDS
 
 
-def play_on(harness: RedisHarness, seed: int) -> Play:
+def play_on(harness: Stand, seed: int) -> Play:
     return Play(harness, seed, lambda worker: WORKERS.index(worker) % 2)
 
 
 @story
-async def test_all_shards_are_served(harness: RedisHarness) -> None:
+async def test_all_shards_are_served(harness: Stand) -> None:
     play = play_on(harness, seed=3)
     play.start(*WORKERS)
     await harness.advance(2.0)
@@ -40,7 +36,7 @@ async def test_all_shards_are_served(harness: RedisHarness) -> None:
 
 
 @story
-async def test_slots_that_sleep_are_found_where_they_are_at_home_now(harness: RedisHarness) -> None:
+async def test_slots_that_sleep_are_found_where_they_are_at_home_now(harness: Stand) -> None:
     """More slots, more shards in use: who slept in one of them has to wake in another."""
     play = play_on(harness, seed=4)
     play.start(*WORKERS[:4])
@@ -54,7 +50,7 @@ async def test_slots_that_sleep_are_found_where_they_are_at_home_now(harness: Re
 
 
 @story
-async def test_the_last_slot_serves_all_shards(harness: RedisHarness) -> None:
+async def test_the_last_slot_serves_all_shards(harness: Stand) -> None:
     play = play_on(harness, seed=5)
     play.start(*WORKERS)
     await harness.advance(2.5)
@@ -66,7 +62,7 @@ async def test_the_last_slot_serves_all_shards(harness: RedisHarness) -> None:
 
 
 @story
-async def test_nothing_is_lost_while_slots_come_and_go(harness: RedisHarness) -> None:
+async def test_nothing_is_lost_while_slots_come_and_go(harness: Stand) -> None:
     play = play_on(harness, seed=0)
     alive: set[str] = set()
     for _ in range(6):
@@ -82,7 +78,7 @@ async def test_nothing_is_lost_while_slots_come_and_go(harness: RedisHarness) ->
 
 
 @story
-async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: RedisHarness) -> None:
+async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: Stand) -> None:
     """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
     tenants = [f"tenant {number}" for number in range(8)]
     for number in range(12):
@@ -111,5 +107,5 @@ def worker_of(name: str, version: str) -> WorkerInfo:
     return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, version=version)
 
 
-async def beat(harness: RedisHarness, name: str, version: str) -> None:
+async def beat(harness: Stand, name: str, version: str) -> None:
     await harness.broker.heartbeat(worker_of(name, version))

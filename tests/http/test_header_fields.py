@@ -78,6 +78,19 @@ async def test_one_key_is_one_run(stand: Stand, path: str) -> None:
 
 
 @on_stand(whole=True)
+async def test_a_key_is_for_one_input_with_its_parameters_in_any_order(stand: Stand) -> None:
+    for more, status in (
+        ('"parameters": {"x": 1, "y": 2}', 200),
+        ('"client_id": "me", "more": [1], "parameters": {"y": 2, "x": 1}', 200),
+        ('"parameters": {"x": 1}', 422),
+        ('"parameters": null', 422),
+    ):
+        answer = await stand.ask(post(f'{{"input": "a", {more}}}', "/v1/inference", "Idempotency-Key: k"))
+        assert answer.status == status
+    assert stand.runs == ["a"]
+
+
+@on_stand(whole=True)
 async def test_an_answer_that_is_too_large_to_be_kept_under_its_key_says_so_and_a_task_too(stand: Stand) -> None:
     huge = f'{{"input": "{"a" * KEPT_LIMITS.largest}"}}'
     for _ in range(2):

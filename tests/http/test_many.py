@@ -59,7 +59,7 @@ async def test_several_json_values_are_answered_with_json(stand: Stand) -> None:
         ('{"inputs": "a"}', 400, "Expected `array`, got `str` - at `$.inputs`"),
         ('{"inputs": {"a": 1}}', 400, "Expected `array`, got `object` - at `$.inputs`"),
         ('{"inputs": ["a", 1]}', 400, "Expected `str`, got `number` - at `$.inputs[1]`"),
-        ('{"inputs": ["a", "b\\u0000"]}', 400, "`$.inputs[1]` holds U+0000"),
+        pytest.param('{"inputs": ["a", "b\\u0000"]}', 400, "`$.inputs[1]` holds U+0000", id="U+0000"),
         ('{"inputs": ["a"], "input": ["a"]}', 400, "both `input` and `inputs`"),
         ('{"inputs": null, "input": "a"}', 400, "both `input` and `inputs`"),
         ('{"inputs": ["a"', 400, "not JSON"),

@@ -345,8 +345,8 @@ async def _tea(request: Request) -> RouteAnswer:
     [
         (
             "tests/http/test_public.py",
-            '"/livez", "/readyz", "/healthz",\n            "/v1/completions"',
-            '"/livez", "/readyz", "/healthz", "/tea",\n            "/v1/completions"',
+            '"/livez", "/readyz", "/healthz",\n        "/v1/completions"',
+            '"/livez", "/readyz", "/healthz", "/tea",\n        "/v1/completions"',
         )
     ],
 )

@@ -363,4 +363,4 @@ def test_weights_of_versions_that_are_not_there_stop_a_process_that_has_all_ther
     file.write_text("[models.a]\nversion_weights = '1=9,3=1'\n")
     settings = weighed("1=9,2=1", file=str(file))
     with pytest.raises(SettingError, match="no target is given for a@3"):
-        asyncio.run(WeightsResource(settings, ServedModels(["a"], settings, lambda: 0.5)).reread())
+        asyncio.run(WeightsResource(settings, ServedModels(["a"], settings, lambda: 0.5), lambda: None).reread())

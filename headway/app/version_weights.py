@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headway.config import Settings, read_weights_again
 from headway.core.versions import read_weights
@@ -39,12 +39,13 @@ class WeightsResource(BareResource):
     Arguments:
         settings: settings that name the file.
         served: models whose versions the weights are of.
+        changed: is called whenever other weights hold.
     """
 
     rereads = "the weights of versions"
 
-    def __init__(self, settings: Settings, served: ServedModels) -> None:
-        self._settings, self._served = settings, served
+    def __init__(self, settings: Settings, served: ServedModels, changed: Callable[[], None]) -> None:
+        self._settings, self._served, self._changed = settings, served, changed
 
     async def reread(self) -> None:
         """Go by the weights that the file has now.
@@ -55,3 +56,4 @@ class WeightsResource(BareResource):
         found = read_weights_again(self._settings)
         check_weights(self._settings, found)
         self._served.weigh({model: read_weights(text) for model, text in found.items()})
+        self._changed()

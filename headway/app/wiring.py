@@ -311,7 +311,7 @@ class _Wiring:
             figures.ports["grpc"] = grpc_listener
             self.further.append(grpc_listener)
         if settings.weights_file:
-            self.resources.append(WeightsResource(settings, gateway.served))
+            self.resources.append(WeightsResource(settings, gateway.served, gateway.learn))
         return public_listener, workers
 
     def _workers_watcher(self, learners: Sequence[Learner], every: Callable[[], float]) -> WorkersWatcher:

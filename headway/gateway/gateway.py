@@ -138,7 +138,7 @@ class Gateway:
         self.equal_inputs = EqualInputs(
             self._pending, self.turns, self.limiter, lambda ended: self._finish(ended, Ending.REPLIED)
         )
-        self._submissions = itertools.count(1)
+        self._next_nonce = itertools.count(1).__next__
         self._deadlines = Deadlines(clock, self._pending, settings.request_timeout_ms / 1000, self._overdue)
         self._recent = RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
@@ -221,7 +221,7 @@ class Gateway:
             session = direct  # Its id stands for what came while the other broker was away.
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
-        nonce = next(self._submissions)
+        nonce = self._next_nonce()
         entry = self.served[model].entry(
             principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
         )
@@ -245,7 +245,7 @@ class Gateway:
     def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
         """Close the lanes if what they were decided by has changed, as it may by what workers report."""
         served = self.served
-        of_each = [(model, one, one.versions.any, one.traces is None, one.settings) for model, one in served.items()]
+        of_each = [(model, one, one.versions.sole, one.traces is None, one.settings) for model, one in served.items()]
         facts = (
             self._closed,
             self._session,
@@ -270,9 +270,10 @@ class Gateway:
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
         lane.open = (
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
-            and model in self._unchecked and rules.is_plain
+            and model in self._unchecked and rules.is_plain and (not rules.versions.sole or session.near is None)
         )  # fmt: skip
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
+        lane.version = rules.versions.sole or ""
         lane.tier = max(principal.tier, options.tier)
         lane.caller = principal.user if options.origin is None else options.origin
         lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
@@ -287,20 +288,18 @@ class Gateway:
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         """Take a request in on an open lane, under a fresh id; see `submit`."""
         session = self._session
-        limits = lane.limits
         now = self._clock()
         near = session.near
-        if near is None or session.waits or (limits and self.limiter.debts):
-            near = None
+        if near is None or session.waits or (lane.limits and self.limiter.debts):
+            near, limits = None, lane.limits
             if session.full(1) or (limits and self.limiter.excess(limits, session.broker)):  # It is told why.
                 self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
                 return
-        tenant = lane.tenant
         timeout = lane.timeout
-        key = tenant, id
+        key = lane.tenant, id
         entry = Entry(
-            id, lane.model, input, lane.tier, tenant, self.name, lane.queue_timeout, timeout, parameters, limits, (),
-            next(self._submissions), b"", lane.caller,
+            id, lane.model, input, lane.tier, lane.tenant, self.name, lane.queue_timeout, timeout, parameters, lane.limits, (),
+            self._next_nonce(), b"", lane.caller, 1, lane.version,
         )  # fmt: skip
         if lane.throttled:
             if (over := self.limiter.check(entry, alone=False)) is not None:
@@ -403,7 +402,7 @@ class Gateway:
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         of = (task.entry.model, task.entry.version) if task is not None else ("", "")
-        subscription = Subscription(new_id(), id, of[0], tenant, self.name, seconds, next(self._submissions), of[1])
+        subscription = Subscription(new_id(), id, of[0], tenant, self.name, seconds, self._next_nonce(), of[1])
         outcome: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         pending = PendingSubscription(subscription, self._clock() + seconds, session, outcome)
         self._subscriptions[tenant, subscription.id] = pending

@@ -22,6 +22,7 @@ class Lane:
         principal: principal of the requests, with the limits that it has for the model.
         tenant: its tenant.
         model: name of the model.
+        version: version in whose queue they wait; empty: any.
         tier: index of the tier.
         caller: name for which culprits are counted.
         limits: limits that they count towards.
@@ -33,13 +34,14 @@ class Lane:
 
     __slots__ = (
         "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "tenant", "throttle",
-        "throttled", "tier", "timeout", "usual",
+        "throttled", "tier", "timeout", "usual", "version",
     )  # fmt: skip
 
     def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
         self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
         self.open = self.throttled = self.usual = False
-        self.principal, self.tenant, self.model, self.tier, self.caller = asker, asker.tenant, "", 0, ""
+        self.principal, self.tenant, self.tier = asker, asker.tenant, 0
+        self.model = self.version = self.caller = ""
         self.limits: tuple[Limit, ...] = ()
         self.queue_timeout = self.timeout = 0.0
         self.throttle = _NONE

@@ -109,7 +109,7 @@ class ServedModel:
     @property
     def is_plain(self) -> bool:
         """Whether nothing but its answer has to be known of a request whose options ask for nothing rare."""
-        return self.versions.any and not self.sharing and not self._weighs and self.traces is None
+        return self.versions.sole is not None and not self.sharing and not self._weighs and self.traces is None
 
     def entry(
         self,

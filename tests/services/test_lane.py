@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway import errors
+from headway.gateway.lane import Lane
 from headway.gateway.pending import FutureSink
 from headway.model import Limit, Principal, Reply, RequestOptions, TraceContext, WorkerInfo, WorkerStatus
 from headway.runtime.request_id import new_id
+from tests.core.test_versions import worker
+from tests.services.calls import offered
 from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fleet import Fleet
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
@@ -91,6 +96,32 @@ async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
     gateway.closed = True
     assert gateway.facts is not between
     assert not gateway.lane(ANYBODY, PLAIN, None).open
+
+
+async def test_in_a_fleet_the_one_version_that_is_there_has_a_lane_and_versions_that_are_drawn_have_none(
+    clock: Clock,
+) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        gateway = fleet.gateway
+
+        def lane_among(*workers: WorkerInfo) -> Lane:
+            gateway.served.learn(workers)
+            gateway.learn()
+            return gateway.lane(ANYBODY, PLAIN, None)
+
+        first, second = (msgspec.structs.replace(worker(version), model=gateway.served.default) for version in "34")
+        lane = lane_among(first)
+        assert lane.open
+        gateway.enter(FutureSink(), lane, new_id(), "a", b"")
+        gateway.submit(FutureSink(), ANYBODY, new_id(), PLAIN, lane.model, "a", b"")
+        await asyncio.sleep(0.05)
+        assert [entry.version for entry in offered(fleet)] == ["3", "3"]
+        assert not lane_among(first, second).open
+        gateway.served.weigh({"": {"4": 1.0}})
+        gateway.learn()
+        lane = gateway.lane(ANYBODY, PLAIN, None)
+        assert lane.open
+        assert lane.version == "4"
 
 
 async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(stand: Stand) -> None:

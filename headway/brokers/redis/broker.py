@@ -72,8 +72,8 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LEAST_LINGER, MOST_LINGER = 0.001, 0.004
-"""Bounds in seconds of the time for which entries gather."""
+LEAST_LINGER = 0.001
+"""Least seconds for which entries gather."""
 IN_USE = 1.0
 """Seconds after its last offer for which a queue is in use."""
 MOST_PAUSE = 0.4
@@ -106,6 +106,9 @@ class RedisBroker:
         queue_bytes: most bytes of large entries that have no outcome yet.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
         zone: zone of the process; empty for none. Its slots are at home in the queues of that zone, and entries go there.
+
+    Attributes:
+        rate_limit_debt: see Broker; every request asks for it.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class RedisBroker:
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
         """Debts by the counts that all queues have in common; None where each has its own."""
+        self.rate_limit_debt: Callable[[Limit], float] = self._debts.seconds if self._debts else self._debt_of_queues
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every
@@ -150,10 +154,10 @@ class RedisBroker:
 
     @property
     def linger(self) -> float:
-        """See Broker: that of the queue in use which bears least, between 1 and 4 ms."""
+        """See Broker: that of the queue in use which bears least, at least 1 ms."""
         now = asyncio.get_running_loop().time()
         least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
-        return min(max(least, LEAST_LINGER), MOST_LINGER)
+        return max(least, LEAST_LINGER)
 
     @property
     def epoch(self) -> str:
@@ -234,11 +238,8 @@ class RedisBroker:
             followers.append(follower(one, model, version))
         return await self.enqueue(followers)
 
-    def rate_limit_debt(self, limit: Limit) -> float:
-        """See Broker."""
-        if self._debts is not None:
-            until, now = self._debts.until.get(limit.id, 0.0), asyncio.get_running_loop().time()
-            return until - now if until > now else 0.0
+    def _debt_of_queues(self, limit: Limit) -> float:
+        """Seconds owed to a limit, where each queue has counts of its own."""
         owed = 0.0
         for queues in self._queues.values():
             of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from headway.model import Limit
 
@@ -15,11 +16,13 @@ class RateLimitCache:
 
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
+        self._clock: Callable[[], float] | None = None
         self._most = LEAST
 
     def learn(self, limits: Sequence[Limit], owed: Sequence[float], asked: float) -> None:
         """Note the seconds owed to each of these limits, from a call that was made at instant `asked`."""
         until = self.until
+        self._clock = self._clock or asyncio.get_running_loop().time
         for limit, seconds in zip(limits, owed, strict=True):
             until[limit.id] = max(asked + seconds, until.get(limit.id, 0.0))
         if len(until) > self._most:
@@ -30,6 +33,10 @@ class RateLimitCache:
         """Forget all: the server may have lost its counts."""
         self.until = {}
 
-    def seconds(self, id: str, now: float) -> float:
-        """Seconds owed to a limit at instant `now`."""
-        return max(0.0, self.until.get(id, 0.0) - now)
+    def seconds(self, limit: Limit) -> float:
+        """Seconds owed to a limit now."""
+        until = self.until.get(limit.id)
+        if until is None or self._clock is None:
+            return 0.0
+        owed = until - self._clock()
+        return owed if owed > 0.0 else 0.0

@@ -57,8 +57,10 @@ SHARDS = 256
 """Most shards of a model. A fence is the queue's own times this, plus the shard."""
 MOST_ENTRIES = 256
 """Most entries in one call, since a step must not keep the server from others."""
-GATHERING = 0.1
-"""Share of the headway for which entries may gather."""
+GATHERING, GATHERED = 0.1, 0.004
+"""Share of the headway for which entries may gather although a slot may be free, and most seconds of that."""
+GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
+"""The same while no slot is free, where it is more than GATHERED. Verdicts come that much later, and a slot that is free before it was expected finds that much less."""
 AHEAD = 0.001
 """Seconds before a slot is free by which they are to be in the queue."""
 TRIES = 4
@@ -156,7 +158,8 @@ class Queue:
 
     def linger(self, now: float) -> float:
         """Seconds from instant `now` of the event loop for which entries may gather: no slot is free before, as far as is known."""
-        return max(GATHERING * self._headway, self._free_at - AHEAD - now)
+        busy = min(self._free_at - AHEAD - now, max(GATHERING_BUSY * self._headway, GATHERED), GATHERED_BUSY)
+        return max(min(GATHERING * self._headway, GATHERED), busy)
 
     async def enqueue(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Offer entries. Returns the verdicts in order."""
@@ -167,7 +170,7 @@ class Queue:
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as this process knows."""
-        return self._debts.seconds(limit.id, asyncio.get_running_loop().time())
+        return self._debts.seconds(limit)
 
     async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Verdict]:
         """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""

@@ -60,7 +60,7 @@ MOST_ENTRIES = 256
 GATHERING, GATHERED = 0.1, 0.004
 """Share of the headway for which entries may gather although a slot may be free, and most seconds of that."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
-"""The same while no slot is free, where it is more than GATHERED. Verdicts come that much later, and a slot that is free before it was expected finds that much less."""
+"""Share and seconds while no slot is free, where the share is more than GATHERED. Verdicts come that much later, and a slot that is free before it was expected finds that much less."""
 AHEAD = 0.001
 """Seconds before a slot is free by which they are to be in the queue."""
 TRIES = 4

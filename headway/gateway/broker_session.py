@@ -314,9 +314,10 @@ class BrokerSession:
         failures = 0
         while True:
             await self._work.wait()
-            now, linger = self._clock(), self.broker.linger
-            if now < self._called + linger and self.rate(now) * linger >= WORTH_GATHERING:
-                await asyncio.sleep(linger)
+            if len(self._outbox) < MOST_OFFERED and not (self._cancelled or self._subscribing):  # Else it goes at once.
+                now, linger = self._clock(), self.broker.linger
+                if now < self._called + linger and self.rate(now) * linger >= WORTH_GATHERING:
+                    await asyncio.sleep(linger)
             self._called = self._clock()
             self._work.clear()
             try:

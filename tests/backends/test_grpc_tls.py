@@ -107,6 +107,11 @@ async def test_a_port_without_tls_is_named(tmp_path: Path) -> None:
         ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK", "its certificate is not valid now"),
         ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "its certificate is not trusted: self signed certificate."),
         ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted"),
+        (
+            "CERTIFICATE_VERIFY_FAILED: authority and subject key identifier mismatch: OK",
+            "its certificate is not trusted: authority and subject key identifier mismatch.",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED: Hostname mismatch, certificate is not valid for 'a'.", "its certificate is of another host"),
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "its certificate is of another host"),
         ("SSL_ERROR_SSL: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS on this port. Write grpc://"),
         ("Unwrap failed (TSI_DATA_CORRUPTED)", ENDED),

@@ -50,12 +50,18 @@ class Stand(RedisHarness):
         """The server's clock, which a test may set anew."""
         return super().now() + self.clock_error
 
-    async def another(self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS, zone: str = "") -> RedisBroker:
-        """One more process, which may know of fewer shards, or have budgets of its own."""
+    async def another(
+        self,
+        shards: int | None = None,
+        kept: KeptLimits = KEPT_LIMITS,
+        zone: str = "",
+        served: Sequence[str] = MODELS,
+    ) -> RedisBroker:
+        """One more process, which may know of fewer shards or models, or have budgets of its own."""
         link = RedisConnection(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
-        models = dict.fromkeys(MODELS, LIMITS)
+        models = dict.fromkeys(served, LIMITS)
         rng, shards = random.Random(9).random, shards or self.shards
         broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept, zone=zone)
         self._brokers.append(broker)

@@ -72,11 +72,13 @@ async def test_what_gathers_for_one_model_keeps_none_of_another_waiting(harness:
 
 @pytest.mark.parametrize(("headway", "gathered"), [(0.001, MOST), (0.016, 0.008), (0.5, 0.012)])
 @story
-async def test_while_no_slot_is_free_entries_gather_for_half_a_headway_within_bounds(
+async def test_while_no_slot_is_free_entries_gather_for_half_a_headway_unless_another_model_may_be_asked(
     harness: Stand, headway: float, gathered: float
 ) -> None:
+    alone = await harness.another(served=["m"])
     await serving(harness, "gpu-0", batch_seconds=1.0)
     await harness.broker.enqueue([ask()])
     assert isinstance(await harness.broker.claim(slot("gpu-0"), Spaced(headway)), Lease)
-    await harness.broker.enqueue([ask()])
-    assert harness.broker.linger == pytest.approx(gathered, abs=1e-6)
+    for broker, most in ((alone, gathered), (harness.broker, MOST)):
+        await broker.enqueue([ask()])
+        assert broker.linger == pytest.approx(most, abs=1e-6)

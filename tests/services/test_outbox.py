@@ -19,6 +19,7 @@ from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
+from tests.services.troubled import Connection
 from tests.virtual_time import Clock
 
 
@@ -86,6 +87,19 @@ async def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts(clock:
         calls = [ids(entries) for _, _, entries in fleet.server.named("enqueue")]
         assert max(map(len, calls)) == MOST_OFFERED
         assert [at for at, call in enumerate(calls) if "modest" in call] == [1]
+
+
+async def test_what_fills_calls_does_not_gather(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "linger", 0.05)
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await fleet.answered(fleet.ask("so that it has been called"))
+        before, began = len(fleet.server.named("enqueue")), clock()
+        for nonce in range(1000, 1000 + 5 * MOST_OFFERED):
+            fleet.gateway._session.offer(ask(id=f"{nonce}", nonce=nonce))
+        await asyncio.sleep(1.0)
+        calls = fleet.server.named("enqueue")[before:]
+        assert [len(entries) for _, _, entries in calls] == [MOST_OFFERED] * 5
+        assert calls[-1][0] - began < 0.05
 
 
 async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: Clock) -> None:

@@ -33,6 +33,7 @@ _OF_CERTIFICATE = re.compile("ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERT
 """Reasons of OpenSSL where the other side refuses the certificate that it was shown."""
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ,()'-]+))?")
 """Words of gRPC for a certificate that does not do."""
+_OTHER_NAME = re.compile("(host ?name|address) mismatch", re.IGNORECASE)
 _NOT_NOW = re.compile("certificate (has expired|is not yet valid)")
 _CLOSED = re.compile("TSI_DATA_CORRUPTED|Socket closed|Connection reset|ALERT_|recv_?msg|EOF", re.IGNORECASE)
 """Words of gRPC for a connection that the API ended while it was made."""
@@ -84,7 +85,7 @@ def _another_host(why: str) -> str:
 
 def _distrust(why: str) -> str:
     """Explain why the API's certificate does not do, by OpenSSL's words."""
-    if "mismatch" in why:
+    if _OTHER_NAME.search(why):
         return _another_host(why)
     if _NOT_NOW.search(why):
         return f"its certificate is not valid now: {why}. Have it renewed there, and look at this machine's clock"

@@ -33,7 +33,7 @@ from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.registry import Registry
-from headway.brokers.redis.shard_queue import SHARDS, Queue
+from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.task_ids import TaskIds
 from headway.core import failures, zones
@@ -154,10 +154,10 @@ class RedisBroker:
 
     @property
     def linger(self) -> float:
-        """See Broker: that of the queue in use which bears least, at least 1 ms."""
+        """See Broker: that of the queue in use which bears least, at least 1 ms, and at most 4 where a request for another model may come."""
         now = asyncio.get_running_loop().time()
         least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
-        return max(least, LEAST_LINGER)
+        return max(least if len(self._queues.limits) == 1 else min(least, GATHERED), LEAST_LINGER)
 
     @property
     def epoch(self) -> str:

@@ -21,7 +21,7 @@ ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGU
 
 
 class Slow(Service):
-    """A service whose drain never ends by itself."""
+    """A service whose drain takes long."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -32,7 +32,8 @@ class Slow(Service):
     async def drain(self) -> None:
         self.done.append("drains")
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.Event().wait()
+        await asyncio.sleep(10.0)
+        self.done.append("drained")
 
     async def stop(self) -> None:
         self.done.append("stopped")

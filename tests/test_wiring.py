@@ -284,13 +284,13 @@ def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
     assert asyncio.run(run()) == [False, True, True, True, True]
 
 
-def backends_of(target: str) -> list[Any]:
+def backends_of(target: str, **settings: Any) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
     broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
-    settings, devices = Settings(workers=2), Devices(("cpu",) * 2, 2)
-    make = make_batchers(settings, parse_target(target), devices, counters, clock)
-    pool = make_pool(settings, devices, make, broker)
+    given, devices = Settings(workers=2, **settings), Devices(("cpu",) * 2, 2)
+    make = make_batchers(given, parse_target(target), devices, counters, clock)
+    pool = make_pool(given, devices, make, broker)
     return [batcher._make_backend() for batcher in pool.batchers]
 
 
@@ -298,6 +298,11 @@ def test_workers_share_the_guard_of_what_they_start() -> None:
     one, two = backends_of(TARGET)
     assert isinstance(one._guard, GroupGuard)
     assert one._guard is two._guard
+
+
+def test_workers_are_recycled_as_is_set() -> None:
+    one, _ = backends_of(TARGET, recycle_after_s=7.0, recycle_rss_mb=3)
+    assert (one._recycle_after, one._recycle_rss) == (7.0, 3 << 20)
 
 
 def test_calls_to_one_remote_api_share_the_rest_that_it_asks_for() -> None:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,10 @@ class Terminal:
     def press(self, key: str) -> None:
         """Press a key."""
         os.write(self._ours, key.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
 
     def code(self) -> int:
         """Exit code, once it has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.contracts.brokers import Harness, ask, drained, ids, story
+from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, holds, ids, slot, story
 
 
 @story
@@ -72,3 +72,14 @@ async def test_an_acknowledged_entry_is_forgotten(harness: Harness) -> None:
     assert await drained(harness, after=cursor) == {}
     await harness.broker.enqueue([entry])
     assert ids((await harness.claim()).entries) == ["a"]
+
+
+@story
+async def test_cancelling_what_is_answered_leaves_the_answer_the_only_one(harness: Harness) -> None:
+    entry = ask(id="a")
+    await harness.broker.enqueue([entry])
+    await harness.answer(await harness.claim())
+    await harness.broker.withdraw([entry.submission], "g")
+    await harness.broker.enqueue([entry])
+    holds(await harness.broker.claim(slot(), AT_ONCE))
+    assert list(await drained(harness)) == ["a"]

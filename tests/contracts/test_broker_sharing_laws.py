@@ -254,7 +254,8 @@ class SharingLaws(RuleBasedStateMachine):
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         entry = self.let_in[chosen]
         if self.do(self.broker.state(*chosen)) is not None:
-            other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, nonce=1)
+            nonce = 1 if gateway == entry.gateway else entry.nonce
+            other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, nonce=nonce)
             [verdict] = self.do(self.harness.peer().enqueue([other]))
             assert verdict is not None
             assert verdict.code == errors.IDEMPOTENCY_CONFLICT

@@ -1,16 +1,19 @@
-"""Promises of every broker on tasks that are asked anew or cancelled."""
+"""Promises of every broker on tasks that are asked anew or cancelled, and on followers whose time, or whose original's, is over."""
 
 from __future__ import annotations
 
 import pytest
 
 from headway import errors
-from headway.model import DedupKind, ItemResult
+from headway.model import DedupKind, ItemResult, Reply
 from tests.contracts.brokers import (
+    MAX_QUEUE,
     Harness,
     ask,
     drained,
+    failed,
     ids,
+    leave,
     story,
 )
 from tests.contracts.dedup_keys import (
@@ -22,6 +25,7 @@ from tests.contracts.dedup_keys import (
     poll,
     refused,
     run_alone,
+    same,
     sharing,
     task,
 )
@@ -82,3 +86,29 @@ async def test_a_cancelled_task_tells_its_gateway_and_runs_on_for_others_under_i
         "plain": "output of plain",
     }
     await nothing_runs(harness)
+
+
+@story
+async def test_a_task_whose_original_was_too_late_and_that_finds_no_room_fails_for_who_waits_too(
+    harness: Harness,
+) -> None:
+    await admit(harness, sharing("first", same(), timeout=1.0), sharing("second", task("second"), same()))
+    lease = await harness.claim()
+    await admit(harness, *(ask(tenant=f"tenant {number}") for number in range(MAX_QUEUE)), poll("poll", "second"))
+    await harness.advance(1.5)
+    await harness.broker.release(lease, failed())
+    replies = await drained(harness)
+    assert set(replies) == {"first", "second", "poll"}
+    kept = await harness.broker.outcome("t", "second")
+    assert isinstance(kept, Reply)
+    assert code(replies["second"]) == code(replies["poll"]) == code(kept) == errors.SERVICE_OVERLOADED
+
+
+@story
+async def test_the_last_follower_that_is_late_takes_its_original_away(harness: Harness) -> None:
+    first = sharing("first", same())
+    await admit(harness, first, sharing("hasty", same(), timeout=1.0))
+    await leave(harness.broker, first)
+    await harness.reaping(1.0 + harness.grain)
+    await nothing_runs(harness)
+    assert set(await drained(harness)) == {"hasty"}

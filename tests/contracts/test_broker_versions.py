@@ -19,7 +19,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, Harness, ask, drained, holds, output, story
+from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, MAX_QUEUE, Harness, ask, drained, holds, output, story
 from tests.contracts.dedup_keys import admit, task
 
 
@@ -129,6 +129,13 @@ async def test_a_version_of_an_unknown_model_is_refused(harness: Harness) -> Non
     assert refusal is not None
     assert refusal.code == errors.NO_WORKERS
     assert isinstance(await harness.broker.claim(replace(slot_of("3"), model="strange"), AT_ONCE), NoWork)
+
+
+@story
+async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness) -> None:
+    await healthy(harness, "3")
+    verdicts = await harness.broker.enqueue([ask(version="3", tenant=f"t{number}") for number in range(100)])
+    assert verdicts.count(None) == MAX_QUEUE
 
 
 @story

@@ -148,18 +148,6 @@ class Fleet:
             self._of(server).remove(server)
             (self._gone if unheard else self._left).append(self._ids.get(server, ""))
 
-    def end_at_once(self, server: Server) -> None:
-        """Tell a process to end, and while it is at it, that it must not wait for anything."""
-        server.signal()
-        server.logged("draining")
-        server.signal()
-        for asked in server.asked:
-            if not asked.outcome:
-                assert asked.refusal() == "DRAINING"
-        server.check_end()
-        self._of(server).remove(server)
-        self._gone.append(self._ids[server])
-
     def everybody(self) -> list[Server]:
         return [*self.gateways, *self.workers, *self.controllers]
 

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.model import Entry, ItemResult, Principal, RequestOptions, Role
+from headway.model import DeadLetter, Entry, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
+from tests.contracts.brokers import ask
 from tests.http.ordinary import request
 from tests.identity.writing import key_of
 from tests.scenes import Scene, scene
@@ -286,6 +287,15 @@ async def test_a_replay_that_fails_keeps_the_one_letter(stand: Stand, port: Port
     assert answer.headers["content-type"] == "application/problem+json"
     letters = (await port.get("/internal/dlq")).json["letters"]
     assert [letter["id"] for letter in letters] == [f"req_{id}"]
+
+
+@on_admin()
+async def test_a_replay_is_for_the_model_of_the_letter(stand: Stand, port: Port) -> None:
+    died = ask("fine", id="x", model="other")
+    await stand.dead.add(DeadLetter(entry=died, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=0.0))
+    answer = await port.ask("POST", "/internal/dlq/x/replay")
+    assert (answer.status, answer.json["error"]) == (404, "NOT_FOUND")
+    assert "'other'" in answer.json["detail"]
 
 
 @on_admin()

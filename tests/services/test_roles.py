@@ -177,6 +177,29 @@ async def test_a_worker_going_down_finishes_its_batch_and_claims_no_more(fleets:
     await ended(entrance, heir)
 
 
+async def test_who_ends_at_once_gives_back_its_batch_and_its_lead_and_leaves_the_fleet(fleets: Fleets) -> None:
+    """As after a second signal."""
+    entrance, gateway = fleets.gateway()
+    leaver = fleets.worker("leaver", FakeBackend(3.0))
+    leading, _ = fleets.controller("one")
+    following, two = fleets.controller("two")
+    for service in (leaver, entrance, leading, following):
+        await service.start()
+    asked = asking(gateway, "text")
+    await asyncio.sleep(0.5)
+    heir = fleets.worker("heir", FakeBackend(0.1))
+    await heir.start()
+    begun = fleets.clock()
+    for service in (leaver, leading):
+        await service.stop()
+    assert await fleets.members() == sorted((gateway.name, "heir", "two"))
+    assert (await asked).output == "TEXT"
+    assert fleets.clock() - begun < 1.0
+    await asyncio.sleep(1.5)
+    assert two.leads
+    await ended(entrance, heir, following)
+
+
 async def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done(fleets: Fleets) -> None:
     entrance, gateway = fleets.gateway()
     worker = fleets.worker("host", FakeBackend(0.1), FakeBackend(3.0))

@@ -267,13 +267,14 @@ class Gateway:
         model = asked or self.served.default_of(principal.models)
         principal = principal.asking(model)
         rules, session = self.served[model], self._session
+        version = rules.versions.sole or ""
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
         lane.open = (
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
-            and model in self._unchecked and rules.is_plain and (not rules.versions.sole or session.near is None)
+            and model in self._unchecked and rules.is_plain and (not version or session.near is None)
         )  # fmt: skip
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
-        lane.version = rules.versions.sole or ""
+        lane.version = version
         lane.tier = max(principal.tier, options.tier)
         lane.caller = principal.user if options.origin is None else options.origin
         lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)

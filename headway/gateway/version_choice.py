@@ -24,22 +24,9 @@ class VersionChoice:
     Attributes:
         any: whether all requests that name no version may be answered by any worker, as none claims for a version.
         label: version by which identical requests share answers, where `any` holds.
-        sole: version in whose queue all requests that name none wait, empty where `any` holds; None where versions are drawn.
     """
 
-    __slots__ = (
-        "_clock",
-        "_lost",
-        "_named",
-        "_rng",
-        "_there",
-        "_versions",
-        "_workers",
-        "any",
-        "label",
-        "sole",
-        "weights",
-    )
+    __slots__ = ("_clock", "_lost", "_named", "_rng", "_there", "_versions", "_workers", "any", "label", "weights")
 
     def __init__(
         self, configured: str, weights: Weights, rng: Callable[[], float], clock: Callable[[], float] = monotonic
@@ -50,7 +37,6 @@ class VersionChoice:
         self._lost: dict[str, float] = {}
         """Until when each version that the registry has lost is not known, in monotonic seconds."""
         self.any, self.label = True, configured
-        self.sole: str | None = ""
         self._named: Sequence[str] = (configured,)
         self._versions: Versions | None = None
         self._workers: Sequence[WorkerInfo] = ()
@@ -61,14 +47,14 @@ class VersionChoice:
         self._note_lost(workers)
         versions = versions_of(workers, self.weights)
         if versions is not None:
-            self.any, self._versions, self.sole = False, versions, versions.only
+            self.any, self._versions = False, versions
             return
         if self._versions is None and _have_left(workers):
-            self.any, self._versions, self.sole = False, Versions({}, (), self.weights), None
+            self.any, self._versions = False, Versions({}, (), self.weights)
             return
         named = {one.runs.version for one in workers if one.status is WorkerStatus.HEALTHY and one.runs.version}
         if named:  # Of two at once an answer may come from either; so neither's outcomes are taken.
-            self.any, self._versions, self.sole = True, None, ""
+            self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
 
     def _note_lost(self, workers: Sequence[WorkerInfo]) -> None:
@@ -79,6 +65,11 @@ class VersionChoice:
         self._there = {
             worker.version or worker.runs.version for worker in workers if worker.status is not WorkerStatus.OFFLINE
         }
+
+    @property
+    def sole(self) -> str | None:
+        """Version in whose queue all requests that name none wait, empty for any; None where versions are drawn."""
+        return "" if self._versions is None else self._versions.only
 
     @property
     def absent(self) -> Sequence[str]:

@@ -133,7 +133,9 @@ class RedisBroker:
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
         """Debts by the counts that all queues have in common; None where each has its own."""
-        self.rate_limit_debt: Callable[[Limit], float] = self._debts.seconds if self._debts else self._debt_of_queues
+        self.rate_limit_debt: Callable[[Limit], float] = (
+            self._debts.seconds if self._debts is not None else self._debt_of_queues
+        )
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every

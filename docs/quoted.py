@@ -25,7 +25,7 @@ QUOTE = re.compile(
 )
 HEAD = """# Numbers
 
-One run of each program on one machine, by `python docs/quoted.py NAME`; README, the other pages and the changelog quote these.
+One run of each program on one machine, by `python docs/quoted.py NAME`; README and the other pages quote these.
 Ratios and simulated figures travel between machines, microseconds and milliseconds do not. Edit nothing here by hand.
 """
 

@@ -29,19 +29,17 @@ ROOT = Path(headway.__file__).parent.parent
 DOCS = ROOT / "docs"
 GUIDE = (DOCS / "guide.md").read_text(encoding="utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
-FLEET = (DOCS / "fleet.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+FOR_USERS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 FOREIGN_FLAGS = {
-    "--data-binary",
-    "--debug",
-    "--gpus",
-    "--home-dir",
-    "--no-deps",
-    "--offline",
-    "--require-hashes",
-    "--shell",
-}
-FOREIGN_FLAGS |= {"--syntax-only", "--system"}
+    "--build-arg", "--cap-drop", "--create-namespace", "--data-binary", "--debug", "--deploy-hook", "--detach",
+    "--enable-feature", "--generate-hashes", "--gpus", "--grpc", "--home-dir", "--namespace", "--no-deps", "--now",
+    "--offline", "--python", "--read-only", "--require-hashes", "--sample", "--security-opt", "--shell", "--stop-timeout",
+    "--strict", "--syntax-only", "--system", "--tmpfs", "--values", "--wait",
+}  # fmt: skip
+"""Flags of other programs in the pages for users."""
+TABLES = {"headway_key_changes", "headway_keys", "headway_open_requests", "headway_requests", "headway_schema"}
+"""Tables of the ledger's database, whose names begin as those of metrics do."""
 
 
 def test_the_table_of_settings_is_that_of_the_settings() -> None:
@@ -128,8 +126,9 @@ def test_every_metric_is_in_the_operations_and_no_other() -> None:
     made = families(State(Counters(), ProcessFigures(["free"])))
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in made}
     assert set(re.findall(r"^\| `(headway_[a-z_]+)` \|", OPERATIONS, re.MULTILINE)) == names
-    used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"headway_[a-z_]+", OPERATIONS + FLEET)}
-    assert {name for name in used if name not in names and name != "headway_"} == set()
+    texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
+    used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bheadway_[a-z_]+", texts)}
+    assert used - names - TABLES - {"headway_"} == set()
 
 
 def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +137,8 @@ def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) 
     for command in commands:
         assert code_of([*command, "--help-all"]) == 0
     known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", GUIDE + OPERATIONS + FLEET))
+    texts = "".join(page.read_text(encoding="utf-8") for page in FOR_USERS)
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", texts))
     assert used - known - FOREIGN_FLAGS == set()
 
 

@@ -21,7 +21,7 @@ from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.pending import NOBODY
 from headway.gateway.screened import ScreenedGateway
 from headway.input_policy.patterns import search_for
-from headway.model import Principal, RequestOptions, Value
+from headway.model import InferenceRequest, Principal, RequestOptions, Value
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 
@@ -99,7 +99,7 @@ async def submits(searches: dict[str, Search]) -> None:
 
         def one(gateway: Gateway = gateway) -> None:
             id = new_id()
-            gateway.submit(NOBODY, ann, id, options, "m", text, b"")
+            gateway.submit(NOBODY, InferenceRequest(ann, id, options, "m", text, b""))
             gateway.abandon(NOBODY, "acme", id)
             gateway._session.give_up()
 

@@ -17,7 +17,7 @@ from headway.http.error_responses import refusal
 from headway.http.readiness import soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
-from headway.model import DeadLetter, Entry, Principal, RequestOptions, TraceContext
+from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -75,15 +75,11 @@ class _Routes:
         letter = await self._find(request)
         entry, fresh = letter.entry, new_id()
         begun = self._process.clock()
+        principal = Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier)
+        longest = self._process.settings.longest_request_s
+        options = RequestOptions(longest, entry.tier, origin="", way="replay", replays=_replayed(entry))
         reply = await gateway.ask(
-            Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier),
-            fresh,
-            RequestOptions(
-                self._process.settings.longest_request_s, entry.tier, origin="", way="replay", replays=_replayed(entry)
-            ),
-            entry.model,
-            entry.input,
-            entry.parameters,
+            InferenceRequest(principal, fresh, options, entry.model, entry.input, entry.parameters)
         )
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.

@@ -24,9 +24,9 @@ import msgspec
 from headway import errors
 from headway.core import failures, ratelimit, values
 from headway.gateway.client_quotas import UNHELD, AnswerRoom
+from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import PART, SeveralInputs
-from headway.gateway.submitter import Submitter
-from headway.model import Entry, Failure, Principal, Reply, RequestOptions, Value, added_up, queue_name
+from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, Value, added_up, queue_name
 from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024
@@ -52,12 +52,9 @@ class FanOut:
 
     Arguments:
         gateway: gateway that takes the parts.
-        principal: principal of the request; its limits are charged once for each input.
-        id: id of the request, which is that of its first part.
-        options: options of the request, which is no task. Its idempotency key is the first part's; each other has one that no client can write.
-        model: name of the model.
+        request: the request, without its inputs; no task. Its principal's limits are charged once for each input. Its id and its
+            idempotency key are those of its first part; each other has a key that no client can write.
         inputs: at least one.
-        parameters: parameters of every input; text of a JSON object, or empty.
         ended: gets the replies in the order of the inputs, each with an output; or the one reply that is a failure. Called
             once, unless the request is abandoned.
         room: room for the outputs; None: that of the principal's tenant.
@@ -68,36 +65,32 @@ class FanOut:
 
     def __init__(
         self,
-        gateway: Submitter,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
+        gateway: Gateway,
+        request: InferenceRequest,
         inputs: Sequence[Value],
-        parameters: bytes,
         ended: Callable[[Sequence[Reply]], None],
         room: AnswerRoom | None = None,
     ) -> None:
-        self._gateway, self._principal, self._model = gateway, principal.asking(model), model
-        self._options = options
-        self._id = id
+        self._gateway = gateway
+        self._id, self._options, self._model = request.id, request.options, request.model
+        self._principal = request.principal.asking(request.model)
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
         self._parts: list[_Part] = []
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._count = self._missing = len(inputs)
-        self._several = SeveralInputs(id, inputs, parameters)
+        self._several = SeveralInputs(request.id, inputs, request.parameters)
         self._refused = False
         """Whether a part was refused by the gateway itself, so that no other is submitted."""
         self._awaits_first = self._has_to_wait()
         """Whether the parts but the first wait until the broker has that one."""
-        self._several.ahead = self._awaits_first or bool(options.key)
+        self._several.ahead = self._awaits_first or bool(request.options.key)
         self._is_wrong = False
         """Whether the first part is refused as one wrong request, as its model is not there."""
         self._let_in = 0
         """Parts that were let in with the first, and not submitted yet."""
         self._whole = b""
         self._begun = 0.0
-        self.room = room or gateway.quotas.answer_room(principal.tenant)
+        self.room = room or gateway.quotas.answer_room(request.principal.tenant)
         self._bytes = 0
         """Bytes of the outputs that have come."""
         self._failed_part = ""
@@ -126,9 +119,8 @@ class FanOut:
         over = gateway.limiter.excess(limits, gateway.broker)
         if over is None:
             gateway.limiter.charge(limits)
-        tier = max(principal.tier, self._options.tier)
-        entry = Entry(self._id, self._model, "", tier, principal.tenant, "", 0.0, 0.0)
-        reply = gateway.note_refusal(principal, entry, over or failure)
+        refused = InferenceRequest(principal, self._id, self._options, self._model)
+        reply = gateway.note_refusal(refused, over or failure)
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
@@ -223,16 +215,15 @@ class FanOut:
             left -= len(self._several.inputs[position]) + len(self._several.parameters)
             part = _Part(self, position, new_id() if position else self._id)
             self._parts.append(part)
-            taken = self._gateway.submit(
-                part,
+            asked = InferenceRequest(
                 self._payer(position),
                 part.id,
                 self._options_of(position),
                 self._model,
                 self._several.inputs[position],
                 self._several.parameters,
-                self._several,
             )
+            taken = self._gateway.submit(part, asked, self._several)
             if not taken:
                 self._refused = True
                 return

@@ -64,6 +64,7 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
+    InferenceRequest,
     Limit,
     Principal,
     Reply,
@@ -187,44 +188,27 @@ class Gateway:
         """Requests handed on, averaged over about a second."""
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
-    def submit(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        several: SeveralInputs | None = None,
-    ) -> bool:
+    def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
         """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop. False: it is refused.
 
         Arguments:
             sink: gets the reply, exactly once unless the request is abandoned.
-            principal: principal of the request, whose limits apply.
-            id: UUIDv7 text, unique within the tenant while the request is pending.
-            options: options of the request.
-            model: name of a model that is served.
-            input: the value for the model.
-            parameters: text of a JSON object, or empty.
+            request: the request.
             several: request with several inputs of which this is one.
         """
+        principal, options, model = request.principal, request.options, request.model
         principal = principal.asking(model) if principal.of_models else principal
         session, direct = self._session, self._direct
         if (
             options.chosen
             and direct is not None
             and direct.near is not None
-            and direct.near.knows(principal.tenant, id)
+            and direct.near.knows(principal.tenant, request.id)
         ):
             session = direct  # Its id stands for what came while the other broker was away.
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
-        nonce = self._next_nonce()
-        entry = self.served[model].entry(
-            principal, id, options, model, input, parameters, limits, self.name, nonce, several, alone
-        )
+        entry = self.served[model].entry(request, limits, self.name, self._next_nonce(), several, alone)
         failure = self._check(principal, entry, options, session)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
@@ -294,7 +278,7 @@ class Gateway:
         if near is None or session.waits or (lane.limits and self.limiter.debts):
             near, limits = None, lane.limits
             if session.full(1) or (limits and self.limiter.excess(limits, session.broker)):  # It is told why.
-                self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
+                self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
                 return
         timeout = lane.timeout
         key = lane.tenant, id
@@ -361,19 +345,14 @@ class Gateway:
         self._leave(pending)
         self._withdraw(pending)
 
-    async def ask(
-        self, principal: Principal, id: str, options: RequestOptions, model: str, input: Value, parameters: bytes
-    ) -> Reply:
+    async def ask(self, request: InferenceRequest) -> Reply:
         """Submit a request, and wait for its reply. A cancelled call abandons the request."""
         sink = FutureSink()
-        self.submit(sink, principal, id, options, model, input, parameters)
-        return await self._outcome(sink, principal.tenant, id)
-
-    async def _outcome(self, sink: FutureSink, tenant: str, id: str) -> Reply:
+        self.submit(sink, request)
         try:
             return await sink.reply
         except asyncio.CancelledError:
-            self.abandon(sink, tenant, id)
+            self.abandon(sink, request.principal.tenant, request.id)
             raise
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
@@ -526,18 +505,16 @@ class Gateway:
     ) -> None:
         if failure.code in CHARGED and ending is Ending.TURNED_AWAY:
             self.limiter.charge(entry.limits, entry.limits[0].counting if entry.limits else 1)
-        reply = self.note_refusal(principal, entry, failure, several, ending)
+        reply = self._note_refusal(principal, entry, failure, several, ending)
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
-    def note_refusal(
-        self,
-        principal: Principal,
-        entry: Entry,
-        failure: Failure,
-        several: SeveralInputs | None = None,
-        ending: Ending = Ending.TURNED_AWAY,
+    def note_refusal(self, request: InferenceRequest, failure: Failure) -> Reply:
+        """Count and record a request that is refused before it is submitted; its reply."""
+        return self._note_refusal(request.principal, unqueued(request), failure, None, Ending.TURNED_AWAY)
+
+    def _note_refusal(
+        self, principal: Principal, entry: Entry, failure: Failure, several: SeveralInputs | None, ending: Ending
     ) -> Reply:
-        """Count and record a request that was refused here, or by its connection for its principal's limits; its reply."""
         now = self._clock()
         reply = Reply(entry.id, entry.tenant, None, failure)
         refused = PendingRequest(NOBODY, principal, entry, now, now, None, False, reply, several)
@@ -702,3 +679,12 @@ class Gateway:
         self._answer(pending, failure, Ending.TIMED_OUT)
         if not told_later:
             self._withdraw(pending)
+
+
+def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
+    """Entry of a request that is refused before it has one, for those who count and record. `limits`: those that it counts towards."""
+    principal, options = request.principal, request.options
+    tier = max(principal.tier, options.tier)
+    return Entry(
+        request.id, request.model, request.input, tier, principal.tenant, "", 0.0, 0.0, request.parameters, limits
+    )

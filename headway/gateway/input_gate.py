@@ -26,7 +26,7 @@ from headway.gateway.judge import CallerId, Judge, Question, Verdict
 from headway.gateway.pending import PendingRequest
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Failure, Octets, Value, ValueKind
+from headway.model import Failure, InferenceRequest, Octets, Value, ValueKind
 from headway.runtime.counters import Counters
 
 
@@ -166,30 +166,21 @@ class InputGate:
             self._counts[name, effect.value] += 1
 
     def inspect(
-        self,
-        caller: CallerId,
-        tier: int,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        served: ServedModels,
-        several: SeveralInputs | None = None,
+        self, caller: CallerId, request: InferenceRequest, served: ServedModels, several: SeveralInputs | None = None
     ) -> Inspection:
         """Look at a request; of one with several inputs at all of them, once.
 
         Arguments:
             caller: who asks.
-            tier: index of its tier.
-            model: name of its model.
-            input: value for the model.
-            parameters: text of a JSON object, or empty.
+            request: the request.
             served: models that are served.
             several: request with several inputs of which this is one.
         """
+        model, input, parameters = request.model, request.input, request.parameters
         if several is not None and several.inspected:
             judgement = several.judgement
             return Inspection(input, parameters, judgement.refusal if judgement is not None else None, judgement)
-        plan = self._policy.plan(tier, model)
+        plan = self._policy.plan(max(request.principal.tier, request.options.tier), model)
         if plan is None:
             return Inspection(input, parameters)
         screen, judges = plan

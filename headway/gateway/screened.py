@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from headway.gateway.broker_session import BrokerSession
-from headway.gateway.gateway import Gateway
+from headway.gateway.gateway import Gateway, unqueued
 from headway.gateway.input_gate import InputGate, Judgement
 from headway.gateway.lane import Lane
 from headway.gateway.limiter import CHARGED
 from headway.gateway.pending import Ending, PendingRequest, ReplySink
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Entry, EntryState, Failure, Principal, Reply, RequestOptions, Value, queue_name
+from headway.model import Entry, EntryState, Failure, InferenceRequest, Principal, Reply, RequestOptions, queue_name
 
 
 class ScreenedGateway(Gateway):
@@ -35,41 +35,30 @@ class ScreenedGateway(Gateway):
         self._judgement: Judgement | None = None
         """Verdict that the request in hand has to wait for; set while it is submitted."""
 
-    def submit(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        several: SeveralInputs | None = None,
-    ) -> bool:
+    def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
         """Take a request in, if the input policy lets it; see Gateway."""
+        principal, options, model = request.principal, request.options, request.model
         if model not in self.served or (principal.models and model not in principal.models):
             # It is refused for that, and the policy is not shown.
-            return super().submit(sink, principal, id, options, model, input, parameters, several)
+            return super().submit(sink, request, several)
         principal = principal.asking(model)
-        tier = max(principal.tier, options.tier)
         limits = self.counted(principal.limits)
         failure = self.limiter.excess(limits, self._session.broker) if limits else None
         if failure is None:
             first = several is not None and not several.inspected
             caller = principal.tenant, principal.user if options.origin is None else options.origin
-            found = self._gate.inspect(caller, tier, model, input, parameters, self.served, several)
-            input, parameters, failure = found.input, found.parameters, found.failure
-            self._judgement = found.judgement
+            found = self._gate.inspect(caller, request, self.served, several)
+            failure, self._judgement = found.failure, found.judgement
             if first and options.whole and several is not None:
                 whole = several.digest(queue_name(model, options.version))
                 options = msgspec.structs.replace(options, whole=whole)
+            request = msgspec.structs.replace(request, options=options, input=found.input, parameters=found.parameters)
         if failure is not None:
             self._judgement = None
-            entry = Entry(id, model, input, tier, principal.tenant, self.name, 0.0, 0.0, parameters, limits)
-            self._refuse(sink, principal, entry, failure, several)
+            self._refuse(sink, principal, unqueued(request, limits), failure, several)
             return False
         try:
-            return super().submit(sink, principal, id, options, model, input, parameters, several)
+            return super().submit(sink, request, several)
         finally:
             self._judgement = None
 

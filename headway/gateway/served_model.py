@@ -16,9 +16,8 @@ from headway.gateway.version_choice import VersionChoice
 from headway.model import (
     DedupKey,
     Entry,
+    InferenceRequest,
     Limit,
-    Principal,
-    RequestOptions,
     Value,
     ValueKind,
     WorkerInfo,
@@ -113,12 +112,7 @@ class ServedModel:
 
     def entry(
         self,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
+        request: InferenceRequest,
         limits: tuple[Limit, ...],
         gateway: str,
         nonce: int,
@@ -128,18 +122,15 @@ class ServedModel:
         """Make the entry of a request.
 
         Arguments:
-            principal: principal of the request.
-            id: id of the request.
-            options: options of the request.
-            model: name of the model.
-            input: the value for the model.
-            parameters: text of a JSON object, or empty.
+            request: the request.
             limits: limits that it counts towards.
             gateway: name of the gateway.
             nonce: number of the submission.
             several: request with several inputs of which this is one.
             any_version: whether any worker may answer it, whatever it runs.
         """
+        principal, options = request.principal, request.options
+        id, model, input = request.id, request.model, request.input
         timeout, longest = options.timeout, self.longest_task if options.task else self.longest
         if timeout > longest:
             timeout = longest
@@ -150,7 +141,7 @@ class ServedModel:
         dedup_keys: tuple[DedupKey, ...] = ()
         if self.sharing or options.key or options.chosen or options.task:
             if several is None:
-                asked = digest(model, options.version, input, parameters)
+                asked = digest(model, options.version, input, request.parameters)
             else:
                 asked = several.digest_of(model, options.version, input)
             dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
@@ -167,7 +158,7 @@ class ServedModel:
             payer = several.payer
         return Entry(
             id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
-            timeout if options.task else self.queue_timeout, timeout, parameters, limits, dedup_keys, nonce, known,
+            timeout if options.task else self.queue_timeout, timeout, request.parameters, limits, dedup_keys, nonce, known,
             principal.user if origin is None else origin, self.weigh(input) if self._weighs else 1,
             version, bool(options.version), trace, payer, count, options.task and options.chosen,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from time import monotonic
 from headway.config import Settings
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
+from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.header_blocks import Headers
@@ -28,7 +29,7 @@ from headway.http.authentication import stranger
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.http.server.connection_context import Intake, NewId
+from headway.http.server.connection_context import NewId
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Principal
 from headway.ports import Identity
@@ -58,7 +59,7 @@ class PortContext:
 
     Attributes:
         settings: bounds, times, tiers and the default model.
-        intake: the gateway.
+        gateway: the gateway.
         identity: identity that knows the principals.
         counters: counters of refusals.
         new_id: makes request ids.
@@ -73,7 +74,7 @@ class PortContext:
     """
 
     settings: Settings
-    intake: Intake
+    gateway: Gateway
     identity: Identity
     counters: Counters
     new_id: NewId
@@ -91,7 +92,7 @@ class PortContext:
         self.message_timeout = self.settings.read_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
         self.anonymous = isinstance(self.identity, AnonymousIdentity)
-        self.rate_limits = RateLimitHeaders(self.intake)
+        self.rate_limits = RateLimitHeaders(self.gateway)
 
 
 class Call:
@@ -191,7 +192,7 @@ class Call:
         self.principal, self.tier = principal, port.settings.tier_names[principal.tier]
         if connection.owner == UNKNOWN:
             try:
-                port.intake.quotas.belong(connection, principal.tenant)
+                port.gateway.quotas.belong(connection, principal.tenant)
             except RequestError:
                 connection.retire()
                 raise

@@ -21,7 +21,7 @@ from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import MARKS, Exchange, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Entry, Failure, Reply, RequestOptions
+from headway.model import Failure, InferenceRequest, Reply, RequestOptions
 
 ReadMessage = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 """Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
@@ -81,7 +81,7 @@ class InferenceCall(Call):
         Raises:
             RequestError: the principal is not known, is over a limit, or the metadata are wrong.
         """
-        port, intake = self.port, self.port.intake
+        port, gateway = self.port, self.port.gateway
         fields = read_fields(self.headers)
         id = read_id(fields)
         chosen = bool(id)
@@ -90,11 +90,10 @@ class InferenceCall(Call):
         principal = self.identify(fields.get(b"authorization", b""))
         failure = None
         if principal.limits:
-            failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
+            failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
         if failure is not None:
             self.tier = None
-            refused = Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0)
-            intake.note_refusal(principal, refused, failure)
+            gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
             raise error_of(failure)
         origin = self.stream.connection.address if port.anonymous else None
         try:
@@ -133,28 +132,29 @@ class InferenceCall(Call):
         port = self.port
         self._begun = monotonic() - waited
         if self._charged and self.principal.limits:
-            port.intake.limiter.refund(port.intake.counted(self.principal.limits))
+            port.gateway.limiter.refund(port.gateway.counted(self.principal.limits))
         try:
-            exchange = self._read(body, options, port.intake.served.seen_by(self.principal.models))
+            exchange = self._read(body, options, port.gateway.served.seen_by(self.principal.models))
         except RequestError:
             self.charge()
             raise
-        input, model = exchange.input, exchange.model or port.intake.served.default_of(self.principal.models)
+        input, model = exchange.input, exchange.model or port.gateway.served.default_of(self.principal.models)
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         self.principal = self.principal.asking(model)
         self.submitted = True
         replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        alone = "" if isinstance(input, list) else input
+        request = InferenceRequest(self.principal, id, exchange.options, model, alone, exchange.parameters)
         if isinstance(input, list):
-            asked = port.intake, self.principal, id, exchange.options, model, input, exchange.parameters
-            room = port.intake.quotas.answer_room(self.owner, MOST_ANSWER, "as over gRPC an answer is one message")
-            fan_out = FanOut(*asked, _Sink(replies).settle, room)
+            room = port.gateway.quotas.answer_room(self.owner, MOST_ANSWER, "as over gRPC an answer is one message")
+            fan_out = FanOut(port.gateway, request, input, _Sink(replies).settle, room)
             self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
             fan_out.start()
         else:
             sink = _Sink(replies)
-            leave = partial(port.intake.abandon, sink, self.principal.tenant, id)
+            leave = partial(port.gateway.abandon, sink, self.principal.tenant, id)
             self._submission = _Submission(exchange, replies, leave)
-            port.intake.submit(sink, self.principal, id, exchange.options, model, input, exchange.parameters)
+            port.gateway.submit(sink, request)
         exchange.input = ""  # The gateway has it.
 
     def abandon(self) -> None:
@@ -206,7 +206,7 @@ class InferenceCall(Call):
         made = False
         while not made:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.port.intake.turns.wait(self.owner, partial(_begin, turn))
+            self.port.gateway.turns.wait(self.owner, partial(_begin, turn))
             await turn
             made = large.make()
         return large.rest()
@@ -214,7 +214,7 @@ class InferenceCall(Call):
     def charge(self) -> None:
         """Count a wrong request towards its principal's limits."""
         if self.principal.limits:
-            self.port.intake.limiter.charge(self.port.intake.counted(self.principal.limits))
+            self.port.gateway.limiter.charge(self.port.gateway.counted(self.principal.limits))
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and how its outcome came about."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from headway.config import Settings
+from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
@@ -24,7 +25,7 @@ from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
 from headway.http.readiness import CachedReadiness, Readiness
-from headway.http.server.connection_context import Intake, NewId
+from headway.http.server.connection_context import NewId
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
@@ -46,7 +47,7 @@ class GrpcListener:
 
     Arguments:
         settings: limits and times, host and port.
-        intake: the gateway.
+        gateway: the gateway.
         identity: identity that knows the principals.
         readiness: whether this process should get traffic.
         new_id: makes request ids.
@@ -61,7 +62,7 @@ class GrpcListener:
     def __init__(
         self,
         settings: Settings,
-        intake: Intake,
+        gateway: Gateway,
         identity: Identity,
         readiness: Readiness,
         new_id: NewId,
@@ -73,7 +74,7 @@ class GrpcListener:
     ) -> None:
         self._refusal_traces = refusal_traces
         self._settings = settings
-        self._intake, self._identity, self._readiness = intake, identity, readiness
+        self._gateway, self._identity, self._readiness = gateway, identity, readiness
         self._new_id, self._counters = new_id, counters
         self._certificates = certificates
         self._wanted = settings.grpc_port if port is None else port
@@ -97,7 +98,7 @@ class GrpcListener:
         """
         settings = self._settings
         connections = self._connections = PortConnections(
-            self._intake.quotas,
+            self._gateway.quotas,
             settings.max_connections,
             settings.max_header_bytes,
             self._counters.refusals,
@@ -130,11 +131,11 @@ class GrpcListener:
         health = self._health = Health(CachedReadiness(self._readiness))
         port = PortContext(
             self._settings,
-            self._intake,
+            self._gateway,
             self._identity,
             self._counters,
             self._new_id,
-            CallQuotas(self._settings, self._intake.quotas.bytes),
+            CallQuotas(self._settings, self._gateway.quotas.bytes),
             connections.turns,
             self._refusal_traces,
         )

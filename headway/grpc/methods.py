@@ -50,7 +50,7 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
     for known, answers in ((False, others.for_everybody), (True, others.for_principals)):
         for name, answer in answers.items():
             found[f"{service}/{name}"] = partial(
-                _plain, port, respond=responder(name, answer, port.intake.limiter if known else None), known=known
+                _plain, port, respond=responder(name, answer, port.gateway.limiter if known else None), known=known
             )
     return found
 

@@ -156,7 +156,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._models = ShownModels(port.intake, port.anonymous, ready)
+        self._models = ShownModels(port.gateway, port.anonymous, ready)
 
     @property
     def for_everybody(self) -> dict[str, Answer]:

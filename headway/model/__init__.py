@@ -23,7 +23,7 @@ from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
-from headway.model.request import RequestOptions
+from headway.model.request import InferenceRequest, RequestOptions
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
     MOST_OUTPUT,
@@ -73,6 +73,7 @@ __all__ = [
     "Signature",
     "Slot",
     "EntryState",
+    "InferenceRequest",
     "RequestOptions",
     "RequestStatus",
     "Submission",

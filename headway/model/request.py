@@ -1,10 +1,12 @@
-"""Options of a request."""
+"""A request, and its options."""
 
 from __future__ import annotations
 
 import msgspec
 
+from headway.model.identity import Principal
 from headway.model.trace import TraceContext
+from headway.model.value import Value
 
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
@@ -41,3 +43,23 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     way: str = ""
     trace: TraceContext | None = None
     replays: TraceContext | None = None
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
+    """Request for the output of one input, as every port hands it to the gateway.
+
+    Attributes:
+        principal: principal of the request, whose limits apply.
+        id: UUIDv7 text, unique within the tenant while the request is pending.
+        options: options of the request.
+        model: name of the model; empty: none is named or known yet.
+        input: the value for the model.
+        parameters: text of a JSON object, or empty.
+    """
+
+    principal: Principal
+    id: str
+    options: RequestOptions
+    model: str = ""
+    input: Value = ""
+    parameters: bytes = b""

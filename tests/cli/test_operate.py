@@ -17,7 +17,7 @@ import structlog.testing
 from headway.cli.admin import decode, pretty
 from headway.core.health import HEARTBEAT_EVERY
 from headway.http.server.listener import Listener
-from headway.model import Entry, ItemResult, Principal, RequestOptions
+from headway.model import Entry, InferenceRequest, ItemResult, Principal, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.services.fake_backend import FakeBackend
@@ -87,7 +87,7 @@ class Running:
 
         async def ask(text: str) -> str:
             own = id or new_id()
-            await self.stand.gateway.ask(caller, own, RequestOptions(4.0, 1), "m", text, b"")
+            await self.stand.gateway.ask(InferenceRequest(caller, own, RequestOptions(4.0, 1), "m", text, b""))
             return f"req_{own}"
 
         return [asyncio.run_coroutine_threadsafe(ask(text), self.loop).result(LONG) for text in texts]

@@ -14,7 +14,7 @@ from headway.cli.board_view import BoardView, milliseconds, most, taken
 from headway.cli.screen import HELP, fit, narrowed
 from headway.cli.status import Sort
 from headway.cli.top import Keys
-from headway.model import RequestOptions
+from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.cli.terminal import Terminal
@@ -279,7 +279,9 @@ def test_on_a_terminal_the_board_of_one_process_is_live_until_q(service: Running
 
     async def load() -> None:
         for number in range(30):
-            await service.stand.gateway.ask(TENANT, new_id(), RequestOptions(4.0, 1), "m", f"text {number}", b"")
+            await service.stand.gateway.ask(
+                InferenceRequest(TENANT, new_id(), RequestOptions(4.0, 1), "m", f"text {number}", b"")
+            )
             await asyncio.sleep(0.05)
 
     loading = asyncio.run_coroutine_threadsafe(load(), service.loop)

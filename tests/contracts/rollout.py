@@ -17,7 +17,17 @@ from headway.errors import STATUS
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import Entry, ItemResult, ModelReport, Principal, Reply, RequestOptions, Signature, Slot
+from headway.model import (
+    Entry,
+    InferenceRequest,
+    ItemResult,
+    ModelReport,
+    Principal,
+    Reply,
+    RequestOptions,
+    Signature,
+    Slot,
+)
 from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -239,7 +249,9 @@ class Rollout:
         self.history.operations.append(one)
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options = RequestOptions(TIMEOUT, 0, key, chosen=chosen, version=wanted)
-        FanOut(gateway, Principal(tenant, tenant, 0), id, options, "m", texts, b"", ended.set_result).start()
+        FanOut(
+            gateway, InferenceRequest(Principal(tenant, tenant, 0), id, options, "m"), texts, ended.set_result
+        ).start()
         with contextlib.suppress(asyncio.CancelledError):
             replies = await ended
             one.returned = self._harness.now()

@@ -13,7 +13,7 @@ from headway.config import Settings
 from headway.gateway import fan_out
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
-from headway.model import ItemResult, Lease, Principal, Reply, RequestOptions, Value
+from headway.model import InferenceRequest, ItemResult, Lease, Principal, Reply, RequestOptions, Value
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
@@ -50,7 +50,7 @@ class Door:
     def ask(self, inputs: Sequence[str], key: str = "k") -> asyncio.Future[Sequence[Reply]]:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options = RequestOptions(100.0, 1, key)
-        FanOut(self.gateway, ADA, new_id(), options, "m", inputs, b"", ended.set_result).start()
+        FanOut(self.gateway, InferenceRequest(ADA, new_id(), options, "m"), inputs, ended.set_result).start()
         return ended
 
 

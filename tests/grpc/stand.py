@@ -196,7 +196,7 @@ async def _serve(
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     listener = GrpcListener(
         settings,
-        real if whole else gateway,
+        real if whole else cast(Any, gateway),
         identity,
         Readiness(cast(Any, Attended(broker, worker)), lambda: stand.leaving, slots={"gpu-0"}),
         lambda: ID.format(next(numbers)),

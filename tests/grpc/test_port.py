@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -136,7 +136,7 @@ def test_other_code_may_register_the_same_names() -> None:
 async def test_a_port_that_is_taken_is_told_by_its_setting(port: Port) -> None:
     second = type(port.listener)(
         port.settings,
-        port.gateway,
+        cast(Any, port.gateway),
         port.listener._identity,
         port.listener._readiness,
         str,

@@ -17,8 +17,9 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 import uvloop
 
@@ -50,8 +51,8 @@ from headway.identity.principals import make_principal
 from headway.model import (
     BatchRun,
     DedupKind,
-    Entry,
     Failure,
+    InferenceRequest,
     ItemResult,
     Limit,
     NoWork,
@@ -94,17 +95,10 @@ class Bearers:
         return self._callers.get(key) if scheme.lower() == b"bearer" else None
 
 
-@dataclass
-class Asked:
+class Asked(InferenceRequest, frozen=True, kw_only=True):
     """One request as the gateway saw it."""
 
     sink: ReplySink
-    principal: Principal
-    id: str
-    options: RequestOptions
-    model: str
-    input: Value
-    parameters: bytes
 
     @property
     def tier(self) -> int:
@@ -171,20 +165,10 @@ class EchoGateway:
         return lane
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
-        self.submit(sink, lane.asker, id, lane.options, lane.model, input, parameters)
+        self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
 
-    def submit(
-        self,
-        sink: ReplySink,
-        principal: Principal,
-        id: str,
-        options: RequestOptions,
-        model: str,
-        input: Value,
-        parameters: bytes,
-        several: SeveralInputs | None = None,
-    ) -> bool:
-        asked = Asked(sink, principal, id, options, model, input, parameters)
+    def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
+        asked = Asked(**msgspec.structs.asdict(request), sink=sink)
         self.asked.append(asked)
         self.waiting.append(asked)
         self._news.set()
@@ -197,9 +181,9 @@ class EchoGateway:
         self.waiting = [asked for asked in self.waiting if (asked.principal.tenant, asked.id) != (tenant, id)]
         self._news.set()
 
-    def note_refusal(self, principal: Principal, entry: Entry, failure: Failure) -> Reply:
-        self.refusals.append((entry.id, failure))
-        return Reply(entry.id, entry.tenant, None, failure)
+    def note_refusal(self, request: InferenceRequest, failure: Failure) -> Reply:
+        self.refusals.append((request.id, failure))
+        return Reply(request.id, request.principal.tenant, None, failure)
 
     def detach(self, tenant: str, id: str) -> None:
         self.detached.append((tenant, id))
@@ -450,7 +434,7 @@ async def _serve(
     numbers = itertools.count()
     door = Listener.public(
         settings,
-        real if whole else gateway,
+        real if whole else cast(Any, gateway),
         identity,
         public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
         lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",

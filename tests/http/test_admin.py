@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
-from headway.model import DeadLetter, Entry, ItemResult, Principal, RequestOptions, Role
+from headway.model import DeadLetter, Entry, InferenceRequest, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
 from tests.contracts.brokers import ask
@@ -187,7 +187,9 @@ async def test_a_request_is_followed_from_the_queue_to_its_end(stand: Stand, por
     ids = [new_id() for _ in range(9)]
     asked = [
         asyncio.ensure_future(
-            stand.gateway.ask(TENANT, id, RequestOptions(4.0, 1), "m", "poison" if n == 0 else "text", b"")
+            stand.gateway.ask(
+                InferenceRequest(TENANT, id, RequestOptions(4.0, 1), "m", "poison" if n == 0 else "text", b"")
+            )
         )
         for n, id in enumerate(ids)
     ]
@@ -213,7 +215,7 @@ async def test_a_request_is_followed_from_the_queue_to_its_end(stand: Stand, por
 @on_admin()
 async def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it(stand: Stand, port: Port) -> None:
     id = new_id()
-    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}')
+    await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 2), "m", "poison", b'{"a":1}'))
     listing = await port.get("/internal/dlq")
     assert listing.json["count"] == 1
     assert b"poison" not in listing.body
@@ -264,7 +266,7 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
 
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
+        await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b""))
         backend.cured = True
         answer = await port.ask("POST", f"/internal/dlq/req_{id}/replay")
         assert answer.status == 200
@@ -281,7 +283,7 @@ def test_a_replay_that_succeeds_removes_the_letter() -> None:
 @on_admin()
 async def test_a_replay_that_fails_keeps_the_one_letter(stand: Stand, port: Port) -> None:
     id = new_id()
-    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
+    await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b""))
     answer = await port.ask("POST", f"/internal/dlq/{id}/replay")
     assert (answer.status, answer.json["error"]) == (422, "REJECTED_BY_MODEL")
     assert answer.headers["content-type"] == "application/problem+json"
@@ -301,7 +303,7 @@ async def test_a_replay_is_for_the_model_of_the_letter(stand: Stand, port: Port)
 @on_admin()
 async def test_a_letter_is_purged_once(stand: Stand, port: Port) -> None:
     id = new_id()
-    await stand.gateway.ask(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b"")
+    await stand.gateway.ask(InferenceRequest(TENANT, id, RequestOptions(4.0, 0), "m", "poison", b""))
     assert (await port.ask("DELETE", f"/internal/dlq/req_{id}")).status == 204
     gone = await port.ask("DELETE", f"/internal/dlq/req_{id}")
     assert (gone.status, gone.json["error"]) == (404, "NOT_FOUND")
@@ -312,7 +314,9 @@ async def test_a_letter_is_purged_once(stand: Stand, port: Port) -> None:
 async def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant(stand: Stand, port: Port) -> None:
     for tenant in ("acme", "böse&co"):
         await stand.gateway.ask(
-            Principal("somebody", tenant, 2), "x", RequestOptions(4.0, 0), "m", f"poison of {tenant}", b""
+            InferenceRequest(
+                Principal("somebody", tenant, 2), "x", RequestOptions(4.0, 0), "m", f"poison of {tenant}", b""
+            )
         )
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/replay")):
         unclear = await port.ask(method, f"/internal/dlq/x{path}")

@@ -12,6 +12,7 @@ from headway.config import Settings
 from headway.errors import SettingError
 from headway.gateway.served_models import ServedModels
 from headway.input_policy import file as policy_file
+from headway.model import InferenceRequest, Principal, RequestOptions
 from headway.runtime.counters import Counters
 
 WORDS = '[[rules]]\nname = "words"\npatterns = ["evil"]\n'
@@ -25,7 +26,9 @@ def resource(folder: Path, text: str) -> PolicyResource:
 
 
 def refused(policy: PolicyResource, text: str) -> bool:
-    found = policy.gate.inspect(("acme", "ann"), 1, "default", text, b"", ServedModels(["default"]))
+    ann = Principal("ann", "acme", 1)
+    request = InferenceRequest(ann, "id", RequestOptions(1.0), "default", text)
+    found = policy.gate.inspect(("acme", "ann"), request, ServedModels(["default"]))
     return found.failure is not None
 
 

@@ -16,7 +16,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import Entry, Principal, Reply, RequestOptions, Slot
+from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, Slot
 from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -178,7 +178,7 @@ class Fleet:
         asked = Asked(text, self.clock)
         asked.id = id or new_id()
         options = RequestOptions(timeout, tier, key, task, version=version)
-        self.gateways[gateway].submit(asked, caller, asked.id, options, model, text, b"")
+        self.gateways[gateway].submit(asked, InferenceRequest(caller, asked.id, options, model, text, b""))
         return asked
 
     async def kill(self, gateway: int) -> None:

@@ -16,7 +16,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway
-from headway.model import ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
+from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -179,5 +179,5 @@ class Fleets:
 
 def asking(gateway: Gateway, text: str, timeout: float = 4.0) -> asyncio.Task[Reply]:
     return asyncio.get_running_loop().create_task(
-        gateway.ask(ANYBODY, new_id(), RequestOptions(timeout, 1), "m", text, b"")
+        gateway.ask(InferenceRequest(ANYBODY, new_id(), RequestOptions(timeout, 1), "m", text, b""))
     )

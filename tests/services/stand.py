@@ -30,7 +30,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.http.readiness import Readiness
 from headway.http.requests import Handler
-from headway.model import Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
+from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -177,7 +177,7 @@ class Stand:
         await self.service.stop()
 
     async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Principal = ANYBODY) -> Reply:
-        return await self.gateway.ask(caller, new_id(), RequestOptions(timeout, tier), "m", text, b"")
+        return await self.gateway.ask(InferenceRequest(caller, new_id(), RequestOptions(timeout, tier), "m", text, b""))
 
     def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:
         return asyncio.get_running_loop().create_task(self.ask(text, **how))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from headway import errors
 from headway.gateway.access_log import AccessLog
 from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
-from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, RequestOptions
+from headway.model import BatchRun, DedupKind, Entry, Failure, InferenceRequest, Principal, Reply, RequestOptions
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import Clock, run
@@ -95,7 +95,7 @@ def logged_fan_out(model: str, count: int, leave_after: float | None = None, **s
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [f"text {number}" for number in range(count)]
         options, principal = RequestOptions(30.0, 1), Principal("alice", "acme", 1)
-        whole = FanOut(stand.gateway, principal, ID, options, model, inputs, b"", ended.set_result)
+        whole = FanOut(stand.gateway, InferenceRequest(principal, ID, options, model), inputs, ended.set_result)
         whole.start()
         if leave_after is None:
             await ended

@@ -12,7 +12,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import LOOKS, Debts
 from headway.gateway.limiter import Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import Limit, Principal, RequestOptions
+from headway.model import InferenceRequest, Limit, Principal, RequestOptions
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
@@ -27,7 +27,9 @@ PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
 
 async def outcome(stand: Stand, model: str = "m", caller: Principal = LIMITED, id: str = "") -> str:
-    reply = await stand.gateway.ask(caller, id or new_id(), RequestOptions(5.0, 1), model, "text", b"")
+    reply = await stand.gateway.ask(
+        InferenceRequest(caller, id or new_id(), RequestOptions(5.0, 1), model, "text", b"")
+    )
     return "ok" if reply.failure is None else reply.failure.code
 
 

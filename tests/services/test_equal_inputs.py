@@ -13,7 +13,7 @@ from headway.gateway.client_quotas import AnswerRoom, HeldBytes
 from headway.gateway.equal_inputs import AT_ONCE
 from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import DedupKind, Entry, Failure, Limit, Principal, Reply, RequestOptions
+from headway.model import DedupKind, Entry, Failure, InferenceRequest, Limit, Principal, Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.stand import Stand, served
 from tests.services.test_input_policy import JUDGED, policed
@@ -29,7 +29,7 @@ def begun(
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     how = RequestOptions(30.0, 1, **options)
-    whole = FanOut(stand.gateway, caller, new_id(), how, "m", inputs, b"", ended.set_result, room)
+    whole = FanOut(stand.gateway, InferenceRequest(caller, new_id(), how, "m"), inputs, ended.set_result, room)
     whole.start()
     return whole, ended
 

@@ -22,6 +22,7 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
+    InferenceRequest,
     LedgerRecord,
     Limit,
     Principal,
@@ -47,7 +48,9 @@ def fan_out(
     stand: Stand, inputs: Sequence[str], timeout: float = 30.0, caller: Principal = ADA, tier: int = 1
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    whole = FanOut(stand.gateway, caller, ID, RequestOptions(timeout, tier), "m", inputs, b"", ended.set_result)
+    whole = FanOut(
+        stand.gateway, InferenceRequest(caller, ID, RequestOptions(timeout, tier), "m"), inputs, ended.set_result
+    )
     whole.start()
     return whole, ended
 
@@ -162,7 +165,7 @@ async def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(
         for key in ("k", "k", "l"):
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
             options = RequestOptions(30.0, 1, key)
-            FanOut(stand.gateway, ADA, new_id(), options, "m", inputs, b"", ended.set_result).start()
+            FanOut(stand.gateway, InferenceRequest(ADA, new_id(), options, "m"), inputs, ended.set_result).start()
             replies = await ended
             assert [reply.output for reply in replies] == [text.upper() for text in inputs]
             assert sorted(map(str, read)) == ["a", "a", "b", "b"], "for the whole, and for its parts"
@@ -177,7 +180,7 @@ def throttled(stand: Stand, burst: float) -> None:
 async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     inputs = [f"text {number}" for number in range(count)]
-    FanOut(stand.gateway, FREE, ID, RequestOptions(30.0, 2), model, inputs, b"", ended.set_result).start()
+    FanOut(stand.gateway, InferenceRequest(FREE, ID, RequestOptions(30.0, 2), model), inputs, ended.set_result).start()
     [reply] = await ended
     assert reply.failure is not None
     return reply.failure
@@ -214,7 +217,7 @@ async def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_lon
         stand.gateway._session.near = None
         asked = [FutureSink() for _ in range(2 * MOST_OFFERED + 1)]
         for sink in asked:
-            stand.gateway.submit(sink, ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b"")
+            stand.gateway.submit(sink, InferenceRequest(ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b""))
         assert len(await asyncio.gather(*(sink.reply for sink in asked))) == len(asked)
         assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
@@ -243,7 +246,12 @@ async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Re
     """Replies to a list of so many inputs with these parameters."""
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     options = RequestOptions(30.0, 1)
-    FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * count, parameters, ended.set_result).start()
+    FanOut(
+        stand.gateway,
+        InferenceRequest(ADA, new_id(), options, "m", parameters=parameters),
+        ["a"] * count,
+        ended.set_result,
+    ).start()
     return await ended
 
 
@@ -273,8 +281,8 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
         for count, caller, reason in ((11, limited, "burst"), (160, ADA, "")):
             before = wrong()
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            asked = RequestOptions(30.0, 1), "m", ["a"] * count, b"x" * 900, ended.set_result
-            FanOut(stand.gateway, caller, new_id(), *asked).start()
+            asked = InferenceRequest(caller, new_id(), RequestOptions(30.0, 1), "m", parameters=b"x" * 900)
+            FanOut(stand.gateway, asked, ["a"] * count, ended.set_result).start()
             [reply] = await ended
             assert reply.failure is not None
             assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, reason)
@@ -304,10 +312,12 @@ async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_fo
             stand.gateway.limiter.debts.clear()
             codes = []
             for _ in range(3):
-                single = await stand.gateway.ask(caller, new_id(), asked, "n", "a", b"")
+                single = await stand.gateway.ask(InferenceRequest(caller, new_id(), asked, "n", "a", b""))
                 stand.gateway.limiter.refund(limits)
                 ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-                FanOut(stand.gateway, caller, new_id(), asked, "n", ["a"] * count, b"", ended.set_result).start()
+                FanOut(
+                    stand.gateway, InferenceRequest(caller, new_id(), asked, "n"), ["a"] * count, ended.set_result
+                ).start()
                 [several] = await ended
                 assert single.failure is not None and several.failure is not None
                 codes.append((single.failure.code, several.failure.code))
@@ -320,7 +330,12 @@ async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.Mo
         line = stand.gateway.turns = Line()
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options, parameters = RequestOptions(30.0, 1), b"x" * (BYTES_AT_ONCE // 4)
-        FanOut(stand.gateway, ADA, new_id(), options, "m", ["a"] * 20, parameters, ended.set_result).start()
+        FanOut(
+            stand.gateway,
+            InferenceRequest(ADA, new_id(), options, "m", parameters=parameters),
+            ["a"] * 20,
+            ended.set_result,
+        ).start()
         assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
         assert len(await ended) == 20
 
@@ -469,7 +484,9 @@ def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None
         writer.start(supervisor)
         async with stand:
             ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            whole = FanOut(stand.gateway, ADA, ID, RequestOptions(timeout, 1), "m", inputs, b"", ended.set_result)
+            whole = FanOut(
+                stand.gateway, InferenceRequest(ADA, ID, RequestOptions(timeout, 1), "m"), inputs, ended.set_result
+            )
             whole.start()
             held = dict.fromkeys(pending.entry.id for pending in stand.gateway._pending.values())
             before = {id: await part_of(stand, id) for id in held}
@@ -552,7 +569,9 @@ async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_th
     stand = Stand(clock, FakeBackend(0.1), max_batch=1)
     async with stand:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", list("abc"), b"", ended.set_result).start()
+        FanOut(
+            stand.gateway, InferenceRequest(ADA, ID, RequestOptions(9.0, 1), "m"), list("abc"), ended.set_result
+        ).start()
         await asyncio.sleep(0.15)
         status = await stand.gateway.status(ID)
         assert status is not None
@@ -566,6 +585,8 @@ async def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs
 ) -> None:
     async with Stand(clock, FakeBackend(0.1)) as stand:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(stand.gateway, ADA, ID, RequestOptions(9.0, 1), "m", ["secret", "b"], b"", ended.set_result).start()
+        FanOut(
+            stand.gateway, InferenceRequest(ADA, ID, RequestOptions(9.0, 1), "m"), ["secret", "b"], ended.set_result
+        ).start()
         await ended
         assert "secret" not in repr(stand.gateway._recent._last).lower()

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.gateway.pending import FutureSink
-from headway.model import EntryState, Reply, RequestOptions
+from headway.model import EntryState, InferenceRequest, Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
@@ -90,7 +90,9 @@ async def test_an_answer_that_could_not_be_written_is_told_to_operators_and_hurt
 
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
         with capture_logs() as lines:
-            fleet.gateway.submit(Broken(), ANYBODY, id := new_id(), RequestOptions(4.0, 1), "m", "a", b"")
+            fleet.gateway.submit(
+                Broken(), InferenceRequest(ANYBODY, id := new_id(), RequestOptions(4.0, 1), "m", "a", b"")
+            )
             assert await fleet.answered(fleet.ask("b")) == ["ok"]
             await fleet.gateway.emptied()
         [line] = [line for line in lines if line["log_level"] == "error"]

@@ -22,6 +22,7 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
+    InferenceRequest,
     Limit,
     Principal,
     Reply,
@@ -462,7 +463,10 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     fleet.ask("charged", caller=limited)
     await asyncio.sleep(0.1)
     over = fleet.ask("over", caller=limited)
-    gateway.submit(unknown := FutureSink(), ANYBODY, "unknown", RequestOptions(4.0, 1), "no such model", "unknown", b"")
+    gateway.submit(
+        unknown := FutureSink(),
+        InferenceRequest(ANYBODY, "unknown", RequestOptions(4.0, 1), "no such model", "unknown", b""),
+    )
     gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
@@ -567,7 +571,7 @@ async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_i
     async def told(text: str) -> str:
         asked = Asked(text, fleet.clock)
         options = RequestOptions(4.0, 1, task=True, chosen=True)
-        gateway.submit(asked, ANYBODY, direct.id, options, "m", text, b"")
+        gateway.submit(asked, InferenceRequest(ANYBODY, direct.id, options, "m", text, b""))
         return (await fleet.answered(asked))[0]
 
     assert [await told("direct"), await told("another")] == ["ok", errors.IDEMPOTENCY_MISUSE]

@@ -18,6 +18,7 @@ from headway.gateway.pending import FutureSink
 from headway.model import (
     EntryState,
     Failure,
+    InferenceRequest,
     Limit,
     Principal,
     Reply,
@@ -98,7 +99,9 @@ async def ask(
     options: RequestOptions | None = None,
     caller: Principal = ANYBODY,
 ) -> Reply:
-    return await stand.gateway.ask(caller, new_id(), options or RequestOptions(4.0, 1), "m", input, parameters)
+    return await stand.gateway.ask(
+        InferenceRequest(caller, new_id(), options or RequestOptions(4.0, 1), "m", input, parameters)
+    )
 
 
 async def ask_many(
@@ -106,7 +109,9 @@ async def ask_many(
 ) -> Sequence[Reply]:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     options = RequestOptions(4.0, 1, key)
-    FanOut(stand.gateway, caller, new_id(), options, "m", inputs, parameters, ended.set_result).start()
+    FanOut(
+        stand.gateway, InferenceRequest(caller, new_id(), options, "m", parameters=parameters), inputs, ended.set_result
+    ).start()
     return await ended
 
 
@@ -353,16 +358,20 @@ async def test_a_task_is_admitted_only_after_its_verdict(clock: Clock) -> None:
                 self.admitted_at = stand._clock()
 
         sink, id, begun = Sink(), new_id(), stand._clock()
-        stand.gateway.submit(sink, ANYBODY, id, RequestOptions(4.0, 1, task=True), "m", "good", b"")
+        stand.gateway.submit(sink, InferenceRequest(ANYBODY, id, RequestOptions(4.0, 1, task=True), "m", "good", b""))
         assert await stand.gateway.outcome(ANYBODY.tenant, id) is EntryState.QUEUED
         assert (await sink.reply).output == "GOOD"
         assert sink.admitted_at - begun == pytest.approx(0.3)
         refused, other = Sink(), new_id()
-        stand.gateway.submit(refused, ANYBODY, other, RequestOptions(4.0, 1, task=True), "m", "bad", b"")
+        stand.gateway.submit(
+            refused, InferenceRequest(ANYBODY, other, RequestOptions(4.0, 1, task=True), "m", "bad", b"")
+        )
         assert codes([await refused.reply]) == [errors.REJECTED_BY_POLICY]
         assert refused.admitted_at == 0.0
         cancelled, third = Sink(), new_id()
-        stand.gateway.submit(cancelled, ANYBODY, third, RequestOptions(4.0, 1, task=True), "m", "good", b"")
+        stand.gateway.submit(
+            cancelled, InferenceRequest(ANYBODY, third, RequestOptions(4.0, 1, task=True), "m", "good", b"")
+        )
         await stand.gateway.cancel(ANYBODY.tenant, third)
         await asyncio.sleep(1.0)
         assert ran(stand) == ["good"]
@@ -411,6 +420,8 @@ async def test_names_of_models_that_are_not_there_are_not_kept(clock: Clock) -> 
         plans = stand.gate._policy._plans
         before = dict(plans)
         for number in range(100):
-            reply = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(4.0), f"m{number}", "evil", b"")
+            reply = await stand.gateway.ask(
+                InferenceRequest(ANYBODY, new_id(), RequestOptions(4.0), f"m{number}", "evil", b"")
+            )
             assert codes([reply]) == [errors.NOT_FOUND]
         assert plans == before

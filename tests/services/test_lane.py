@@ -12,7 +12,16 @@ import pytest
 from headway import errors
 from headway.gateway.lane import Lane
 from headway.gateway.pending import FutureSink
-from headway.model import Limit, Principal, Reply, RequestOptions, TraceContext, WorkerInfo, WorkerStatus
+from headway.model import (
+    InferenceRequest,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    TraceContext,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.runtime.request_id import new_id
 from tests.core.test_versions import worker
 from tests.services.calls import offered
@@ -113,7 +122,7 @@ async def test_in_a_fleet_the_one_version_that_is_there_has_a_lane_and_versions_
         lane = lane_among(first)
         assert lane.open
         gateway.enter(FutureSink(), lane, new_id(), "a", b"")
-        gateway.submit(FutureSink(), ANYBODY, new_id(), PLAIN, lane.model, "a", b"")
+        gateway.submit(FutureSink(), InferenceRequest(ANYBODY, new_id(), PLAIN, lane.model, "a", b""))
         await asyncio.sleep(0.05)
         assert [entry.version for entry in offered(fleet)] == ["3", "3"]
         assert not lane_among(first, second).open

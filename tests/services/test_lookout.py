@@ -13,7 +13,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.errors import BrokerUnavailable
 from headway.gateway.capacity_watcher import STALE_AFTER
 from headway.gateway.gateway import Gateway
-from headway.model import Capacity, Principal, ProcessInfo, Reply, RequestOptions, Role
+from headway.model import Capacity, InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import FakeGpu
@@ -61,7 +61,7 @@ async def flood(gateway: Gateway, tier: int, rate: float, seconds: float, princi
     """Evenly spaced requests of one tier."""
     counting = Counting()
     for _ in range(int(rate * seconds)):
-        gateway.submit(counting, principal, new_id(), RequestOptions(2.0, tier), "m", "text", b"")
+        gateway.submit(counting, InferenceRequest(principal, new_id(), RequestOptions(2.0, tier), "m", "text", b""))
         await asyncio.sleep(1.0 / rate)
     return counting
 

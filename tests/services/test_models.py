@@ -14,7 +14,7 @@ from headway.config import Settings
 from headway.config.models import ModelSettings
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.model import Failure, ModelReport, Principal, Reply, RequestOptions, Slot
+from headway.model import Failure, InferenceRequest, ModelReport, Principal, Reply, RequestOptions, Slot
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -67,7 +67,7 @@ class TwoModels:
 
     async def ask(self, model: str, text: str = "x", caller: Principal = ANYBODY, **options: object) -> Reply:
         asked = RequestOptions(4.0, **options)  # type: ignore[arg-type]
-        return await self.gateway.ask(caller, new_id(), asked, model, text, b"")
+        return await self.gateway.ask(InferenceRequest(caller, new_id(), asked, model, text, b""))
 
     async def latency(self, model: str) -> float:
         begun = self.clock()
@@ -167,7 +167,7 @@ async def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(
 async def test_a_task_of_any_model_is_followed_at_a_gateway_that_does_not_hold_it(clock: Clock) -> None:
     async with TwoModels(clock) as two:
         id = new_id()
-        await two.gateway.ask(ANYBODY, id, RequestOptions(4.0, task=True), "b", "x", b"")
+        await two.gateway.ask(InferenceRequest(ANYBODY, id, RequestOptions(4.0, task=True), "b", "x", b""))
         found = await two.gateway.follow(ANYBODY.tenant, id, 1.0)
         assert found is not None
         assert found.output == "X"

@@ -25,7 +25,18 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import WARM_UP, Entry, Failure, ItemResult, Limit, Principal, Reply, RequestOptions, WorkerStatus
+from headway.model import (
+    WARM_UP,
+    Entry,
+    Failure,
+    InferenceRequest,
+    ItemResult,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    WorkerStatus,
+)
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.stand import Stand, codes
@@ -129,11 +140,16 @@ async def test_stop_refuses_what_is_left(clock: Clock) -> None:
 
 async def test_an_unknown_model_a_repeated_id_and_a_spent_limit_are_refused(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(0.1)) as stand:
-        unknown = await stand.gateway.ask(ANYBODY, new_id(), RequestOptions(1.0, 1), "other", "x", b"")
+        unknown = await stand.gateway.ask(
+            InferenceRequest(ANYBODY, new_id(), RequestOptions(1.0, 1), "other", "x", b"")
+        )
         assert codes([unknown]) == [errors.NOT_FOUND]
         same = new_id()
         twice = await asyncio.gather(
-            *(stand.gateway.ask(ANYBODY, same, RequestOptions(1.0, 1), "m", "x", b"") for _ in range(2))
+            *(
+                stand.gateway.ask(InferenceRequest(ANYBODY, same, RequestOptions(1.0, 1), "m", "x", b""))
+                for _ in range(2)
+            )
         )
         assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
         limited = Principal("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))

@@ -21,7 +21,7 @@ from headway.errors import TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
 from headway.http.readiness import Readiness
-from headway.model import Failure, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.model import Failure, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -138,7 +138,7 @@ class Stand:
         await self.pool.stop()
 
     async def ask(self, model: str, text: str = "x", timeout: float = 60.0) -> Reply:
-        return await self.gateway.ask(ANYBODY, new_id(), RequestOptions(timeout), model, text, b"")
+        return await self.gateway.ask(InferenceRequest(ANYBODY, new_id(), RequestOptions(timeout), model, text, b""))
 
     async def latency(self, model: str) -> float:
         begun = self.clock()
@@ -468,7 +468,7 @@ async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
     workers = await stand.broker.workers()
     stand.gateway.served.learn(workers)
     options = RequestOptions(60.0, version=version)
-    reply = await stand.gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+    reply = await stand.gateway.ask(InferenceRequest(ANYBODY, new_id(), options, model, "x", b""))
     assert reply.ran is not None, reply.failure
     return reply.ran.version
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headway import errors
-from headway.model import Reply, RequestOptions
+from headway.model import InferenceRequest, Reply, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY
 from tests.services.fleet import Asked, Fleet
@@ -188,7 +188,9 @@ async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, cl
 def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
     """A synchronous request whose client chose its id."""
     asked = Asked(text, fleet.clock)
-    fleet.gateways[gateway].submit(asked, ANYBODY, id, RequestOptions(4.0, 1, chosen=True), "m", text, b"")
+    fleet.gateways[gateway].submit(
+        asked, InferenceRequest(ANYBODY, id, RequestOptions(4.0, 1, chosen=True), "m", text, b"")
+    )
     return asked
 
 

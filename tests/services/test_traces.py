@@ -12,7 +12,7 @@ from headway.core.trace_context import read_carried
 from headway.errors import BatchRaised, BatchTimeout
 from headway.gateway.access_log import AccessLog
 from headway.gateway.fan_out import FanOut
-from headway.model import Entry, Principal, Reply, RequestOptions, TraceContext
+from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, TraceContext
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import RUN
 from tests.http.test_admin import Port
@@ -52,7 +52,7 @@ def options(**how: object) -> RequestOptions:
 
 
 async def ask(stand: Stand, text: str = "a", **how: object) -> Reply:
-    return await stand.gateway.ask(CALLER, new_id(), options(**how), "m", text, b"")
+    return await stand.gateway.ask(InferenceRequest(CALLER, new_id(), options(**how), "m", text, b""))
 
 
 def test_a_request_has_one_unbroken_trace_and_its_batch_another_that_is_linked() -> None:
@@ -150,7 +150,7 @@ def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_di
 
 def test_one_that_is_too_late_is() -> None:
     async def main(stand: Stand) -> None:
-        await stand.gateway.ask(CALLER, new_id(), RequestOptions(0.05, 1, way=WAY), "m", "a", b"")
+        await stand.gateway.ask(InferenceRequest(CALLER, new_id(), RequestOptions(0.05, 1, way=WAY), "m", "a", b""))
 
     [asked] = by_name(told(main))[WAY]
     assert asked.attributes["http.response.status_code"] == 504
@@ -160,7 +160,7 @@ def test_one_that_is_too_late_is() -> None:
 
 def test_one_that_is_refused_at_once_was_never_sent() -> None:
     async def main(stand: Stand) -> None:
-        await stand.gateway.ask(CALLER, new_id(), options(), "unknown", "a", b"")
+        await stand.gateway.ask(InferenceRequest(CALLER, new_id(), options(), "unknown", "a", b""))
 
     [asked] = told(main)
     assert (asked.name, asked.attributes["http.response.status_code"]) == (WAY, 404)
@@ -199,7 +199,9 @@ def test_a_share_of_the_others_is_sampled() -> None:
 def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
     async def main(stand: Stand) -> None:
         id = new_id()
-        asking = asyncio.ensure_future(stand.gateway.ask(CALLER, id, options(task=True), "m", "a", b""))
+        asking = asyncio.ensure_future(
+            stand.gateway.ask(InferenceRequest(CALLER, id, options(task=True), "m", "a", b""))
+        )
         await asyncio.sleep(0.02)
         stand.gateway.detach("acme", id)
         await asyncio.sleep(1.0)
@@ -215,7 +217,9 @@ def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
 def test_a_request_with_several_inputs_has_one_span_above_all_of_them() -> None:
     async def main(stand: Stand) -> None:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(stand.gateway, ANYBODY, new_id(), options(), "m", ["a", "b", "c"], b"", ended.set_result).start()
+        FanOut(
+            stand.gateway, InferenceRequest(ANYBODY, new_id(), options(), "m"), ["a", "b", "c"], ended.set_result
+        ).start()
         await ended
 
     spans = by_name(told(main))

@@ -23,7 +23,7 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
-from headway.model import Entry, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.model import Entry, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -85,7 +85,7 @@ class Rollout:
 
     async def ask(self, text: str = "x", **options: object) -> Reply:
         asked = RequestOptions(4.0, **options)  # type: ignore[arg-type]
-        return await self.gateway.ask(ANYBODY, new_id(), asked, "m", text, b"")
+        return await self.gateway.ask(InferenceRequest(ANYBODY, new_id(), asked, "m", text, b""))
 
     async def versions(self, count: int, **options: object) -> Counter[str]:
         """Versions that answered so many requests, none of which failed."""
@@ -263,7 +263,7 @@ async def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [str(number) for number in range(12)]
         options = RequestOptions(4.0)
-        FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", inputs, b"", ended.set_result).start()
+        FanOut(rollout.gateway, InferenceRequest(ANYBODY, new_id(), options, "m"), inputs, ended.set_result).start()
         assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
 
 
@@ -274,7 +274,9 @@ async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         options = RequestOptions(4.0, key="k", version=pinned)
-        FanOut(rollout.gateway, ANYBODY, new_id(), options, "m", list("abc"), b"", ended.set_result).start()
+        FanOut(
+            rollout.gateway, InferenceRequest(ANYBODY, new_id(), options, "m"), list("abc"), ended.set_result
+        ).start()
         rollout.gateway.served.weigh({"": read_weights("3=0,4=1")})
         replies = await ended
         assert [reply.output for reply in replies] == list("ABC")
@@ -287,7 +289,9 @@ async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_tha
     async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
         ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
         inputs = [str(number) for number in range(40)]
-        FanOut(rollout.gateway, ANYBODY, new_id(), RequestOptions(4.0), "m", inputs, b"", ended.set_result).start()
+        FanOut(
+            rollout.gateway, InferenceRequest(ANYBODY, new_id(), RequestOptions(4.0), "m"), inputs, ended.set_result
+        ).start()
         await asyncio.sleep(0.15)
         await rollout.pools["3"].drain()
         await rollout.look()
@@ -357,7 +361,7 @@ async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -
         for number in range(1000):
             options = RequestOptions(4.0, version=f"v{number}")
             for model in ("m", f"strange-{number}"):
-                sink = await gateway.ask(ANYBODY, new_id(), options, model, "x", b"")
+                sink = await gateway.ask(InferenceRequest(ANYBODY, new_id(), options, model, "x", b""))
                 assert sink.failure is not None
                 assert sink.failure.code == errors.NOT_FOUND
             if number == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.http.readiness import ANSWER_WITHIN
-from headway.model import LedgerRecord, Principal, RequestOptions, Role
+from headway.model import InferenceRequest, LedgerRecord, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests.http.test_admin import Port, Touchy, played
 from tests.services.stand import Stand
@@ -47,7 +47,9 @@ def ledger_of(*records: LedgerRecord) -> FakeLedger:
 def test_a_request_that_is_held_or_was_answered_is_told_from_memory() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        asked = asyncio.ensure_future(stand.gateway.ask(ACME, id, RequestOptions(4.0, 2), "m", "text", b""))
+        asked = asyncio.ensure_future(
+            stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 2), "m", "text", b""))
+        )
         await asyncio.sleep(0.05)
         known = (await port.get(f"/internal/requests/{id}")).json
         assert known["status"] == "processing"
@@ -64,8 +66,10 @@ def test_a_request_that_is_held_or_was_answered_is_told_from_memory() -> None:
 def test_of_several_tenants_with_one_id_the_newest_is_shown_unless_one_is_named() -> None:
     async def scene(stand: Stand, port: Port) -> None:
         id = new_id()
-        await stand.gateway.ask(ACME, id, RequestOptions(4.0, 1), "m", "text", b"")
-        asked = asyncio.ensure_future(stand.gateway.ask(GLOBEX, id, RequestOptions(4.0, 1), "m", "text", b""))
+        await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+        asked = asyncio.ensure_future(
+            stand.gateway.ask(InferenceRequest(GLOBEX, id, RequestOptions(4.0, 1), "m", "text", b""))
+        )
         await asyncio.sleep(0.01)
         for done in (False, True):
             if done:
@@ -127,7 +131,9 @@ def test_who_has_no_gateway_answers_from_the_ledger(role: Role) -> None:
 def test_the_broker_tells_where_a_request_of_another_gateway_stands_whether_its_tenant_is_named_or_not() -> None:
     async def scene(stand: Stand, _: Port) -> None:
         id = new_id()
-        asked = asyncio.ensure_future(stand.gateway.ask(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+        asked = asyncio.ensure_future(
+            stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+        )
         await asyncio.sleep(0.05)
         port = Port(stand, Role.CONTROLLER, ledger=ledger_of())
         for query in ("?tenant=acme", ""):
@@ -169,7 +175,7 @@ def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(hangs: bool) -
         assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
         assert "the ledger cannot be asked now" in lost.json["detail"]
         assert ("does not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
-        await stand.gateway.ask(ACME, id, RequestOptions(4.0, 1), "m", "text", b"")
+        await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
         assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"
 
     played(scene, backend=Touchy())

@@ -73,7 +73,7 @@ def give_id(connection: FastPathConnection) -> None:
     request, inference = connection.request, connection.inference
     if request is None or request.wish is None:
         return
-    inference.intake.detach(connection.principal.tenant, connection.id)
+    inference.gateway.detach(connection.principal.tenant, connection.id)
     ending = connection.ending_of(request.codec)
     connection.transport.write(task_answer(SHOWN + connection.id, request.wish, inference.date, ending))
     connection.rest_from()

@@ -39,7 +39,7 @@ from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOS
 from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure, Principal, Reply, RequestOptions, Value
+from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, Value
 
 MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
@@ -152,11 +152,11 @@ class FastPathConnection(Connection):
             return
         body = data[begun:]
         try:
-            intake = inference.intake
+            gateway = inference.gateway
             lane = self.lane
             model: str | object | None
             try:
-                if self.open_by is not intake.facts or self.still() is not self.known:
+                if self.open_by is not gateway.facts or self.still() is not self.known:
                     model = _UNASKED
                 else:
                     self.id = inference.new_id()
@@ -169,7 +169,7 @@ class FastPathConnection(Connection):
                 self._repeat(body)
                 return
             self.phase = ASKED
-            intake.enter(self, lane, self.id, text, parameters)
+            gateway.enter(self, lane, self.id, text, parameters)
         except Exception as exc:
             self.fault(exc)
 
@@ -382,8 +382,8 @@ class FastPathConnection(Connection):
         """Give back the reservation of a body that came in pieces, and the charge of its request."""
         self.reserve(0)
         if self.principal.limits:
-            intake = self.inference.intake
-            intake.limiter.refund(intake.counted(self.principal.limits))
+            gateway = self.inference.gateway
+            gateway.limiter.refund(gateway.counted(self.principal.limits))
 
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
@@ -419,7 +419,7 @@ class FastPathConnection(Connection):
 
     def _abandon(self) -> None:
         """Let go of the request in hand, as its client has left."""
-        self.inference.intake.abandon(self, self.principal.tenant, self.id)
+        self.inference.gateway.abandon(self, self.principal.tenant, self.id)
         if self.fan_out is not None:
             self.fan_out.abandon()
 
@@ -456,7 +456,7 @@ class FastPathConnection(Connection):
             self.refuse(inference.quotas.no_room(self), head, inference.tiers[principal.tier])
             return
         if not whole and principal.limits:  # Until the body is there: else any number could be on their way.
-            inference.intake.limiter.charge(inference.intake.counted(principal.limits))
+            inference.gateway.limiter.charge(inference.gateway.counted(principal.limits))
         self.request = request
         if request.repeatable:
             self._remember(request, raw)
@@ -558,20 +558,20 @@ class FastPathConnection(Connection):
         if request.wish is not None or isinstance(text, list) or (exchange and exchange.options is not request.options):
             self._ask_rarely(request, exchange, model, text, parameters)
             return
-        intake, is_known = self.inference.intake, request is self.memo
+        gateway, is_known = self.inference.gateway, request is self.memo
         lane = self.lane if is_known else CLOSED
-        if lane.asked != model or lane.asker is not self.principal or lane.facts is not intake.facts:
-            lane = intake.lane(self.principal, request.options, model)
+        if lane.asked != model or lane.asker is not self.principal or lane.facts is not gateway.facts:
+            lane = gateway.lane(self.principal, request.options, model)
             if is_known:
                 self.lane = lane
         self.principal = lane.principal
         if lane.open:
             self.plain = exchange is None and not (self.last or self.inference.closing)
             self.open_by = lane.facts if self.plain and is_known and request.is_plain and not request.id else None
-            intake.enter(self, lane, self.id, text, parameters)
+            gateway.enter(self, lane, self.id, text, parameters)
         else:
             self.plain = False
-            intake.submit(self, lane.asker, self.id, request.options, lane.model, text, parameters)
+            gateway.submit(self, InferenceRequest(lane.asker, self.id, request.options, lane.model, text, parameters))
 
     def _ask_rarely(
         self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
@@ -581,15 +581,16 @@ class FastPathConnection(Connection):
         options, self.plain = request.options if exchange is None else exchange.options, False
         model = model or inference.served.default_of(principal.models)
         self.principal = principal.asking(model) if principal.of_models else principal
+        alone = "" if isinstance(text, list) else text
+        asked = InferenceRequest(principal, self.id, options, model, alone, parameters)
         if isinstance(text, list):
-            asked = options, model, text, parameters
             room = inference.quotas.answer_room(self.owner or principal.tenant)
-            self.fan_out = FanOut(inference.intake, principal, self.id, *asked, self._answer_many, room)
+            self.fan_out = FanOut(inference.gateway, asked, text, self._answer_many, room)
             self.fan_out.start()
             return
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        inference.submit(self, principal, self.id, options, model, text, parameters)
+        inference.gateway.submit(self, asked)
 
     def refuse_body(self, request: InferenceHead, error: RequestError) -> None:
         """Answer an error to a request whose body has come in pieces."""

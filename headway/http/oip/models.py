@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from headway.core import failures
 from headway.errors import Forbidden
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.gateway import Gateway
 from headway.http.oip.infer import check_version
-from headway.http.server.connection_context import Intake
 from headway.model import Principal
 from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry, ModelConfig, ModelMetadata
 from headway.oip.statistics import ModelStatistics, statistics_of
@@ -19,15 +19,15 @@ class ShownModels:
     """Models of a gateway, as they are shown at one of its ports.
 
     Arguments:
-        intake: the gateway.
+        gateway: the gateway.
         anonymous: whether nobody is asked for a credential: then statistics are of the process, else of the principal's tenant.
         ready: tells whether this process should get traffic.
     """
 
-    def __init__(self, intake: Intake, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._intake, self._served = intake, intake.served
+    def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
+        self._gateway, self._served = gateway, gateway.served
         self._anonymous, self.ready = anonymous, ready
-        self._most = min(MOST_INPUTS, intake.settings.max_queue)
+        self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
         """Name of a model that a principal may ask.
@@ -64,8 +64,8 @@ class ShownModels:
 
     def statistics(self, principal: Principal, model: str = "") -> Sequence[ModelStatistics]:
         """Statistics of a model; empty: of each that the principal may ask."""
-        intake, served = self._intake, self._served
-        counters = intake.counters if self._anonymous else intake.tenant_counts.of(principal.tenant)
+        gateway, served = self._gateway, self._served
+        counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(principal.tenant)
         return [
             statistics_of(counters, one, ", ".join(served[one].reported), time.monotonic, time.time)
             for one in ([model] if model else served.visible(principal.models))

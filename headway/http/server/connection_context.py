@@ -6,17 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Settings
 from headway.core.failures import error_of
 from headway.errors import RequestError
-from headway.gateway.lane import Lane
-from headway.gateway.pending import ReplySink
+from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.served_models import ServedModels
-from headway.gateway.submitter import Submitter
-from headway.gateway.tenant_counts import TenantCounts
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.problem import encode_problem
@@ -26,7 +22,7 @@ from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
 from headway.identity.anonymous import AnonymousIdentity
-from headway.model import Entry, Principal, RequestOptions, Value
+from headway.model import InferenceRequest, Principal, RequestOptions
 from headway.ports import Identity, WatchedIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
@@ -49,32 +45,6 @@ LARGE = 1 << 16
 """Bytes of a body from which it waits for its turn, as do those of an answer: to read one takes up to some tens of milliseconds."""
 SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer."""
-
-
-class Intake(Submitter, Protocol):
-    """Part of the gateway that a listener needs.
-
-    Attributes:
-        served: models that are served.
-        tenant_counts: counts of tenants that ask for statistics.
-        facts: facts by which lanes are open, as one object that is compared by identity.
-    """
-
-    facts: object
-    served: ServedModels
-    tenant_counts: TenantCounts
-
-    def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
-        """Lane of requests that ask alike. See `headway.gateway.gateway.Gateway.lane`."""
-        ...
-
-    def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
-        """Take a request in on an open lane, under a fresh id."""
-        ...
-
-    def detach(self, tenant: str, id: str) -> None:
-        """Stop waiting for a task, which goes on."""
-        ...
 
 
 class ConnectionContext:
@@ -183,7 +153,7 @@ class InferenceContext(ConnectionContext):
         settings: limits and times.
         new_id: makes request ids.
         counters: counters of refusals.
-        intake: the gateway.
+        gateway: the gateway.
         identity: identity that knows the principals.
         refusal_traces: traces of refused requests; None where none are recorded.
     """
@@ -197,25 +167,24 @@ class InferenceContext(ConnectionContext):
         settings: Settings,
         new_id: NewId,
         counters: Counters,
-        intake: Intake,
+        gateway: Gateway,
         identity: Identity,
         refusal_traces: RefusalTraces | None = None,
     ) -> None:
         self.opening = self.bare_opening = b""
         super().__init__(answer, settings, new_id, counters)
         self.refusal_traces = refusal_traces
-        self.intake = intake
-        self.submit = intake.submit
+        self.gateway = gateway
         self.identify = identity.identify
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
         self.anonymous = isinstance(identity, AnonymousIdentity)
         self.routes = Routes(settings)
-        self.codec_context = CodecContext(settings, intake.served, counters)
-        self.rate_limit_headers = RateLimitHeaders(intake)
-        self.quotas = intake.quotas
+        self.codec_context = CodecContext(settings, gateway.served, counters)
+        self.rate_limit_headers = RateLimitHeaders(gateway)
+        self.quotas = gateway.quotas
         self.large_bodies = FairTurns(loop=self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
-        self.served = intake.served
+        self.served = gateway.served
         self.version = settings.model_version
         self.tiers = settings.tier_names
 
@@ -226,20 +195,20 @@ class InferenceContext(ConnectionContext):
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
         """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
-        intake = self.intake
+        gateway = self.gateway
         if not principal.limits:
             return None
-        failure = intake.limiter.excess(intake.counted(principal.limits), intake.broker)
+        failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
         if failure is None:
             return None
-        intake.note_refusal(principal, Entry(id, "", "", principal.tier, principal.tenant, "", 0.0, 0.0), failure)
+        gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
         return error_of(failure)
 
     def charge(self, principal: Principal, id: str) -> RequestError | None:
         """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""
         over = self.excess(principal, id)
         if over is None and principal.limits:
-            self.intake.limiter.charge(self.intake.counted(principal.limits))
+            self.gateway.limiter.charge(self.gateway.counted(principal.limits))
         return over
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:

@@ -19,12 +19,13 @@ from time import monotonic
 
 from headway.config import Settings
 from headway.errors import BadRequest
+from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.http.inference.cross_origin import CrossOriginConnection, Origins
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Handler
 from headway.http.server.connection import IDLE, Connection
-from headway.http.server.connection_context import ConnectionContext, InferenceContext, Intake, NewId
+from headway.http.server.connection_context import ConnectionContext, InferenceContext, NewId
 from headway.ports import Identity
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
@@ -77,7 +78,7 @@ class Listener:
     def public(
         cls,
         settings: Settings,
-        intake: Intake,
+        gateway: Gateway,
         identity: Identity,
         answer: Handler,
         new_id: NewId,
@@ -91,7 +92,7 @@ class Listener:
             settings.port,
             "",
             settings,
-            lambda: InferenceContext(answer, settings, new_id, counters, intake, identity, refusal_traces),
+            lambda: InferenceContext(answer, settings, new_id, counters, gateway, identity, refusal_traces),
             certificates,
         )
 

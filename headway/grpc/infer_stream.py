@@ -18,9 +18,10 @@ from functools import partial
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
-from headway.grpc.inference_call import InferenceCall, ReadMessage
+from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import CallStream
+from headway.http.inference.exchange import ReadRequest
 from headway.oip.parameters import FINAL, FINAL_WISH
 
 _REQUEST = messages.message("inference.ModelInferRequest")
@@ -85,7 +86,7 @@ class InferStreamCall(StreamCall):
 
     __slots__ = ("_read",)
 
-    def __init__(self, port: PortContext, stream: CallStream, read: ReadMessage, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
         super().__init__(port, stream, way)
         # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
         self.headers = [field for field in stream.headers if field[0] != b"x-request-id"]

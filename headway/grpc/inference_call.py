@@ -13,21 +13,14 @@ from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
-from headway.gateway.served_models import KnownModels
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
 from headway.http.inference.codecs import no_text
-from headway.http.inference.exchange import MARKS, Exchange, whole
+from headway.http.inference.exchange import MARKS, Exchange, ReadRequest, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Failure, InferenceRequest, Reply, RequestOptions
-
-ReadMessage = Callable[[bytes, RequestOptions, KnownModels], Exchange]
-"""Message to exchange, whose `write` returns the message of the answer behind header lines that are empty.
-
-Raises RequestError.
-"""
 
 MOST_ANSWER = 32 << 20
 """Most bytes of the outputs of one request together, as a message is sent in one piece."""
@@ -42,13 +35,13 @@ class InferenceCall(Call):
     Arguments:
         port: context of the port.
         stream: stream that it came on.
-        read: reads its message.
+        read: reads its message; its `write` returns the message of the answer behind header lines that are empty.
         way: see RequestOptions.
     """
 
     __slots__ = ("_begun", "_charged", "_read", "_reply", "_submission")
 
-    def __init__(self, port: PortContext, stream: CallStream, read: ReadMessage, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
         super().__init__(port, stream, way)
         self._read = read
         self._begun = self.begun

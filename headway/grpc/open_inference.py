@@ -21,10 +21,9 @@ from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
-from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.answer_pieces import packed_pieces, released
 from headway.http.inference.bodies import value_checker
-from headway.http.inference.exchange import Exchange, TokensOfEach, Written
+from headway.http.inference.exchange import Exchange, ReadRequest, TokensOfEach, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import ShownModels
 from headway.model import Principal, RequestOptions, Value, added_up
@@ -42,7 +41,7 @@ _OTHER_CONTENTS = tuple(
 )
 
 
-def infer_reader(settings: Settings) -> ReadMessage:
+def infer_reader(settings: Settings) -> ReadRequest:
     """Make the reader of the messages of ModelInfer and ModelStreamInfer.
 
     Arguments:

@@ -9,16 +9,15 @@ from headway.config import Settings
 from headway.core import values
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
-from headway.grpc.inference_call import ReadMessage
 from headway.http.inference.bodies import text_reader
-from headway.http.inference.exchange import Exchange, TokensOfEach, Written
+from headway.http.inference.exchange import Exchange, ReadRequest, TokensOfEach, Written
 from headway.model import Octets, RequestOptions, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
 
 
-def predict_reader(settings: Settings) -> ReadMessage:
+def predict_reader(settings: Settings) -> ReadRequest:
     """Make the reader of the method's messages.
 
     Arguments:

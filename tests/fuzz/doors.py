@@ -69,8 +69,7 @@ def check_openai(data: bytes) -> None:
         head.length = len(data)
         try:
             asked = read_inference_head(codec, head, RequestTarget({}, b""), context, None)
-            assert asked.read is not None
-            exchange = asked.read(data)
+            exchange = asked.read(data, asked.options, context.known)
         except RequestError as exc:
             _check_error(exc)
             _, body = codec.encode_error(exc.code, exc.message, "req_1", None, "")

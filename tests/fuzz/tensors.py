@@ -89,8 +89,7 @@ def check_tensor(data: bytes) -> None:
     for settings, kind, context, codec in _CODECS:
         try:
             asked = read_inference_head(codec, head, RequestTarget({"model": "m"}, b""), context, None)
-            assert asked.read is not None
-            exchange = asked.read(left + right)
+            exchange = asked.read(left + right, asked.options, context.known)
         except RequestError as exc:
             assert len(exc.message) < 1000
             exc.message.encode()

@@ -11,9 +11,10 @@ import pytest
 from headway.config import Settings
 from headway.core.values import as_json
 from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest, RequestError
+from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
-from headway.http.inference.codecs import Codec, exchange_codec
-from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget, TokensOfEach, Written
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import CodecContext, Exchange, ReadRequest, RequestTarget, TokensOfEach, Written
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
@@ -33,7 +34,9 @@ def limit_lines(headers: RateLimitHeaders, limits: tuple[Limit, ...]) -> bytes:
     return headers.lines(limits) + b"x-limits: %d\r\n" % len(limits)
 
 
-def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
+def open_head(
+    head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
+) -> tuple[RequestOptions, ReadRequest]:
     """A body is one text, or several with `|` between them. The answer repeats the model, the query, a header field, and the
     first letter."""
     field = dict(head.fields).get(b"x-shout", b"")
@@ -41,7 +44,7 @@ def open_head(head: Head, target: RequestTarget, options: RequestOptions, contex
         raise BadRequest("X-Shout is wrong")
     kind = context.known[target.names["model"]].takes
 
-    def read(body: bytes) -> Exchange:
+    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         text = body.decode()
         if not text:
             raise BadRequest("the body is empty")
@@ -59,11 +62,11 @@ def open_head(head: Head, target: RequestTarget, options: RequestOptions, contex
         input: Value | list[Value] = [*text.split("|")] if "|" in text else text
         return Exchange("default", input, b'{"a":1}', msgspec.structs.replace(options, timeout=0.5), write)
 
-    return read
+    return options, read
 
 
 def own(settings: Settings) -> Codec:
-    return exchange_codec(open_head, encode, limit_lines)
+    return Codec(open=open_head, encode_error=encode, limit_lines=limit_lines)
 
 
 @pytest.fixture(autouse=True)

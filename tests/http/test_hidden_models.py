@@ -16,10 +16,8 @@ from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
 from headway.grpc.open_inference import infer_reader
 from headway.grpc.predict import predict_reader
-from headway.http.inference.bodies import OtherInput
 from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
 from headway.http.inference.inference_head import read_inference_head
-from headway.http.inference.other_inputs import read_other
 from headway.http.inference.routes import codecs
 from headway.http.oip.infer import infer
 from headway.http.openapi import document
@@ -50,8 +48,7 @@ def http_oip(model: str, body: bytes, version: str | None) -> Exchange:
     head.length = len(body)
     target = RequestTarget({"model": model} | ({"version": version} if version else {}), b"")
     asked = read_inference_head(infer(SETTINGS), head, target, CodecContext(SETTINGS, KINDS, Counters()), None, ONLY)
-    assert asked.read is not None
-    return asked.read(body)
+    return asked.read(body, asked.options, KINDS.seen_by(ONLY))
 
 
 def native(model: str, body: bytes, version: str | None) -> Exchange:
@@ -61,9 +58,7 @@ def native(model: str, body: bytes, version: str | None) -> Exchange:
     except ValueError:
         input = 1.5
     asked = {"model": model, "input": input} | ({"model_version": version} if version else {})
-    context = CodecContext(SETTINGS, KINDS, Counters()).seen_by(ONLY)
-    codec = codecs(SETTINGS)["/v1/inference"]
-    return read_other(codec, json.dumps(asked).encode(), OtherInput("a text"), OPTIONS, context)
+    return codecs(SETTINGS)["/v1/inference"].read_json(json.dumps(asked).encode(), OPTIONS, KINDS.seen_by(ONLY))
 
 
 def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:

@@ -1,15 +1,15 @@
 """Codecs of inference routes: what an API's requests, answers and errors look like. Here are the three native ones.
 
-All mean the same inside: a model, an input, parameters. A body is decoded once, and an answer encoded once. A codec
-also encodes the errors of its route, so that no connection knows what an API's errors look like.
+All mean the same inside: each body becomes an exchange (`exchange.py`). A body is decoded once, and an answer encoded once. A
+codec also encodes the errors of its route, so that no connection knows what an API's errors look like.
 
-A request is one text and its answer one JSON object, which `read` and `write` do without keeping anything; or it is an
-exchange (`exchange.py`). The native routes have both. Routes of other APIs have exchanges only.
+Of native routes most requests are one text, and their answers one JSON object. The lane has `read` and `write` for these, which keep
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn, Protocol
 
 import msgspec
@@ -17,20 +17,20 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core import values
-from headway.errors import BACKEND_ERROR
+from headway.errors import BACKEND_ERROR, BadRequest
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json_pieces, released, value_within
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
-from headway.http.inference.exchange import JSON, CodecContext, Exchange, OpenHead, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Exchange, OpenHead, TokensOfEach, Written
 from headway.http.inference.octets import open_octets
-from headway.http.inference.other_inputs import read_other
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
-from headway.model import Failure, Limit, RequestOptions, TokenCount, Value, added_up
+from headway.model import Failure, Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
 
 
 class WriteText(Protocol):
-    """Writer of the body of an answer with one output."""
+    """Writer of the body of an answer with one output, or with the text of several."""
 
     def __call__(
         self,
@@ -61,12 +61,12 @@ class Codec(msgspec.Struct, frozen=True):
     """Codec of one inference route.
 
     Attributes:
+        open: opens a head; None: all bodies are for `read_json`.
         read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError, and
             OtherInput where `read_value` may know better.
         write: writes the body of the answer to such a request.
-        read_value: as `read`, of a body whose input may be any JSON value, or a list of several.
+        read_value: as `read`, of a body whose input may be any JSON value, or a list of several, with the version that it asks for.
         write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
-        open: opens a head, for requests that are exchanges; None: no request is.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
         limit_lines: writer of the header fields by which a principal learns of its limits.
         compressed: whether its bodies may be compressed; what opens a head sees to that.
@@ -74,30 +74,35 @@ class Codec(msgspec.Struct, frozen=True):
         way: method and path of the route, as `POST /v1/inference`.
     """
 
-    read: Callable[[bytes], tuple[str | None, str, bytes]]
-    write: WriteText
-    read_value: Callable[[bytes], Asked]
-    write_many: WriteText = _never
     open: OpenHead | None = None
+    read: Callable[[bytes], tuple[str | None, str, bytes]] = _never
+    write: WriteText = _never
+    read_value: Callable[[bytes], Asked] = _never
+    write_many: WriteText = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
     compressed: bool = False
     tasks: bool = True
     way: str = ""
 
+    def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+        """Read a body in JSON that the native API defines; see `headway.http.inference.exchange.ReadRequest`."""
+        try:
+            return Exchange(*self.read(body), options, self.write_one)
+        except OtherInput as exc:
+            named, input, parameters, version = self.read_value(body)
+            _check_kind(known, named or known.default, input, exc)
+        write = self.write_all if isinstance(input, list) else self.write_one
+        return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
+
     def write_one(
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
     ) -> Written:
         """Write the answer to an exchange with one input."""
-        if len(outputs[0]) > PIECE:
-            return JSON, self.write_large(shown, outputs[0], milliseconds, version, added_up(tokens))
-        return JSON, self.write(shown, values.embedded(outputs[0]), milliseconds, version, added_up(tokens))
-
-    def write_large(
-        self, shown: str, output: Value, milliseconds: float, version: str, tokens: TokenCount | None
-    ) -> Iterator[bytes]:
-        """Pieces of the answer with one large output. Raises UnicodeEncodeError while they are made."""
-        return value_within(self.write(shown, HOLE, milliseconds, version, tokens), output)
+        output, used = outputs[0], added_up(tokens)
+        if len(output) > PIECE:
+            return JSON, value_within(self.write(shown, HOLE, milliseconds, version, used), output)
+        return JSON, self.write(shown, values.embedded(output), milliseconds, version, used)
 
     def write_all(
         self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
@@ -107,28 +112,23 @@ class Codec(msgspec.Struct, frozen=True):
         return JSON, array_within(answer, "outputs", map(json_pieces, released(outputs)))
 
 
-def exchange_codec(
-    open_head: OpenHead,
-    encode_error: EncodeError,
-    limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines,
-    compressed: bool = False,
-    tasks: bool = True,
-) -> Codec:
-    """Make the codec of a route whose requests are all exchanges; see Codec."""
-    return Codec(
-        _never,
-        _never,
-        _never,
-        open=open_head,
-        encode_error=encode_error,
-        limit_lines=limit_lines,
-        compressed=compressed,
-        tasks=tasks,
-    )
-
-
-NO_ROUTE = Codec(_never, _never, _never)
+NO_ROUTE = Codec()
 """Codec of a connection that no inference route was asked for on."""
+
+
+def _check_kind(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> None:
+    """Check that a model takes an input that is no text, or several inputs. `wrong`: error of the body if it takes texts only."""
+    takes = known[model].takes
+    if takes is ValueKind.TEXT:
+        if not isinstance(input, list | str):
+            raise wrong
+        for position, value in enumerate(input if isinstance(input, list) else ()):
+            if not isinstance(value, str):
+                raise BadRequest(f"Expected `str`, got `{values.name_of(value)}` - at `$.inputs[{position}]`")
+    elif takes is ValueKind.BYTES and isinstance(input, list):
+        for position, value in enumerate(input):
+            if (failure := known.check(model, value)) is not None:
+                raise BadRequest(f"{failure.message} - at `$.inputs[{position}]`")
 
 
 class _Inference(msgspec.Struct, gc=False):
@@ -219,26 +219,19 @@ _encode = msgspec.json.Encoder().encode
 def inference(settings: Settings) -> Codec:
     """Make the codec of `/v1/inference`."""
     return Codec(
-        body_reader(_Inference, settings), _write_inference, value_reader(_AnyInference, settings), _write_many
+        None, body_reader(_Inference, settings), _write_inference, value_reader(_AnyInference, settings), _write_many
     )
 
 
 def plain(settings: Settings) -> Codec:
     """Make the codec of `/api/inference`."""
-    return Codec(body_reader(_Plain, settings), _write_plain, value_reader(_AnyPlain, settings))
+    return Codec(None, body_reader(_Plain, settings), _write_plain, value_reader(_AnyPlain, settings))
 
 
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
-    texts = Codec(body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
-
-    def read_json(body: bytes, options: RequestOptions, context: CodecContext) -> Exchange:
-        try:
-            return Exchange(*texts.read(body), options, texts.write_one)
-        except OtherInput as exc:
-            return read_other(texts, body, exc, options, context)
-
-    return replace(texts, open=open_octets(text_reader(settings), read_json, texts.write_one))
+    texts = Codec(None, body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
+    return replace(texts, open=open_octets(text_reader(settings), texts.read_json, texts.write_one))
 
 
 def no_text() -> Failure:

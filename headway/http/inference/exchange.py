@@ -1,8 +1,8 @@
-"""Exchanges: requests of which something is kept between the body and the answer, or that have several inputs.
+"""Exchanges: the one shape of all requests between the body, or the message, and the answer.
 
-A codec that answers exchanges opens each head once. It gets a reader that holds what the head says, and that is used for
-every body under an equal head on the same connection. The reader makes one exchange of each body: what is asked, and the
-function that writes the answer, which holds whatever the codec has to remember until then.
+A reader makes one of each body: what is asked, and the function that writes the answer, which holds whatever has to be remembered
+until then. A route over HTTP opens each head once; its reader holds what the head says, and is used for every body under an equal
+head on the same connection.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Exchange(msgspec.Struct):
     final: bool = False
 
 
-ReadExchange = Callable[[bytes], Exchange]
-"""Body to exchange. Raises RequestError."""
+ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
+"""Body or message, the options by its head, and the models that its principal may ask, to exchange. Raises RequestError."""
 
 
 class CodecContext(msgspec.Struct, frozen=True):
@@ -146,5 +146,5 @@ class RequestTarget(NamedTuple):
                 )
 
 
-OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], ReadExchange | None]
-"""Head of a request to the reader of its body; None: the body is one text in JSON. Raises RequestError."""
+OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, ReadRequest | None]]
+"""Head of a request to its options and the reader of its body; None for `Codec.read_json`. Raises RequestError."""

@@ -14,27 +14,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
-from headway.core.values import embedded
 from headway.errors import INTERNAL, RequestError
-from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.http.authentication import stranger
 from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, give_id
-from headway.http.inference.bodies import OtherInput
 from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
-from headway.http.inference.exchange import JSON, MARKS, Exchange, RequestTarget, TokensOfEach, whole
+from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, TokensOfEach, whole
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
-from headway.http.inference.other_inputs import read_other
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
@@ -45,7 +41,7 @@ MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
-_UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0))
+_UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0), NO_ROUTE.read_json)
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""
 _SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
@@ -272,25 +268,16 @@ class FastPathConnection(Connection):
                 shown = SHOWN + self.id
                 ran = reply.ran
                 version = (ran.version if ran is not None else "") or inference.version
-                exchange, fan_out = self.exchange, self.fan_out
-                if exchange is None and len(output) > PIECE:
-                    pieces = self.codec.write_large(shown, output, milliseconds, version, reply.tokens)
-                    self._send_bit_by_bit(pieces, None, JSON, shared)
+                room = None if self.fan_out is None else self.fan_out.room
+                write = self.codec.write_one if self.exchange is None else self.exchange.write
+                more, written = write(shown, outputs or (output,), milliseconds, version, tokens or (reply.tokens,))
+                is_large = len(output) > PIECE if room is None else room.held > 0
+                if is_large and not isinstance(written, bytes):
+                    self.sender = AnswerSender(self, LargeAnswer(written, room), more, shared)
+                    self.sender.make_later()
                     return
-                if exchange is None:
-                    text = output if type(output) is str else embedded(output)
-                    opening = inference.opening
-                    body = self.codec.write(shown, text, milliseconds, version, reply.tokens)
-                else:
-                    opening = inference.bare_opening
-                    used = tokens or (reply.tokens,)
-                    more, written = exchange.write(shown, outputs or (output,), milliseconds, version, used)
-                    is_large = len(output) > PIECE if fan_out is None else fan_out.room.held > 0
-                    if is_large and not isinstance(written, bytes):
-                        self._send_bit_by_bit(written, None if fan_out is None else fan_out.room, more, shared)
-                        return
-                    body = whole(written)
-                    shared += more
+                body = whole(written)
+                shared += more
             except UnicodeEncodeError:
                 self.fail(no_text(), shared)
             except RequestError as exc:
@@ -299,14 +286,10 @@ class FastPathConnection(Connection):
                 ending = b"connection: close\r\n" if self.last or inference.closing else b""
                 if self.principal.limits:
                     ending += self.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
-                head = HEAD % (opening, self.id.encode(), ending, shared, len(body))
+                head = HEAD % (inference.bare_opening, self.id.encode(), ending, shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
         self.rest_from(now)
-
-    def _send_bit_by_bit(self, pieces: Iterator[bytes], room: AnswerRoom | None, kind: bytes, marks: bytes) -> None:
-        self.sender = AnswerSender(self, LargeAnswer(pieces, room), kind, marks)
-        self.sender.make_later()
 
     def ending_of(self, codec: Codec) -> bytes:
         """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
@@ -530,33 +513,23 @@ class FastPathConnection(Connection):
             self._belong(principal, authorization)
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
-        self.begun, exchange = monotonic(), None
-        text: Value | list[Value]
+        self.begun, only = monotonic(), self.principal.models
+        served = self.inference.served
         try:
-            if request.read is None:
-                try:
-                    model, text, parameters = request.codec.read(body)
-                except OtherInput as exc:
-                    context = self.inference.codec_context.seen_by(self.principal.models)
-                    exchange = read_other(request.codec, body, exc, request.options, context)
-            else:
-                exchange = request.read(body)
-            if exchange is not None and request.wish is not None and isinstance(exchange.input, list):
+            exchange = request.read(body, request.options, served.seen_by(only) if only else served)
+            if request.wish is not None and isinstance(exchange.input, list):
                 raise several_as_task()
         except RequestError as exc:
             self._charge_and_deny(request, exc)
-            return
-        if exchange is not None:
-            model, text, parameters = exchange.model, exchange.input, exchange.parameters
-        self._hand_in(request, exchange, model, text, parameters)
+        else:
+            self._hand_in(request, exchange)
 
-    def _hand_in(
-        self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
-    ) -> None:  # fmt: skip
+    def _hand_in(self, request: InferenceHead, exchange: Exchange) -> None:
         """Hand a request in, on the lane for it if that is open."""
         self.phase, self.exchange = ASKED, exchange
-        if request.wish is not None or isinstance(text, list) or (exchange and exchange.options is not request.options):
-            self._ask_rarely(request, exchange, model, text, parameters)
+        model, text, parameters = exchange.model, exchange.input, exchange.parameters
+        if request.wish is not None or isinstance(text, list) or exchange.options is not request.options:
+            self._ask_rarely(request, exchange)
             return
         gateway, is_known = self.inference.gateway, request is self.memo
         lane = self.lane if is_known else CLOSED
@@ -566,23 +539,23 @@ class FastPathConnection(Connection):
                 self.lane = lane
         self.principal = lane.principal
         if lane.open:
-            self.plain = exchange is None and not (self.last or self.inference.closing)
-            self.open_by = lane.facts if self.plain and is_known and request.is_plain and not request.id else None
+            self.plain = request.is_plain and not (self.last or self.inference.closing)
+            self.open_by = lane.facts if self.plain and is_known and not request.id else None
+            if self.plain:
+                self.exchange = None  # The codec writes the answer, of which nothing is to be remembered.
             gateway.enter(self, lane, self.id, text, parameters)
         else:
             self.plain = False
             gateway.submit(self, InferenceRequest(lane.asker, self.id, request.options, lane.model, text, parameters))
 
-    def _ask_rarely(
-        self, request: InferenceHead, exchange: Exchange | None, model: str | None, text: Value | list[Value], parameters: bytes
-    ) -> None:  # fmt: skip
+    def _ask_rarely(self, request: InferenceHead, exchange: Exchange) -> None:
         """Submit several inputs, what may become a task, or what asks for something that its head does not."""
         inference, principal = self.inference, self.principal
-        options, self.plain = request.options if exchange is None else exchange.options, False
-        model = model or inference.served.default_of(principal.models)
+        text, self.plain = exchange.input, False
+        model = exchange.model or inference.served.default_of(principal.models)
         self.principal = principal.asking(model) if principal.of_models else principal
         alone = "" if isinstance(text, list) else text
-        asked = InferenceRequest(principal, self.id, options, model, alone, parameters)
+        asked = InferenceRequest(principal, self.id, exchange.options, model, alone, exchange.parameters)
         if isinstance(text, list):
             room = inference.quotas.answer_room(self.owner or principal.tenant)
             self.fan_out = FanOut(inference.gateway, asked, text, self._answer_many, room)

@@ -13,7 +13,7 @@ from headway.config import Settings
 from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, ReadExchange, RequestTarget
+from headway.http.inference.exchange import CodecContext, ReadRequest, RequestTarget
 from headway.http.inference.prefer_header import Wish, read_prefer
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
@@ -44,7 +44,7 @@ class InferenceHead:
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
         options: options of the request.
-        read: reader of its body; None: the codec reads it, as one text in JSON.
+        read: reader of its body.
         expects: whether the client waits for `100 Continue` before it sends the body.
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
         is_plain: whether its body is one text in JSON, of which no task can come.
@@ -57,12 +57,11 @@ class InferenceHead:
         "authorization", "codec", "coding", "expects", "id", "is_plain", "options", "read", "repeatable", "wait", "wish",
     )  # fmt: skip
 
-    def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions) -> None:
+    def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions, read: ReadRequest) -> None:
         self.codec = codec
-        self.options = options
+        self.options, self.read = options, read
         self.authorization = head.single.get(b"authorization", b"")
         self.id = id
-        self.read: ReadExchange | None = None
         self.expects = head.expects
         self.repeatable = head.keep and head.length > 0 and not head.expects
         self.wish: Wish | None = None
@@ -102,14 +101,15 @@ def read_inference_head(
         wait = min(wish.wait, timeout)
         timeout = settings.longest_task_s
     options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None, way=codec.way)
-    asked = InferenceHead(codec, head, id, options)
+    read: ReadRequest | None = None
+    if codec.open is None:
+        target.refuse_named("name it in the body of /v1/inference")
+    else:
+        options, read = codec.open(head, target, options, context.seen_by(only))
+    asked = InferenceHead(codec, head, id, options, read or codec.read_json)
     asked.wish, asked.wait, asked.coding = wish, min(wait, options.timeout), coding
     asked.repeatable = asked.repeatable and not coding
-    if codec.open is not None:
-        asked.read = codec.open(head, target, options, context.seen_by(only))
-    else:
-        target.refuse_named("name it in the body of /v1/inference")
-        asked.is_plain = wish is None
+    asked.is_plain = read is None and wish is None
     return asked
 
 

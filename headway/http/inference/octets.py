@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from headway.core import values
 from headway.errors import BadRequest
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import PIECE, cut
 from headway.http.inference.exchange import (
     CodecContext,
     Exchange,
     OpenHead,
-    ReadExchange,
+    ReadRequest,
     RequestTarget,
     TokensOfEach,
     WriteOutputs,
@@ -91,11 +92,7 @@ def _pieces(output: Value) -> Iterator[bytes]:
         yield output[begin : begin + PIECE].encode()
 
 
-def open_octets(
-    text: Callable[[bytes], str],
-    read_json: Callable[[bytes, RequestOptions, CodecContext], Exchange],
-    write: WriteOutputs,
-) -> OpenHead:
+def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: WriteOutputs) -> OpenHead:
     """Make what opens the heads of a route that also takes octets, and answers with them.
 
     Arguments:
@@ -116,34 +113,31 @@ def open_octets(
         writer = write_octets if isinstance(outputs[0], Octets) else write
         return writer(shown, outputs, milliseconds, version)
 
+    def read_any(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+        exchange = read_json(body, options, known)
+        exchange.write = write_octets
+        return exchange
+
     writers = {Form.JSON: write, Form.OCTETS: write_octets, Form.AS_OUTPUT: write_as_output}
 
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
-    ) -> ReadExchange | None:
+    ) -> tuple[RequestOptions, ReadRequest | None]:
         kind = head.single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
         if kind != OCTETS:
             target.refuse_named("name it in the body")
             if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
-                return None
-
-            def read_any(body: bytes) -> Exchange:
-                exchange = read_json(body, options, context)
-                exchange.write = write_octets
-                return exchange
-
-            return read_any
+                return options, None
+            return options, read_any
         model, version = _named(target.query)
         writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
-        if version:
-            options = replace(options, version=version)
 
-        def read(body: bytes) -> Exchange:
-            octets = context.known[model].takes is ValueKind.BYTES
+        def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            octets = known[model].takes is ValueKind.BYTES
             input: Value = Octets(body) if octets else text(body)
             return Exchange(model, input, b"", options, writer)
 
-        return read
+        return replace(options, version=version) if version else options, read
 
     return open_head
 

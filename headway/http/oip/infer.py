@@ -11,8 +11,8 @@ from headway.core.failures import error_of
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import value_checker
-from headway.http.inference.codecs import Codec, exchange_codec
-from headway.http.inference.exchange import CodecContext, Exchange, ReadExchange, RequestTarget
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import CodecContext, Exchange, ReadRequest, RequestTarget
 from headway.http.oip.answers import Answerer, encode_error
 from headway.http.oip.requests import LENGTH_FIELD, request_reader
 from headway.http.server.head import Head, shorten
@@ -27,15 +27,15 @@ def infer(settings: Settings) -> Codec:
     """Make the codec of the inference routes."""
     read_request, check = request_reader(settings), value_checker(settings)
 
-    def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
+    def open_head(
+        head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
+    ) -> tuple[RequestOptions, ReadRequest]:
         target.refuse_named("name it in the path")
         model, version = target.names["model"], target.names.get("version")
         check_version(context.known, model, version)
-        options = with_version(options, version)
         length = _json_length(head)
 
-        def read(body: bytes) -> Exchange:
-            known = context.known
+        def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             try:
                 asked = read_request(body, length)
             except BadRequest:
@@ -53,9 +53,9 @@ def infer(settings: Settings) -> Codec:
             input = values[0] if len(values) == 1 else values
             return Exchange(model, input, asked.parameters, asked.wishes.applied_to(options), answerer.write)
 
-        return read
+        return with_version(options, version), read
 
-    return exchange_codec(open_head, encode_error, compressed=True, tasks=False)
+    return Codec(open=open_head, encode_error=encode_error, compressed=True, tasks=False)
 
 
 def with_version(options: RequestOptions, version: str | None) -> RequestOptions:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.codecs import Codec, exchange_codec
-from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadExchange, RequestTarget
+from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadRequest, RequestTarget
 from headway.http.openai.errors import encode_error
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.head import Head
@@ -19,32 +18,31 @@ from headway.model import RequestOptions
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
-Make = Callable[[bytes, RequestOptions, KnownModels], Exchange]
-"""Body, options and served models to exchange. Raises RequestError."""
 
-
-def openai_codec(make: Make) -> Codec:
+def openai_codec(read: ReadRequest) -> Codec:
     """Make the codec of one route."""
-    return exchange_codec(_opener(make), encode_error, RateLimitHeaders.lines_and_counts)
+    return Codec(open=_opener(read), encode_error=encode_error, limit_lines=RateLimitHeaders.lines_and_counts)
 
 
-def _opener(make: Make) -> OpenHead:
-    def open_head(head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext) -> ReadExchange:
+def _opener(read: ReadRequest) -> OpenHead:
+    def open_head(
+        head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
+    ) -> tuple[RequestOptions, ReadRequest]:
         target.refuse_named("name the model in the body, and ask /v1/inference for a version")
         if options.task:
             raise BadRequest(
                 "Prefer is respond-async, and this API has no answer for it; ask /v1/inference for a task, or leave it out"
             )
         fields = dict(head.fields)
-        asked = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))
-        counters = context.counters if _RETRIES.fullmatch(fields.get(b"x-stainless-retry-count", b"")) else None
+        options = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))
+        if not _RETRIES.fullmatch(fields.get(b"x-stainless-retry-count", b"")):
+            return options, read
 
-        def read(body: bytes) -> Exchange:
-            if counters is not None:
-                counters.client_retries += 1
-            return make(body, asked, context.known)
+        def count(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            context.counters.client_retries += 1
+            return read(body, options, known)
 
-        return read
+        return options, count
 
     return open_head
 

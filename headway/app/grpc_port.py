@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.config import Settings
 from headway.config.extras import install_hint
 from headway.errors import SettingError
-from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
+from headway.http.admission import Admission
 from headway.http.readiness import Readiness
-from headway.ports import Identity
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
 
 if TYPE_CHECKING:
     from headway.grpc.listener import GrpcListener
 
 
 def make_grpc_listener(
-    settings: Settings,
-    gateway: Gateway,
-    identity: Identity,
-    readiness: Readiness,
-    counters: Counters,
-    certificates: Certificates | None = None,
-    refusal_traces: RefusalTraces | None = None,
+    admission: Admission, readiness: Readiness, certificates: Certificates | None = None
 ) -> GrpcListener:
     """Make the listener of the gRPC port.
 
@@ -40,5 +29,5 @@ def make_grpc_listener(
             raise
         hint = install_hint("grpc")
         reason = "needs the packages hpack and protobuf, which are not here"
-        raise SettingError("grpc_port", settings.grpc_port, reason, hint) from exc
-    return GrpcListener(settings, gateway, identity, readiness, new_id, counters, certificates, refusal_traces)
+        raise SettingError("grpc_port", admission.settings.grpc_port, reason, hint) from exc
+    return GrpcListener(admission, readiness, certificates)

@@ -63,6 +63,7 @@ from headway.gateway.screened import ScreenedGateway
 from headway.gateway.workers_watcher import Learner, WorkersWatcher
 from headway.gateway.zone_check import ZoneCheck
 from headway.http import public
+from headway.http.admission import Admission
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
@@ -289,7 +290,8 @@ class _Wiring:
         """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)
-        app = public.build(gateway, self.ready, identity)
+        traces = None if self.recorder is None else RefusalTraces(self.recorder, counters, settings.scheme)
+        admission = Admission(gateway, identity, new_id, traces)
         self.resources.extend(() if self.policy is None else (self.policy,))
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
@@ -299,15 +301,10 @@ class _Wiring:
         workers = self._workers_watcher(learners, watcher.every)
         self.ready.told = workers.learn
         self.resources.extend((watcher, workers))
-        refused = None if self.recorder is None else RefusalTraces(self.recorder, counters, settings.scheme)
-        public_listener = self.listener.public(
-            settings, gateway, identity, app, new_id, counters, self.certificates, refused
-        )
+        public_listener = self.listener.public(admission, public.build(admission, self.ready), self.certificates)
         figures.ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
-            grpc_listener = make_grpc_listener(
-                settings, gateway, identity, self.ready, counters, self.certificates, refused
-            )
+            grpc_listener = make_grpc_listener(admission, self.ready, self.certificates)
             figures.ports["grpc"] = grpc_listener
             self.further.append(grpc_listener)
         if settings.weights_file:

@@ -52,8 +52,8 @@ class FanOut:
 
     Arguments:
         gateway: gateway that takes the parts.
-        request: the request, without its inputs; no task. Its principal's limits are charged once for each input. Its id and its
-            idempotency key are those of its first part; each other has a key that no client can write.
+        request: the request, without its inputs; no task. Its principal is that for its model, whose limits are charged once for each
+            input. Its id and its idempotency key are those of its first part; each other has a key that no client can write.
         inputs: at least one.
         ended: gets the replies in the order of the inputs, each with an output; or the one reply that is a failure. Called
             once, unless the request is abandoned.
@@ -72,8 +72,8 @@ class FanOut:
         room: AnswerRoom | None = None,
     ) -> None:
         self._gateway = gateway
-        self._id, self._options, self._model = request.id, request.options, request.model
-        self._principal = request.principal.asking(request.model)
+        self._principal, self._model = request.principal, request.model
+        self._id, self._options = request.id, request.options
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
         self._parts: list[_Part] = []
         self._replies: list[Reply | None] = [None] * len(inputs)

@@ -18,22 +18,16 @@ from headway.config import Settings
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.header_blocks import Headers
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.grpc.stream import CallStream, Ended
-from headway.http.authentication import stranger
+from headway.http.admission import Admission
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
-from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.http.server.connection_context import NewId
-from headway.identity.anonymous import AnonymousIdentity
 from headway.model import Principal
-from headway.ports import Identity
-from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -58,41 +52,30 @@ class PortContext:
     """Context shared by the calls of one gRPC port.
 
     Attributes:
-        settings: bounds, times, tiers and the default model.
-        gateway: the gateway.
-        identity: identity that knows the principals.
-        counters: counters of refusals.
-        new_id: makes request ids.
+        admission: admission of the calls.
         quotas: quotas of calls.
         turns: turns in which messages are taken in.
-        refusal_traces: traces of refused requests; None where none are recorded.
+        gateway: the gateway.
+        settings: bounds, times, tiers and the default model.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.
-        anonymous: whether nobody is asked for a credential.
-        rate_limits: writer of the metadata by which principals learn of their limits.
     """
 
-    settings: Settings
-    gateway: Gateway
-    identity: Identity
-    counters: Counters
-    new_id: NewId
+    admission: Admission
     quotas: CallQuotas
     turns: MessageTurns
-    refusal_traces: RefusalTraces | None = None
+    gateway: Gateway = field(init=False)
+    settings: Settings = field(init=False)
     longest: float = field(init=False)
     message_timeout: float = field(init=False)
     reading: ReadDeadlines = field(init=False)
-    anonymous: bool = field(init=False)
-    rate_limits: RateLimitHeaders = field(init=False)
 
     def __post_init__(self) -> None:
+        self.gateway, self.settings = self.admission.gateway, self.admission.settings
         self.longest = self.settings.longest_request_s
         self.message_timeout = self.settings.read_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
-        self.anonymous = isinstance(self.identity, AnonymousIdentity)
-        self.rate_limits = RateLimitHeaders(self.gateway)
 
 
 class Call:
@@ -186,9 +169,7 @@ class Call:
             RequestError: the principal is not known, or its tenant has too many calls or connections.
         """
         port, connection = self.port, self.stream.connection
-        principal = port.identity.identify(authorization)
-        if principal is None:
-            raise stranger(authorization)
+        principal = port.admission.identify(authorization)
         self.principal, self.tier = principal, port.settings.tier_names[principal.tier]
         if connection.owner == UNKNOWN:
             try:
@@ -196,7 +177,7 @@ class Call:
             except RequestError:
                 connection.retire()
                 raise
-        self.belong(connection.address if port.anonymous else principal.tenant)
+        self.belong(connection.address if port.admission.anonymous else principal.tenant)
         return principal
 
     async def read(self) -> bytes:
@@ -240,16 +221,17 @@ class Call:
     def limits_left(self) -> Metadata:
         """Metadata by which the principal learns of its limits; none where it is not known, or has none."""
         limits = self.principal.limits
-        return tuple(self.port.rate_limits.fields(limits).items()) if limits else ()
+        return tuple(self.port.admission.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
         """Count an error, and record its span, unless the gateway has."""
-        traces = self.port.refusal_traces
+        admission = self.port.admission
+        traces = admission.refusal_traces
         if traces is not None and self._way and not self.submitted:
             fields = read_fields([(name, value) for name, value in self.headers if name in _LISTS])
             traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
-            self.port.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
+            admission.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
         """Count bytes for the call's owner; returns how many are counted. Raises RequestError: the owner holds too many."""
@@ -323,7 +305,7 @@ class PlainCall(Call):
 
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
-        self.shown = SHOWN + self.port.new_id()
+        self.shown = SHOWN + self.port.admission.new_id()
         if self._known:
             self.identify(read_fields(self.headers).get(b"authorization", b""))
         else:

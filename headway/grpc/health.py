@@ -14,7 +14,7 @@ from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream, to_be_opened_anew
 from headway.http.inference.inference_head import SHOWN
-from headway.http.readiness import AGE, SERVING, CachedReadiness
+from headway.http.readiness import AGE, CachedReadiness
 from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")
@@ -51,8 +51,8 @@ class Health:
         """Status of all names."""
         if self.leaving.is_set():
             return int(DOWN)
-        word, _ = await self._glance.take()
-        return int(UP if word in SERVING and not self.leaving.is_set() else DOWN)
+        serving = await self._glance.serving()
+        return int(UP if serving and not self.leaving.is_set() else DOWN)
 
     async def check(self, body: bytes, principal: Principal) -> bytes:
         """Answer Check."""
@@ -86,7 +86,7 @@ class WatchCall(StreamCall):
 
     async def talk(self) -> Metadata:
         """Tell the status until the client has left, or is to open another connection."""
-        self.shown = SHOWN + self.port.new_id()
+        self.shown = SHOWN + self.port.admission.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service
         self.drop(self.kept)

@@ -12,7 +12,7 @@ import msgspec
 from headway.core.failures import error_of
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.client_quotas import AnswerRoom
-from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.fan_out import joined
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
@@ -20,10 +20,11 @@ from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import MARKS, Exchange, ReadRequest, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure, InferenceRequest, Reply, RequestOptions
+from headway.model import Failure, Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
 """Most bytes of the outputs of one request together, as a message is sent in one piece."""
+_ONE_MESSAGE = "as over gRPC an answer is one message"
 
 _MOMENT = 0.001
 """Seconds left of a request whose time is over."""
@@ -62,7 +63,7 @@ class InferenceCall(Call):
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
         options, id = self.begin()
-        self.charge()  # Until the message is there: else any number could be on their way.
+        self.port.admission.charge(self.principal)  # Until the message is there: else any number could be on their way.
         self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
         self.keep(len(message))
@@ -74,27 +75,23 @@ class InferenceCall(Call):
         Raises:
             RequestError: the principal is not known, is over a limit, or the metadata are wrong.
         """
-        port, gateway = self.port, self.port.gateway
+        port, admission = self.port, self.port.admission
         fields = read_fields(self.headers)
         id = read_id(fields)
         chosen = bool(id)
-        id = id or port.new_id()
+        id = id or admission.new_id()
         self.shown = SHOWN + id
         principal = self.identify(fields.get(b"authorization", b""))
-        failure = None
-        if principal.limits:
-            failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
-        if failure is not None:
+        if (over := admission.excess(principal, id)) is not None:
             self.tier = None
-            gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
-            raise error_of(failure)
-        origin = self.stream.connection.address if port.anonymous else None
+            raise over
+        origin = self.stream.connection.address if admission.anonymous else None
         try:
             remaining = self.stream.time_remaining()
             longest = port.longest if remaining is None or remaining > port.longest else max(remaining, _MOMENT)
             return read_options(fields, port.settings, longest, chosen, origin, way=self._way), id
         except RequestError:
-            self.charge()
+            admission.charge(principal)
             raise
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
@@ -122,33 +119,26 @@ class InferenceCall(Call):
         Raises:
             RequestError: it is wrong.
         """
-        port = self.port
+        admission = self.port.admission
         self._begun = monotonic() - waited
-        if self._charged and self.principal.limits:
-            port.gateway.limiter.refund(port.gateway.counted(self.principal.limits))
+        if self._charged:
+            admission.refund(self.principal)
         try:
-            exchange = self._read(body, options, port.gateway.served.seen_by(self.principal.models))
+            exchange = self._read(body, options, admission.models_of(self.principal))
         except RequestError:
-            self.charge()
+            admission.charge(self.principal)
             raise
-        input, model = exchange.input, exchange.model or port.gateway.served.default_of(self.principal.models)
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
-        self.principal = self.principal.asking(model)
+        principal = self.principal = admission.principal_for(exchange, self.principal)
         self.submitted = True
         replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        alone = "" if isinstance(input, list) else input
-        request = InferenceRequest(self.principal, id, exchange.options, model, alone, exchange.parameters)
-        if isinstance(input, list):
-            room = port.gateway.quotas.answer_room(self.owner, MOST_ANSWER, "as over gRPC an answer is one message")
-            fan_out = FanOut(port.gateway, request, input, _Sink(replies).settle, room)
-            self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
-            fan_out.start()
-        else:
-            sink = _Sink(replies)
-            leave = partial(port.gateway.abandon, sink, self.principal.tenant, id)
+        sink = _Sink(replies)
+        fan_out = admission.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
+        if fan_out is None:
+            leave = partial(admission.gateway.abandon, sink, principal.tenant, id)
             self._submission = _Submission(exchange, replies, leave)
-            port.gateway.submit(sink, request)
-        exchange.input = ""  # The gateway has it.
+        else:
+            self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
 
     def abandon(self) -> None:
         """Drop the request, if it is submitted and has no outcome."""
@@ -204,11 +194,6 @@ class InferenceCall(Call):
             made = large.make()
         return large.rest()
 
-    def charge(self) -> None:
-        """Count a wrong request towards its principal's limits."""
-        if self.principal.limits:
-            self.port.gateway.limiter.charge(self.port.gateway.counted(self.principal.limits))
-
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
@@ -252,9 +237,9 @@ class _Sink:
 
     def answer(self, reply: Reply) -> None:
         """Take the only reply."""
-        self.settle((reply,))
+        self.answer_all((reply,))
 
-    def settle(self, replies: Sequence[Reply]) -> None:
+    def answer_all(self, replies: Sequence[Reply]) -> None:
         """Take all replies."""
         if not self._replies.done():
             self._replies.set_result(replies)

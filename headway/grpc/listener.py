@@ -14,9 +14,6 @@ import random
 from collections.abc import Callable
 from time import monotonic
 
-from headway.config import Settings
-from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
 from headway.grpc.connection import CallConnection
@@ -24,11 +21,9 @@ from headway.grpc.connections import PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
+from headway.http.admission import Admission
 from headway.http.readiness import CachedReadiness, Readiness
-from headway.http.server.connection_context import NewId
-from headway.ports import Identity
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
 from headway.runtime.ticks import until_tick
 from headway.runtime.tls_transport import TlsPort
@@ -46,14 +41,10 @@ class GrpcListener:
     """Listener of the gRPC port.
 
     Arguments:
-        settings: limits and times, host and port.
-        gateway: the gateway.
-        identity: identity that knows the principals.
+        admission: admission of the calls.
         readiness: whether this process should get traffic.
-        new_id: makes request ids.
-        counters: counters of refusals.
         certificates: certificates of the port; None: it speaks HTTP/2 without TLS.
-        refusal_traces: traces of refused calls; None where none are recorded.
+        port: port to bind; None: that of the settings.
 
     Attributes:
         port: the port, once it is bound.
@@ -61,23 +52,16 @@ class GrpcListener:
 
     def __init__(
         self,
-        settings: Settings,
-        gateway: Gateway,
-        identity: Identity,
+        admission: Admission,
         readiness: Readiness,
-        new_id: NewId,
-        counters: Counters,
         certificates: Certificates | None = None,
-        refusal_traces: RefusalTraces | None = None,
         *,
         port: int | None = None,
     ) -> None:
-        self._refusal_traces = refusal_traces
-        self._settings = settings
-        self._gateway, self._identity, self._readiness = gateway, identity, readiness
-        self._new_id, self._counters = new_id, counters
+        self._admission, self._readiness = admission, readiness
+        self._settings, self._counters, self._quotas = admission.settings, admission.counters, admission.gateway.quotas
         self._certificates = certificates
-        self._wanted = settings.grpc_port if port is None else port
+        self._wanted = self._settings.grpc_port if port is None else port
         self._connections: PortConnections | None = None
         self._health: Health | None = None
         self._sockets: list[ListeningSocket] = []
@@ -98,7 +82,7 @@ class GrpcListener:
         """
         settings = self._settings
         connections = self._connections = PortConnections(
-            self._gateway.quotas,
+            self._quotas,
             settings.max_connections,
             settings.max_header_bytes,
             self._counters.refusals,
@@ -129,16 +113,7 @@ class GrpcListener:
             return
         raise_descriptor_limit(self._settings.max_connections + 8 * SPARE)
         health = self._health = Health(CachedReadiness(self._readiness))
-        port = PortContext(
-            self._settings,
-            self._gateway,
-            self._identity,
-            self._counters,
-            self._new_id,
-            CallQuotas(self._settings, self._gateway.quotas.bytes),
-            connections.turns,
-            self._refusal_traces,
-        )
+        port = PortContext(self._admission, CallQuotas(self._settings, self._quotas.bytes), connections.turns)
         connections.methods = methods_of(port, health)
         for one in self._sockets:
             await one.listen()

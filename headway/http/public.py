@@ -16,34 +16,36 @@ import msgspec
 
 from headway.gateway.gateway import Gateway
 from headway.http import openapi, readiness, tasks
+from headway.http.admission import Admission
+from headway.http.authentication import Authentication
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
+from headway.http.oip.models import ShownModels
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import NoRoute, Route, Router
-from headway.ports import Identity
 
 
-def build(gateway: Gateway, ready: Readiness, identity: Identity) -> Router:
+def build(admission: Admission, ready: Readiness) -> Router:
     """Build the routes of the public port.
 
     Arguments:
-        gateway: gateway whose settings are published, and whose tasks are served.
+        admission: admission to the gateway whose settings are published, and whose tasks are served.
         ready: whether this process should get traffic.
-        identity: identity that knows the principals.
     """
+    gateway, known = admission.gateway, Authentication(admission)
     on, glance = _Routes(gateway), CachedReadiness(ready)
     return Router(
         [
             *readiness.routes(glance, for_clients=True),
-            *tasks.routes(gateway, identity),
-            *models.routes(gateway, identity),
+            *tasks.routes(gateway, known),
+            *models.routes(gateway, known),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
-            *oip_service.routes(gateway, glance, identity),
+            *oip_service.routes(ShownModels(gateway, admission.anonymous, glance.serving), known),
         ],
         "; /docs lists what is",
     )

@@ -213,6 +213,11 @@ class CachedReadiness:
             looking = self._looking = loop.create_task(self._readiness.look())
         return await asyncio.shield(looking)
 
+    async def serving(self) -> bool:
+        """Whether the process should get traffic; see `take`."""
+        word, _ = await self.take()
+        return word in SERVING
+
 
 def routes(glance: CachedReadiness, *, for_clients: bool) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.

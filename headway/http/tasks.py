@@ -27,7 +27,6 @@ from headway.http.problem import Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import EntryState, Failure, Reply
-from headway.ports import Identity
 
 PATH = "/v1/result"
 """Path before the id of a task."""
@@ -56,10 +55,9 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
     error: Problem | None = None
 
 
-def routes(gateway: Gateway, identity: Identity) -> list[Route]:
-    """Route of tasks, for principals that `identity` knows."""
+def routes(gateway: Gateway, known: Authentication) -> list[Route]:
+    """Route of tasks, for known principals."""
     tasks = _Tasks(gateway)
-    known = Authentication(identity, gateway)
     return [Route(f"{PATH}/{{task_id}}", known(tasks.answer), ("GET", "DELETE"))]
 
 

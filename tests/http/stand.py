@@ -41,6 +41,7 @@ from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.tenant_counts import TenantCounts
 from headway.http import public
+from headway.http.admission import Admission
 from headway.http.inference import fast_path
 from headway.http.readiness import Readiness
 from headway.http.server import connection
@@ -432,16 +433,13 @@ async def _serve(
     gateway = EchoGateway(broker, settings, counters)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
-    door = Listener.public(
-        settings,
-        real if whole else cast(Any, gateway),
-        identity,
-        public.build(real, Readiness(broker, lambda: stand.leaving, slots={"gpu-0"}), identity),
-        lambda: f"00000000-0000-7000-8000-{next(numbers):012x}",
-        counters,
-        certificates,
-        RefusalTraces(recorded.recorder, counters) if traces else None,
+    refused = RefusalTraces(recorded.recorder, counters) if traces else None
+    of_real, of_door = (
+        Admission(one, identity, lambda: f"00000000-0000-7000-8000-{next(numbers):012x}", refused)
+        for one in (real, real if whole else cast(Any, gateway))
     )
+    ready = Readiness(broker, lambda: stand.leaving, slots={"gpu-0"})
+    door = Listener.public(of_door, public.build(of_real, ready), certificates)
     stand = Stand(door, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)
     stand.go.set()
     supervisor = Supervisor()

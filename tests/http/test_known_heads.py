@@ -102,7 +102,8 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
     stand: Stand, error: RequestError, status: int, wait: str | None
 ) -> None:
     context: Any = stand.door._context
-    knows, has_ended = context.identify, False
+    admission, has_ended = context.admission, False
+    knows = admission._identify
 
     def identify(authorization: bytes) -> Principal | None:
         if has_ended:
@@ -110,7 +111,7 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
         found: Principal | None = knows(authorization)
         return found
 
-    context.identify = identify
+    admission._identify = identify
     client = await stand.connect()
     for has_ended in (False, False, True, True, False):
         await client.send(REQUESTS["text"])

@@ -335,7 +335,7 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
 
 @on_stand(keys=SLOW_KEY)
 async def test_refusals_at_the_head_are_told_to_the_gateway(stand: Stand) -> None:
-    stand.gateway.limiter.charge(stand.door._context.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
+    stand.gateway.limiter.charge(stand.door._context.admission.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
     client = await stand.connect()
     await client.send(by(ADA, "", length=10))
     answer = await client.answer()

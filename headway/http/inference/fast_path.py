@@ -21,7 +21,7 @@ from time import monotonic
 from headway.errors import INTERNAL, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
-from headway.http.authentication import stranger
+from headway.http.admission import known
 from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, give_id
@@ -125,7 +125,7 @@ class FastPathConnection(Connection):
         super().connection_made(transport)
         if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
-            self.origin = address if self.inference.anonymous else None
+            self.origin = address if self.inference.admission.anonymous else None
             if not self.inference.quotas.enter(self, address):
                 self.reject(self.inference.quotas.too_many())
 
@@ -234,7 +234,7 @@ class FastPathConnection(Connection):
                 self.rest_from(now)
                 return
             limits = self.principal.limits
-            lines = self.codec.limit_lines(inference.rate_limit_headers, limits) if limits else b""
+            lines = self.codec.limit_lines(inference.rate_limits, limits) if limits else b""
             head = HEAD % (inference.opening, self.id.encode(), lines, b"", len(body))
             self.transport.write(head + body)
             self.principal = _NOBODY
@@ -285,7 +285,7 @@ class FastPathConnection(Connection):
             else:
                 ending = b"connection: close\r\n" if self.last or inference.closing else b""
                 if self.principal.limits:
-                    ending += self.codec.limit_lines(inference.rate_limit_headers, self.principal.limits)
+                    ending += self.codec.limit_lines(inference.rate_limits, self.principal.limits)
                 head = HEAD % (inference.bare_opening, self.id.encode(), ending, shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
@@ -295,7 +295,7 @@ class FastPathConnection(Connection):
         """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
         ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
         if self.principal.limits:
-            ending += codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
+            ending += codec.limit_lines(self.inference.rate_limits, self.principal.limits)
         return ending
 
     def serve(self, head: Head, raw: bytes) -> None:
@@ -364,16 +364,14 @@ class FastPathConnection(Connection):
     def _give_back(self) -> None:
         """Give back the reservation of a body that came in pieces, and the charge of its request."""
         self.reserve(0)
-        if self.principal.limits:
-            gateway = self.inference.gateway
-            gateway.limiter.refund(gateway.counted(self.principal.limits))
+        self.inference.admission.refund(self.principal)
 
     def write_error(
         self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
     ) -> None:
         """Write the answer of an error, with the principal's limits."""
         if self.principal.limits:
-            fields += self.codec.limit_lines(self.inference.rate_limit_headers, self.principal.limits)
+            fields += self.codec.limit_lines(self.inference.rate_limits, self.principal.limits)
         self.principal = _NOBODY
         super().write_error(code, message, retry_after, reason, fields)
 
@@ -413,13 +411,12 @@ class FastPathConnection(Connection):
         self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _serve_inference(self, codec: Codec, target: RequestTarget, head: Head, raw: bytes) -> None:
-        inference = self.inference
+        inference, admission = self.inference, self.inference.admission
         self.codec, self.encode_error = codec, codec.encode_error
-        authorization = head.single.get(b"authorization", b"")
         try:
-            principal = self.known
-            if (found := inference.identify(authorization)) is not principal:
-                principal = self._belong(found, authorization)
+            principal = admission.identify(head.single.get(b"authorization", b""))
+            if principal is not self.known:
+                self._belong(principal)
         except RequestError as exc:
             self.refuse(exc, head)
             return
@@ -427,19 +424,19 @@ class FastPathConnection(Connection):
         try:
             request = read_inference_head(codec, head, target, inference.codec_context, self.origin, principal.models)
         except RequestError as exc:
-            over = inference.charge(self.principal, self.id)
-            self.refuse(over or exc, head, None if over else inference.tiers[self.principal.tier])
+            over = admission.charge_wrong(principal, self.id)
+            self.refuse(over or exc, head, None if over else inference.tiers[principal.tier])
             return
         length, buffer = head.length, self.buffer
         whole = 0 <= length <= len(buffer) and length < LARGE and not (request.coding and length)
-        if not whole and (over := inference.excess(principal, self.id)) is not None:
+        if not whole and (over := admission.excess(principal, self.id)) is not None:
             self.refuse(over, head, None)
             return
         if length > 0 and not whole and not self.reserve(length):
             self.refuse(inference.quotas.no_room(self), head, inference.tiers[principal.tier])
             return
-        if not whole and principal.limits:  # Until the body is there: else any number could be on their way.
-            inference.gateway.limiter.charge(inference.gateway.counted(principal.limits))
+        if not whole:
+            admission.charge(principal)  # Until the body is there: else any number could be on their way.
         self.request = request
         if request.repeatable:
             self._remember(request, raw)
@@ -460,7 +457,7 @@ class FastPathConnection(Connection):
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
             self.memo, self.lane, self.open_by = request, CLOSED, None
-            self.still = self.inference.watch(request.authorization)
+            self.still = self.inference.admission.watch(request.authorization)
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
             self.begin, self.skipped = len(self.before), len(self.after)
@@ -473,30 +470,26 @@ class FastPathConnection(Connection):
         self.id = request.id or inference.new_id()
         self.codec, self.encode_error = request.codec, request.codec.encode_error
         try:
-            principal = self.known
-            if (found := self.still()) is not principal:
-                principal = self._belong(found, request.authorization)
+            if (found := self.still()) is not self.known:
+                self._belong(known(found, request.authorization))
         except RequestError as exc:
             self._deny(request, exc)
             return
-        self.request, self.principal = request, principal
+        self.request, self.principal = request, self.known
         self._ask(request, body)
 
-    def _belong(self, principal: Principal | None, authorization: bytes) -> Principal:
+    def _belong(self, principal: Principal) -> None:
         """Count the connection for its principal's tenant from now on.
 
         Raises:
-            RequestError: the principal is not known, or its tenant has too many connections: this one is not kept.
+            RequestError: the tenant has too many connections: this one is not kept.
         """
-        if principal is None:
-            raise stranger(authorization)
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
             self.last = True
             raise
         self.known, self.lane, self.open_by = principal, CLOSED, None
-        return principal
 
     def known_tenant(self) -> str:
         """Tenant that the connection counts for."""
@@ -508,9 +501,9 @@ class FastPathConnection(Connection):
         principal = None
         if authorization:
             with contextlib.suppress(RequestError):
-                principal = self.inference.identify(authorization)
+                principal = self.inference.admission.identify(authorization)
         if principal is not None:
-            self._belong(principal, authorization)
+            self._belong(principal)
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
         self.begun, only = monotonic(), self.principal.models
@@ -550,20 +543,11 @@ class FastPathConnection(Connection):
 
     def _ask_rarely(self, request: InferenceHead, exchange: Exchange) -> None:
         """Submit several inputs, what may become a task, or what asks for something that its head does not."""
-        inference, principal = self.inference, self.principal
-        text, self.plain = exchange.input, False
-        model = exchange.model or inference.served.default_of(principal.models)
-        self.principal = principal.asking(model) if principal.of_models else principal
-        alone = "" if isinstance(text, list) else text
-        asked = InferenceRequest(principal, self.id, exchange.options, model, alone, exchange.parameters)
-        if isinstance(text, list):
-            room = inference.quotas.answer_room(self.owner or principal.tenant)
-            self.fan_out = FanOut(inference.gateway, asked, text, self._answer_many, room)
-            self.fan_out.start()
-            return
+        inference, self.plain = self.inference, False
+        principal = self.principal = inference.admission.principal_for(exchange, self.principal)
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        inference.gateway.submit(self, asked)
+        self.fan_out = inference.admission.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
 
     def refuse_body(self, request: InferenceHead, error: RequestError) -> None:
         """Answer an error to a request whose body has come in pieces."""
@@ -571,10 +555,10 @@ class FastPathConnection(Connection):
         self._charge_and_deny(request, error)
 
     def _charge_and_deny(self, request: InferenceHead, error: RequestError) -> None:
-        over = self.inference.charge(self.principal, self.id)
+        over = self.inference.admission.charge_wrong(self.principal, self.id)
         self._deny(request, over or error, None if over else self.inference.tiers[self.principal.tier])
 
-    def _answer_many(self, replies: Sequence[Reply]) -> None:
+    def answer_all(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
         outputs = [reply.output for reply in replies if reply.output is not None]
         self.answer(joined(self.id, replies), outputs, [reply.tokens for reply in replies])

@@ -10,32 +10,21 @@ from typing import Any
 import msgspec
 
 from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
-from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.oip.models import ShownModels
-from headway.http.readiness import SERVING, CachedReadiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route, WrongMethod
-from headway.identity.anonymous import AnonymousIdentity
 from headway.oip.metadata import ServerMetadata
-from headway.ports import Identity
 
 
-def routes(gateway: Gateway, glance: CachedReadiness, identity: Identity) -> list[Route]:
+def routes(models: ShownModels, known: Authentication) -> list[Route]:
     """Make the routes.
 
     Arguments:
-        gateway: gateway that serves the models.
-        glance: whether this process should get traffic.
-        identity: identity that knows the principals.
+        models: models that are shown.
+        known: check that only known principals pass.
     """
-
-    async def ready() -> bool:
-        word, _ = await glance.take()
-        return word in SERVING
-
-    on = _Service(ShownModels(gateway, isinstance(identity, AnonymousIdentity), ready))
-    known = Authentication(identity, gateway)
+    on = _Service(models)
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}

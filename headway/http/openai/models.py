@@ -14,15 +14,13 @@ from headway.http.openai.errors import encode_error
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import Principal
-from headway.ports import Identity
 
 PATH = "/v1/models"
 
 
-def routes(gateway: Gateway, identity: Identity) -> list[Route]:
-    """Both routes, for principals that `identity` knows."""
+def routes(gateway: Gateway, known: Authentication) -> list[Route]:
+    """Both routes, for known principals."""
     on = _Routes(gateway)
-    known = Authentication(identity, gateway)
     return [Route(PATH, known(on.all)), Route(f"{PATH}/{{id:path}}", known(on.one))]
 
 

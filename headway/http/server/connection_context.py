@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from email.utils import formatdate
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Settings
-from headway.core.failures import error_of
 from headway.errors import RequestError
-from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
+from headway.http.admission import Admission, NewId
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.problem import encode_problem
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.requests import Handler, Request
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
-from headway.identity.anonymous import AnonymousIdentity
-from headway.model import InferenceRequest, Principal, RequestOptions
-from headway.ports import Identity, WatchedIdentity
+from headway.model import RequestOptions
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.listening import SPARE
@@ -31,9 +25,6 @@ from headway.runtime.protocol_hints import ProtocolHints
 
 if TYPE_CHECKING:
     from headway.http.server.connection import Connection
-
-NewId = Callable[[], str]
-"""Function that makes the text of a fresh UUIDv7."""
 
 LINGER = 1.0
 """Seconds for which a refused client may go on sending before it is cut off."""
@@ -150,66 +141,27 @@ class InferenceContext(ConnectionContext):
 
     Arguments:
         answer: answers the requests of ordinary routes.
-        settings: limits and times.
-        new_id: makes request ids.
-        counters: counters of refusals.
-        gateway: the gateway.
-        identity: identity that knows the principals.
-        refusal_traces: traces of refused requests; None where none are recorded.
+        admission: admission of the requests of the inference routes.
     """
 
     label = "public"
     spare = SPARE
 
-    def __init__(
-        self,
-        answer: Handler,
-        settings: Settings,
-        new_id: NewId,
-        counters: Counters,
-        gateway: Gateway,
-        identity: Identity,
-        refusal_traces: RefusalTraces | None = None,
-    ) -> None:
+    def __init__(self, answer: Handler, admission: Admission) -> None:
         self.opening = self.bare_opening = b""
-        super().__init__(answer, settings, new_id, counters)
-        self.refusal_traces = refusal_traces
-        self.gateway = gateway
-        self.identify = identity.identify
-        self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
-        self.anonymous = isinstance(identity, AnonymousIdentity)
+        settings, gateway = admission.settings, admission.gateway
+        super().__init__(answer, settings, admission.new_id, admission.counters)
+        self.admission, self.gateway = admission, gateway
+        self.refusal_traces = admission.refusal_traces
         self.routes = Routes(settings)
-        self.codec_context = CodecContext(settings, gateway.served, counters)
-        self.rate_limit_headers = RateLimitHeaders(gateway)
+        self.codec_context = CodecContext(settings, gateway.served, admission.counters)
+        self.rate_limits = admission.rate_limits
         self.quotas = gateway.quotas
         self.large_bodies = FairTurns(loop=self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
         self.served = gateway.served
         self.version = settings.model_version
         self.tiers = settings.tier_names
-
-    def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
-        """Function that tells whose a credential is at the time; see Identity."""
-        found = None if self._watch is None else self._watch(authorization)
-        return partial(self.identify, authorization) if found is None else found
-
-    def excess(self, principal: Principal, id: str) -> RequestError | None:
-        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
-        gateway = self.gateway
-        if not principal.limits:
-            return None
-        failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
-        if failure is None:
-            return None
-        gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
-        return error_of(failure)
-
-    def charge(self, principal: Principal, id: str) -> RequestError | None:
-        """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""
-        over = self.excess(principal, id)
-        if over is None and principal.limits:
-            self.gateway.limiter.charge(self.gateway.counted(principal.limits))
-        return over
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request that is refused after its head."""

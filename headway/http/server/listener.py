@@ -19,14 +19,12 @@ from time import monotonic
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
+from headway.http.admission import Admission, NewId
 from headway.http.inference.cross_origin import CrossOriginConnection, Origins
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Handler
 from headway.http.server.connection import IDLE, Connection
-from headway.http.server.connection_context import ConnectionContext, InferenceContext, NewId
-from headway.ports import Identity
+from headway.http.server.connection_context import ConnectionContext, InferenceContext
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
@@ -77,23 +75,14 @@ class Listener:
     @classmethod
     def public(
         cls,
-        settings: Settings,
-        gateway: Gateway,
-        identity: Identity,
+        admission: Admission,
         answer: Handler,
-        new_id: NewId,
-        counters: Counters,
         certificates: Certificates | None = None,
-        refusal_traces: RefusalTraces | None = None,
     ) -> Listener:
         """Listener for clients: the fast path, and `answer` for all other routes."""
+        settings = admission.settings
         return cls(
-            settings.host,
-            settings.port,
-            "",
-            settings,
-            lambda: InferenceContext(answer, settings, new_id, counters, gateway, identity, refusal_traces),
-            certificates,
+            settings.host, settings.port, "", settings, lambda: InferenceContext(answer, admission), certificates
         )
 
     @classmethod

@@ -1,0 +1,155 @@
+"""Admission of requests at the ports of a gateway: who asks, whether its limits let it, and the way into the gateway.
+
+One object for all ports, over HTTP and gRPC, so that a request means the same however it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from headway.core.failures import error_of
+from headway.errors import RequestError, Unauthenticated
+from headway.gateway.fan_out import FanOut
+from headway.gateway.gateway import Gateway
+from headway.gateway.pending import ReplySink
+from headway.gateway.refusal_traces import RefusalTraces
+from headway.gateway.served_models import KnownModels
+from headway.http.inference.exchange import Exchange
+from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.api_keys.credential import SERVICE
+from headway.model import InferenceRequest, Principal, Reply, RequestOptions
+from headway.ports import Identity, WatchedIdentity
+
+NewId = Callable[[], str]
+"""Function that makes the text of a fresh UUIDv7."""
+
+
+class RepliesSink(ReplySink, Protocol):
+    """Destination of the answer to a request with one input, or with several."""
+
+    def answer_all(self, replies: Sequence[Reply]) -> None:
+        """Take the replies to all inputs, or the failure of one; see `headway.gateway.fan_out.FanOut`."""
+        ...
+
+
+class Admission:
+    """Admission of requests.
+
+    Arguments:
+        gateway: gateway that they go to.
+        identity: identity that knows the principals.
+        new_id: makes request ids.
+        refusal_traces: traces of refused requests; None where none are recorded.
+
+    Attributes:
+        settings: settings of the gateway.
+        counters: counters of refusals.
+        anonymous: whether nobody is asked for a credential.
+        rate_limits: writer of the fields by which principals learn of their limits.
+    """
+
+    def __init__(
+        self, gateway: Gateway, identity: Identity, new_id: NewId, refusal_traces: RefusalTraces | None = None
+    ) -> None:
+        self.gateway, self.new_id, self.refusal_traces = gateway, new_id, refusal_traces
+        self.settings, self.counters = gateway.settings, gateway.counters
+        self.anonymous = isinstance(identity, AnonymousIdentity)
+        self.rate_limits = RateLimitHeaders(gateway)
+        self._identify = identity.identify
+        self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
+
+    def identify(self, authorization: bytes) -> Principal:
+        """Principal of a credential, the value of `Authorization`; empty: none was sent.
+
+        Raises:
+            RequestError: it is not known, or that cannot be told yet.
+        """
+        return known(self._identify(authorization), authorization)
+
+    def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
+        """Function that tells whose a credential is at the time; see Identity."""
+        found = None if self._watch is None else self._watch(authorization)
+        return partial(self._identify, authorization) if found is None else found
+
+    def models_of(self, principal: Principal) -> KnownModels:
+        """Models as a principal may know them."""
+        return self.gateway.served.seen_by(principal.models)
+
+    def excess(self, principal: Principal, id: str) -> RequestError | None:
+        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
+        gateway = self.gateway
+        if not principal.limits:
+            return None
+        failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
+        if failure is None:
+            return None
+        gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
+        return error_of(failure)
+
+    def charge(self, principal: Principal) -> None:
+        """Count a request towards its principal's limits: one that is wrong, or whose body is on its way."""
+        if principal.limits:
+            self.gateway.limiter.charge(self.gateway.counted(principal.limits))
+
+    def refund(self, principal: Principal) -> None:
+        """Take a charge back, as the body is there."""
+        if principal.limits:
+            self.gateway.limiter.refund(self.gateway.counted(principal.limits))
+
+    def charge_wrong(self, principal: Principal, id: str) -> RequestError | None:
+        """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""
+        over = self.excess(principal, id)
+        if over is None:
+            self.charge(principal)
+        return over
+
+    def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
+        """Principal of a request for its model, which is the default one if it names none."""
+        if not exchange.model:
+            exchange.model = self.gateway.served.default_of(principal.models)
+        return principal.asking(exchange.model) if principal.of_models else principal
+
+    def submit(
+        self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, most: int = 0, why: str = ""
+    ) -> FanOut | None:  # fmt: skip
+        """Hand a request to the gateway, which has its input from then on. Returns its fan-out if it has several.
+
+        Arguments:
+            sink: gets the reply, or the replies.
+            principal: principal of the request for its model.
+            id: id of the request.
+            exchange: the request; its model is known.
+            owner: name of the client for whom several outputs are held.
+            most: most bytes that several outputs may have together; 0: half of what all clients may hold.
+            why: what that bound comes from.
+        """
+        gateway, input, exchange.input = self.gateway, exchange.input, ""
+        model, options, parameters = exchange.model or "", exchange.options, exchange.parameters
+        if not isinstance(input, list):
+            gateway.submit(sink, InferenceRequest(principal, id, options, model, input, parameters))
+            return None
+        room = gateway.quotas.answer_room(owner, most, why)
+        request = InferenceRequest(principal, id, options, model, parameters=parameters)
+        fan_out = FanOut(gateway, request, input, sink.answer_all, room)
+        fan_out.start()
+        return fan_out
+
+
+def known(principal: Principal | None, authorization: bytes) -> Principal:
+    """Principal of a request whose `Authorization` had this value.
+
+    Raises:
+        Unauthenticated: it is not known.
+    """
+    if principal is not None:
+        return principal
+    if authorization[7:].strip().startswith(SERVICE):
+        raise Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
+    if authorization:
+        raise Unauthenticated(
+            "the credential is not valid: it is mistyped, revoked or expired, or of another service; send Authorization: Bearer KEY with one that is good here"
+        )
+    raise Unauthenticated("a key is required: send Authorization: Bearer KEY")

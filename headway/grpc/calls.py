@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from headway.config import Settings
@@ -19,7 +20,6 @@ from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
-from headway.grpc.header_blocks import Headers
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
@@ -27,6 +27,7 @@ from headway.grpc.stream import CallStream, Ended
 from headway.http.admission import Admission
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.inference_head import SHOWN
+from headway.http.server.head import TRACE_FIELDS, picked
 from headway.model import Principal
 from headway.runtime.logger import get_logger
 
@@ -35,16 +36,13 @@ log = get_logger(__name__)
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 """Message of a request, and its principal, to the message of the answer. Raises RequestError."""
 
-_FIELDS = frozenset(
+_SINGLE = frozenset(
     (
-        b"authorization", b"cache-control", b"idempotency-key", b"traceparent", b"tracestate", b"x-request-id", b"x-request-tier",
-        b"x-request-timeout-ms",
+        b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
     )
 )  # fmt: skip
-"""Metadata that is read. It has the names and the meaning of the HTTP header fields."""
-
-_LISTS = frozenset((b"traceparent", b"tracestate"))
-"""Metadata of which several are joined by commas, as the header fields are; so a `traceparent` that comes twice is malformed."""
+read_fields = partial(picked, single=_SINGLE, lists=TRACE_FIELDS, kind="metadata")
+"""Reader of the metadata of a call. They have the names and the meaning of the HTTP header fields."""
 
 
 @dataclass(slots=True)
@@ -228,7 +226,7 @@ class Call:
         admission = self.port.admission
         traces = admission.refusal_traces
         if traces is not None and self._way and not self.submitted:
-            fields = read_fields([(name, value) for name, value in self.headers if name in _LISTS])
+            fields = picked(self.headers, lists=TRACE_FIELDS)
             traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
             admission.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
@@ -315,24 +313,6 @@ class PlainCall(Call):
 
 
 NOBODY = Principal(user="", tenant="", tier=0)
-
-
-def read_fields(headers: Headers) -> dict[bytes, bytes]:
-    """Metadata that are read.
-
-    Raises:
-        BadRequest: one is there twice.
-    """
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _FIELDS:
-            if name not in found:
-                found[name] = value
-            elif name in _LISTS:
-                found[name] = b"%b, %b" % (found[name], value)
-            else:
-                raise BadRequest(f"the metadata {name.decode()} was sent twice; send it once")
-    return found
 
 
 def unforeseen(exc: Exception, shown: str) -> RequestError:

@@ -17,7 +17,7 @@ from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
 from headway.http.inference.codecs import no_text
-from headway.http.inference.exchange import MARKS, Exchange, ReadRequest, whole
+from headway.http.inference.exchange import Exchange, ReadRequest, marks_of, whole
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Failure, Reply, RequestOptions
@@ -198,13 +198,6 @@ class InferenceCall(Call):
         """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
-
-
-def marks_of(reply: Reply) -> Metadata:
-    """Metadata on how an outcome came about, where it is another request's."""
-    mark = None if reply.shared is None else MARKS.get((reply.shared, reply.kept))
-    found = () if mark is None else (mark,)
-    return (*found, ("x-headway-kept", "no")) if reply.unkept else found
 
 
 class _Submission(msgspec.Struct):

@@ -9,10 +9,10 @@ x-request-id             the request's id
 from __future__ import annotations
 
 import math
-import re
 from enum import IntEnum
 
 from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
+from headway.http.problem import LABEL
 
 
 class StatusCode(IntEnum):
@@ -57,8 +57,6 @@ RETRIED = frozenset((409, 429, 503))
 LONGEST = 2048
 """Bytes of the longest details. Each may take three on the wire, and many clients take 8 KiB of metadata."""
 
-_LABEL = re.compile(r"[a-z0-9_-]{1,40}")
-
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -86,7 +84,7 @@ def trailers_of(code: str, shown: str, retry_after: float | None, reason: str = 
         ("x-headway-error", SHOWN.get(code, code)),
         ("grpc-retry-pushback-ms", str(pushback(code, retry_after))),
     ]
-    if code in REFUSALS and _LABEL.fullmatch(reason):
+    if code in REFUSALS and LABEL.fullmatch(reason):
         found.append(("x-headway-dropped-reason", reason))
     return tuple(found)
 

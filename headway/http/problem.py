@@ -9,7 +9,8 @@ import msgspec
 
 from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, UNAUTHENTICATED
 
-_LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+"""Labels of metrics that clients read, too, as the reason of a refusal."""
 
 
 class Problem(msgspec.Struct, gc=False):
@@ -95,7 +96,7 @@ def problem_header(code: str, retry_after: float | None = None, reason: str = ""
         fields["x-should-retry"] = "false"
     if code == UNAUTHENTICATED:
         fields["www-authenticate"] = "Bearer"
-    if _LABEL.fullmatch(reason):
+    if LABEL.fullmatch(reason):
         fields["x-headway-dropped-reason"] = reason
     return fields
 

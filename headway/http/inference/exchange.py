@@ -18,19 +18,26 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.server.head import Head
-from headway.model import DedupKind, RequestOptions, TokenCount, Value
+from headway.model import DedupKind, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
 
 _NAMED = ("model", "model_id", "version")
 """Members of a query that would say whom it is for."""
 
-MARKS = {
-    (DedupKind.SAME, True): ("x-headway-cache", "hit"),
-    (DedupKind.SAME, False): ("x-headway-cache", "collapsed"),
-    (DedupKind.KEY, True): ("idempotency-replayed", "true"),
-    (DedupKind.KEY, False): ("idempotency-replayed", "true"),
+_MARKS = {
+    (DedupKind.SAME, True): (("x-headway-cache", "hit"),),
+    (DedupKind.SAME, False): (("x-headway-cache", "collapsed"),),
+    (DedupKind.KEY, True): (("idempotency-replayed", "true"),),
+    (DedupKind.KEY, False): (("idempotency-replayed", "true"),),
 }
-"""Name and value of the header field of an answer that is another request's, by what they share and whether it was kept."""
+"""Header fields of an answer that is another request's, by what they share and whether it was kept."""
+
+
+def marks_of(reply: Reply) -> tuple[tuple[str, str], ...]:
+    """Header fields, or metadata, on how an outcome came about, where that is another request's or is not kept."""
+    found = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
+    return (*found, ("x-headway-kept", "no")) if reply.unkept else found
+
 
 JSON = b"content-type: application/json\r\n"
 """Content type of an answer in JSON, as a line of its header."""

@@ -29,7 +29,7 @@ from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
-from headway.http.inference.exchange import MARKS, Exchange, RequestTarget, TokensOfEach, whole
+from headway.http.inference.exchange import Exchange, RequestTarget, TokensOfEach, marks_of, whole
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE, InferenceContext
@@ -44,7 +44,6 @@ _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0), NO_ROUTE.read_json)
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""
-_SHARED = {how: f"{name}: {value}\r\n".encode() for how, (name, value) in MARKS.items()}
 
 
 def _nobody() -> Principal | None:
@@ -256,9 +255,9 @@ class FastPathConnection(Connection):
                 return
             self._end_handoff()
         now = monotonic()
-        shared = b"" if reply.shared is None else _SHARED.get((reply.shared, reply.kept), b"")
-        if reply.unkept:
-            shared += b"x-headway-kept: no\r\n"
+        shared = b""
+        if reply.shared is not None or reply.unkept:
+            shared = "".join(f"{name}: {value}\r\n" for name, value in marks_of(reply)).encode()
         output = reply.output
         if output is None:
             self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)

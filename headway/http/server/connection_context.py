@@ -16,7 +16,7 @@ from headway.http.problem import encode_problem
 from headway.http.requests import Handler, Request
 from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
-from headway.http.server.head import Head, OtherProtocol
+from headway.http.server.head import TRACE_FIELDS, Head, OtherProtocol, picked
 from headway.model import RequestOptions
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
@@ -175,14 +175,7 @@ class InferenceContext(ConnectionContext):
         """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
         if self.refusal_traces is None or status < 400:
             return
-        fields: dict[bytes, bytes] = {}
-        for name, value in request.fields:
-            if name in (
-                b"traceparent",
-                b"tracestate",
-            ):  # Several are joined; so a `traceparent` that comes twice is malformed.
-                fields[name] = b"%b, %b" % (fields[name], value) if name in fields else value
-        if fields:
+        if fields := picked(request.fields, lists=TRACE_FIELDS):
             self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:

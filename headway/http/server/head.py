@@ -8,6 +8,7 @@ header twice where only one makes sense, no slash of the path written as %2F. A 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 
 import httptools
 
@@ -32,7 +33,8 @@ _MOST_DIGITS = 20
 _NAMES = b"/v1/models/", b"/v2/models/"
 """Beginnings of paths in which a model is named. Its name may hold a slash, written as %2F, and is never used as a path."""
 
-_LISTS = frozenset((b"cache-control", b"prefer", b"traceparent", b"tracestate"))
+TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
+_LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _SINGLE = frozenset(
     (
         b"authorization",
@@ -140,17 +142,38 @@ def read_head(raw: bytes) -> Head:
     return head
 
 
+def picked(
+    fields: Iterable[tuple[bytes, bytes]],
+    single: Collection[bytes] = (),
+    lists: Collection[bytes] = (),
+    kind: str = "header",
+) -> dict[bytes, bytes]:
+    """Values of those header fields, or metadata, that are looked at, by name.
+
+    Arguments:
+        fields: names, in lower case, and values.
+        single: names of those that may come only once.
+        lists: names of those whose values are joined by commas. A `traceparent` that comes twice is so malformed.
+        kind: what they are, for the message.
+
+    Raises:
+        BadRequest: one came twice.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name in single:
+            if name in found:
+                raise BadRequest(f"the {kind} {name.decode()} was sent twice; send it once")
+            found[name] = value
+        elif name in lists:
+            found[name] = b"%b, %b" % (found[name], value) if name in found else value
+    return found
+
+
 def _weigh(head: Head) -> None:
-    single = head.single
-    for name, value in head.fields:
-        if name in _SINGLE:
-            if name in single:
-                raise BadRequest(f"the header {name.decode()} was sent twice; send it once")
-            single[name] = value
-        elif name in _LISTS:
-            single[name] = b"%b, %b" % (single[name], value) if name in single else value
-        elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
-            head.keep = False
+    single = head.single = picked(head.fields, _SINGLE, _LISTS)
+    if b"connection" in single and b"close" in map(bytes.strip, single[b"connection"].lower().split(b",")):
+        head.keep = False
     host = single.get(b"host")
     if host is None and head.version == "1.1":
         raise BadRequest("the header host is missing; HTTP/1.1 requires it")

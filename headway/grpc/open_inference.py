@@ -15,7 +15,7 @@ import msgspec
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.core.failures import error_of
-from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, PayloadTooLarge, RequestError
+from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import KnownModels
@@ -26,9 +26,10 @@ from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, ReadRequest, TokensOfEach, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import ShownModels
+from headway.http.oip.requests import InferRequest
 from headway.model import Principal, RequestOptions, Value, added_up
 from headway.oip import elements, metadata, parameters, tensors
-from headway.oip.tensors import BYTES, OUTPUT, Malformed, TooManyElements
+from headway.oip.tensors import BYTES, OUTPUT
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
@@ -54,17 +55,11 @@ def infer_reader(settings: Settings) -> ReadRequest:
         model = asked.model_name or known.default
         check_version(known, model, asked.model_version or None)
         options = with_version(options, asked.model_version)
-        try:
-            shape, found = _input_of(asked, most)
-            tensors.check_outputs([one.name for one in asked.outputs])
-            given = _parameters_of(asked.parameters, settings.max_parameters)
-            wishes = parameters.read_wishes(given, tiers)
-            inputs = [check(one) for one in elements.values_of(found, known[model].takes)]
-        except TooManyElements as exc:
-            raise PayloadTooLarge(str(exc)) from None
-        except Malformed as exc:
-            raise BadRequest(str(exc)) from None
-        rest = parameters.for_target(given)
+        shape, found = _input_of(asked, most)
+        tensors.check_outputs([one.name for one in asked.outputs])
+        given = _parameters_of(asked.parameters, settings.max_parameters)
+        wishes, rest = parameters.read_wishes(given, tiers), parameters.for_target(given)
+        text = msgspec.json.encode(rest) if rest else b""
         id = asked.id
 
         def write(
@@ -79,9 +74,8 @@ def infer_reader(settings: Settings) -> ReadRequest:
                 answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outputs))
             )
 
-        input: Value | list[Value] = inputs[0] if len(inputs) == 1 else inputs
-        text = msgspec.json.encode(rest) if rest else b""
-        return Exchange(model, input, text, wishes.applied_to(options), write, id, wishes.final)
+        request = InferRequest(id, shape, found, wishes, text)
+        return request.exchange(model, options, known[model].takes, check, write)
 
     return read
 
@@ -97,44 +91,44 @@ def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
     yield from packed_pieces(packed)
 
 
-def _input_of(asked: Any, most: int) -> tuple[Sequence[int], Sequence[elements.Element]]:
-    """Shape and elements of the only input of a request. Raises Malformed."""
+def _input_of(asked: Any, most: int) -> tuple[tuple[int, ...], list[elements.Element]]:
+    """Shape and elements of the only input of a request. Raises BadRequest."""
     if len(asked.inputs) != 1:
         raise tensors.wrong_number(len(asked.inputs))
     tensor, raw = asked.inputs[0], asked.raw_input_contents
     if "shared_memory_region" in tensor.parameters or any(
         "shared_memory_region" in one.parameters for one in asked.outputs
     ):
-        raise Malformed("shared memory is not served here; send the data of the input in the message")
+        raise BadRequest("shared memory is not served here; send the data of the input in the message")
     if any("classification" in one.parameters for one in asked.outputs):
-        raise Malformed("classification is not served here; leave the parameter out")
+        raise BadRequest("classification is not served here; leave the parameter out")
     shape = tuple(tensor.shape)
     count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
     if raw:
         if tensor.HasField("contents"):
-            raise Malformed("the input has both `contents` and `raw_input_contents`; expected one of them")
+            raise BadRequest("the input has both `contents` and `raw_input_contents`; expected one of them")
         if len(raw) != 1:
-            raise Malformed(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
-        return shape, tensors.unpack(tensor.name, raw[0], count)
+            raise BadRequest(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
+        return shape, [*tensors.unpack(tensor.name, raw[0], count)]
     for name in _OTHER_CONTENTS:
         if getattr(tensor.contents, name):
-            raise Malformed(f"the input has `{name}`; expected `bytes_contents`, as its datatype is {BYTES}")
+            raise BadRequest(f"the input has `{name}`; expected `bytes_contents`, as its datatype is {BYTES}")
     found = tensor.contents.bytes_contents
     if len(found) != count:
-        raise Malformed(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
+        raise BadRequest(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
     return shape, list(found)
 
 
 def _parameters_of(given: Any, most: int) -> dict[str, Any]:
-    """Parameters of a request as Python values. Raises Malformed."""
+    """Parameters of a request as Python values. Raises BadRequest."""
     if len(given) > most:
-        raise Malformed(f"`parameters` has {len(given)} members; at most {most} are taken")
+        raise BadRequest(f"`parameters` has {len(given)} members; at most {most} are taken")
     found: dict[str, Any] = {}
     for name, one in given.items():
         kind = one.WhichOneof("parameter_choice")
         value = getattr(one, kind) if kind is not None else None
         if isinstance(value, float) and not math.isfinite(value):
-            raise Malformed(f"the parameter `{excerpt(name)}` is no finite number")
+            raise BadRequest(f"the parameter `{excerpt(name)}` is no finite number")
         found[name] = value
     return found
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.core import values
+from headway.errors import BadRequest
 from headway.model import Octets, Value, ValueKind
-from headway.oip.tensors import Malformed
 
 Element = str | bytes
 """Element of an input: a text out of JSON, or the octets of the binary form."""
@@ -28,14 +28,14 @@ def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Valu
     """Values of the elements of an input, for a model that takes values of a kind.
 
     Raises:
-        Malformed: an element is no such value; the message says which.
+        BadRequest: an element is no such value; the message says which.
     """
     found: list[Value] = []
     try:
         for element in elements:
             found.append(_value_of(element, takes))
-    except Malformed as exc:
-        raise Malformed(f"element {len(found)} of the input {exc}") from None
+    except BadRequest as exc:
+        raise BadRequest(f"element {len(found)} of the input {exc}") from None
     return found
 
 
@@ -66,9 +66,9 @@ def _value_of(element: Element, takes: ValueKind | None) -> Value:
         try:
             element = element.decode()
         except UnicodeDecodeError as exc:
-            raise Malformed(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes texts") from None
+            raise BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes texts") from None
     if "\0" in element:
-        raise Malformed("contains U+0000, which not every model can hold; remove it")
+        raise BadRequest("contains U+0000, which not every model can hold; remove it")
     return element
 
 
@@ -76,8 +76,8 @@ def _json_value(text: bytes) -> Value:
     try:
         return values.read(text)
     except values.NoValue as exc:
-        raise Malformed(str(exc)) from None
+        raise BadRequest(str(exc)) from None
     except UnicodeDecodeError as exc:
-        raise Malformed(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts") from None
+        raise BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts") from None
     except (msgspec.MsgspecError, RecursionError) as exc:
-        raise Malformed(f"is no JSON text, which the model takes: {exc}") from None
+        raise BadRequest(f"is no JSON text, which the model takes: {exc}") from None

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headway.errors import BadRequest
 from headway.model import RequestOptions
-from headway.oip.tensors import Malformed
 
 _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
     microseconds; 0 is no wish.
 
     Raises:
-        Malformed: a parameter has a wrong type, or is out of range.
+        BadRequest: a parameter has a wrong type, or is out of range.
     """
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
@@ -78,7 +78,7 @@ def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:
 def _boolean(parameters: Mapping[str, Any], name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise Malformed(f"the parameter `{name}` is no boolean; expected true or false")
+        raise BadRequest(f"the parameter `{name}` is no boolean; expected true or false")
     return value
 
 
@@ -86,5 +86,5 @@ def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:
     number = parameters.get(name, 0)
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
         unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
-        raise Malformed(f"the parameter `{name}` is out of range; expected an integer from 0 to {most}, {unit}")
+        raise BadRequest(f"the parameter `{name}` is out of range; expected an integer from 0 to {most}, {unit}")
     return number

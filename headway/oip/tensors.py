@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headway.core.excerpt import excerpt
+from headway.errors import BadRequest, PayloadTooLarge
 
 BYTES = "BYTES"
 """The datatype, as REST and gRPC name it."""
@@ -23,31 +24,23 @@ _MOST_SHOWN = 8
 """Most dimensions of a shape, or names, that a message shows."""
 
 
-class Malformed(ValueError):
-    """A request is not as the protocol has it. Says what is wrong, and what was expected."""
-
-
-class TooManyElements(Malformed):
-    """The tensor has more elements than one request may have."""
-
-
 def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
     """Number of elements of an input, by its shape.
 
     Raises:
-        Malformed: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
-        TooManyElements: there are more than `most`.
+        BadRequest: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
+        PayloadTooLarge: there are more than `most`.
     """
     if datatype != BYTES:
-        raise Malformed(
+        raise BadRequest(
             f"input {_quoted(name)} has the datatype {_quoted(datatype)}; expected {BYTES}, one element for each input"
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
-        raise Malformed(
+        raise BadRequest(
             f"input {_quoted(name)} has the shape {_shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
         )
     if shape[0] > most:
-        raise TooManyElements(f"input {_quoted(name)} has {shape[0]} elements; at most {most} are taken in one request")
+        raise PayloadTooLarge(f"input {_quoted(name)} has {shape[0]} elements; at most {most} are taken in one request")
     return shape[0]
 
 
@@ -55,20 +48,20 @@ def check_outputs(names: Sequence[str]) -> None:
     """Check the names of the outputs that a request asks for; none: all that there are.
 
     Raises:
-        Malformed: there is no such output, or it is named twice.
+        BadRequest: there is no such output, or it is named twice.
     """
     for name in names:
         if name != OUTPUT:
-            raise Malformed(f"there is no output {_quoted(name)}; the only one is `{OUTPUT}`")
+            raise BadRequest(f"there is no output {_quoted(name)}; the only one is `{OUTPUT}`")
     if len(names) > 1:
-        raise Malformed(f"the output `{OUTPUT}` is asked for {len(names)} times; name it once")
+        raise BadRequest(f"the output `{OUTPUT}` is asked for {len(names)} times; name it once")
 
 
-def wrong_number(count: int) -> Malformed:
+def wrong_number(count: int) -> BadRequest:
     """Error of a request with another number of inputs than one."""
     if not count:
-        return Malformed(f"the request has no input; expected one of datatype {BYTES}")
-    return Malformed(
+        return BadRequest(f"the request has no input; expected one of datatype {BYTES}")
+    return BadRequest(
         f"the request has more than one input; expected one of datatype {BYTES}. Put all texts into it, and send shape [n]"
     )
 
@@ -77,22 +70,22 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     """Elements of an input in its binary form; `count` of them.
 
     Raises:
-        Malformed: the octets are not that many elements.
+        BadRequest: the octets are not that many elements.
     """
     elements, end = split(octets, count)
     left = len(octets) - end
     if len(elements) < count and left < LENGTH_BYTES:
-        raise Malformed(
+        raise BadRequest(
             f"the binary data of input {_quoted(name)} ends after {len(elements)} elements; its shape says {count}"
         )
     if len(elements) < count:
         length = int.from_bytes(octets[end : end + LENGTH_BYTES], "little")
-        raise Malformed(
+        raise BadRequest(
             f"element {len(elements)} of input {_quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
             f"a length of {LENGTH_BYTES} bytes, little-endian, before each element"
         )
     if left:
-        raise Malformed(
+        raise BadRequest(
             f"{left} bytes of binary data are left after the {count} elements that the shape of input {_quoted(name)} says"
         )
     return elements

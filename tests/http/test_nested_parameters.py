@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from headway.config import Settings
+from headway.errors import BadRequest
 from headway.http.inference import codecs
 from headway.http.oip import requests
 from headway.http.openai.members import parameters_reader, read_members
 from headway.oip.parameters import KNOWN
-from headway.oip.tensors import Malformed
 
 TREES = {
     "lists": b"[" + b",".join([b"[" * 20 + b"]" * 20] * 10_000) + b"]",
@@ -52,7 +52,7 @@ def test_of_a_parameter_of_the_protocol_nothing_is_built(name: str) -> None:
     raw = msgspec.Raw(b'{"' + name.encode() + b'":' + TREES["lists"] + b"}")
 
     def read() -> None:
-        with pytest.raises(Malformed, match=r"out of range|no boolean"):
+        with pytest.raises(BadRequest, match=r"out of range|no boolean"):
             requests._parameters(raw, 64, 3)
 
     assert peak(read) < 5 * len(bytes(raw))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import BadRequest
 from headway.model import ValueKind
 from headway.oip.elements import Element, element_of, values_of
-from headway.oip.tensors import Malformed
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -75,7 +75,7 @@ def test_an_output_with_a_lone_surrogate_is_no_element() -> None:
     ],
 )
 def test_a_wrong_element_is_named_by_its_position(element: Element, takes: ValueKind | None, says: str) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(BadRequest) as caught:
         values_of(["1", element], takes)
     assert str(caught.value).startswith("element 1 of the input ")
     assert says in str(caught.value)

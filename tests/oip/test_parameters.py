@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headway.errors import BadRequest
 from headway.oip.parameters import NONE, Wishes, for_target, read_wishes
-from headway.oip.tensors import Malformed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes
     ],
 )
 def test_a_wrong_parameter_is_named(parameters: dict[str, Any], says: str) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(BadRequest) as caught:
         read_wishes(parameters, 3)
     assert says in str(caught.value)
 

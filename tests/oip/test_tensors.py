@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import BadRequest, PayloadTooLarge
 from headway.oip.tensors import (
     BYTES,
     OUTPUT,
-    Malformed,
-    TooManyElements,
     check_outputs,
     count_elements,
     pack,
@@ -26,7 +25,7 @@ def test_a_shape_says_how_many_elements_there_are(shape: list[int], count: int) 
 
 @pytest.mark.parametrize("shape", [[], [0], [-1], [2, 2], [1, 2], [1, 1, 1], [2, 0], [0, 1], list(range(1000))])
 def test_any_other_shape_is_refused_and_shown(shape: list[int]) -> None:
-    with pytest.raises(Malformed, match=r"expected \[n\] or \[n, 1\]") as caught:
+    with pytest.raises(BadRequest, match=r"expected \[n\] or \[n, 1\]") as caught:
         count_elements("texts", BYTES, shape, 8)
     assert "`texts` has the shape [" in str(caught.value)
     assert len(str(caught.value)) < 200
@@ -34,22 +33,22 @@ def test_any_other_shape_is_refused_and_shown(shape: list[int]) -> None:
 
 @pytest.mark.parametrize("datatype", ["FP32", "bytes", "", "x" * 10_000])
 def test_another_datatype_is_refused(datatype: str) -> None:
-    with pytest.raises(Malformed, match="expected BYTES") as caught:
+    with pytest.raises(BadRequest, match="expected BYTES") as caught:
         count_elements("INPUT", datatype, [1], 8)
     assert len(str(caught.value)) < 500
 
 
 def test_too_many_elements_are_another_error_than_a_wrong_shape() -> None:
-    with pytest.raises(TooManyElements, match="9 elements; at most 8"):
+    with pytest.raises(PayloadTooLarge, match="9 elements; at most 8"):
         count_elements("INPUT", BYTES, [9, 1], 8)
 
 
 def test_only_the_one_output_can_be_asked_for() -> None:
     check_outputs([])
     check_outputs([OUTPUT])
-    with pytest.raises(Malformed, match="no output `logits`; the only one is `OUTPUT`"):
+    with pytest.raises(BadRequest, match="no output `logits`; the only one is `OUTPUT`"):
         check_outputs(["logits"])
-    with pytest.raises(Malformed, match="2 times"):
+    with pytest.raises(BadRequest, match="2 times"):
         check_outputs([OUTPUT, OUTPUT])
 
 
@@ -67,13 +66,13 @@ def test_what_is_packed_is_unpacked_again(elements: list[bytes]) -> None:
 def test_binary_data_that_is_cut_off_is_refused(elements: list[bytes], data: st.DataObject) -> None:
     octets = pack(elements)
     end = data.draw(st.integers(0, len(octets) - 1))
-    with pytest.raises(Malformed, match="element"):
+    with pytest.raises(BadRequest, match="element"):
         unpack("INPUT", octets[:end], len(elements))
 
 
 @given(st.lists(st.binary(max_size=20)), st.binary(min_size=1, max_size=9))
 def test_binary_data_that_is_too_long_is_refused(elements: list[bytes], more: bytes) -> None:
-    with pytest.raises(Malformed, match=f"{len(more)} bytes of binary data are left"):
+    with pytest.raises(BadRequest, match=f"{len(more)} bytes of binary data are left"):
         unpack("INPUT", pack(elements) + more, len(elements))
 
 
@@ -81,12 +80,12 @@ def test_binary_data_that_is_too_long_is_refused(elements: list[bytes], more: by
 def test_any_octets_are_read_whole_or_refused(octets: bytes, count: int) -> None:
     try:
         elements = unpack("INPUT", octets, count)
-    except Malformed:
+    except BadRequest:
         return
     assert len(elements) == count
     assert pack(elements) == octets
 
 
 def test_a_length_beyond_the_data_is_told_with_both_numbers() -> None:
-    with pytest.raises(Malformed, match=r"element 1 .* 4294967295 bytes, and 3 are left"):
+    with pytest.raises(BadRequest, match=r"element 1 .* 4294967295 bytes, and 3 are left"):
         unpack("INPUT", pack([b"a"]) + b"\xff\xff\xff\xffabc", 2)

@@ -195,7 +195,11 @@ def text_checker(settings: Settings) -> Check | None:
     return check
 
 
-def value_checker(settings: Settings) -> Callable[[Value], Value]:
+CheckValue = Callable[[Value], Value]
+"""Function that takes any input and returns what the model gets, or raises RequestError."""
+
+
+def value_checker(settings: Settings) -> CheckValue:
     """Make the check of inputs that are any JSON value: each text in it is checked as an input would be."""
     check, most, keeps = text_checker(settings), settings.max_input_chars, settings.control_chars == "keep"
 

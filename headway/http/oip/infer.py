@@ -17,8 +17,6 @@ from headway.http.oip.answers import Answerer, encode_error
 from headway.http.oip.requests import LENGTH_FIELD, request_reader
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
-from headway.oip.elements import values_of
-from headway.oip.tensors import Malformed
 
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 
@@ -45,13 +43,9 @@ def infer(settings: Settings) -> Codec:
                     model, "", (1,), False, None
                 )  # The gateway refuses it for its model, before it reads on.
                 return Exchange(model, "", b"", options, unknown.write)
-            try:
-                values = [check(one) for one in values_of(asked.elements, known[model].takes)]
-            except Malformed as exc:
-                raise BadRequest(str(exc)) from None
-            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, known[model].gives)
-            input = values[0] if len(values) == 1 else values
-            return Exchange(model, input, asked.parameters, asked.wishes.applied_to(options), answerer.write)
+            served = known[model]
+            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, served.gives)
+            return asked.exchange(model, options, served.takes, check, answerer.write)
 
         return with_version(options, version), read
 

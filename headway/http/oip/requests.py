@@ -13,15 +13,15 @@ from typing import Annotated, Any
 import msgspec
 
 from headway.config import Settings
-from headway.errors import BadRequest, PayloadTooLarge
+from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.inference.bodies import ABSENT, parameter_members, why_not
-from headway.oip.elements import Element
+from headway.http.inference.bodies import ABSENT, CheckValue, parameter_members, why_not
+from headway.http.inference.exchange import Exchange, WriteOutputs
+from headway.model import RequestOptions, ValueKind
+from headway.oip.elements import Element, values_of
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 from headway.oip.tensors import (
     OUTPUT,
-    Malformed,
-    TooManyElements,
     check_outputs,
     count_elements,
     unpack,
@@ -82,10 +82,10 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, gc=False):
-    """Inference request, decoded.
+    """Inference request, decoded from a body or from a message of gRPC.
 
     Attributes:
-        id: id that the client gave it, to be echoed; None for none.
+        id: id that the client gave it, to be echoed; None, or empty over gRPC, for none.
         shape: shape of its input.
         elements: elements of its input.
         wishes: wishes among its parameters. Whether its output is binary is decided.
@@ -97,6 +97,26 @@ class InferRequest(msgspec.Struct, gc=False):
     elements: list[Element]
     wishes: Wishes
     parameters: bytes
+
+    def exchange(
+        self, model: str, options: RequestOptions, takes: ValueKind | None, check: CheckValue, write: WriteOutputs
+    ) -> Exchange:
+        """Exchange of the request.
+
+        Arguments:
+            model: name of the model.
+            options: options by its head.
+            takes: kind of values that the model takes; None while it is not known.
+            check: checks each of them, and returns what the model gets.
+            write: writes the answer.
+
+        Raises:
+            RequestError: an element is no such value, or is refused.
+        """
+        values = list(map(check, values_of(self.elements, takes)))
+        input = values[0] if len(values) == 1 else values
+        wishes = self.wishes
+        return Exchange(model, input, self.parameters, wishes.applied_to(options), write, self.id or "", wishes.final)
 
 
 _decode = msgspec.json.Decoder(_Request).decode
@@ -149,10 +169,6 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferReq
             elements = _elements(tensor, count, binary)
             if asked.outputs is not None:
                 wishes = _with_outputs(wishes, asked.outputs)
-        except TooManyElements as exc:
-            raise PayloadTooLarge(str(exc)) from None
-        except Malformed as exc:
-            raise BadRequest(str(exc)) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, body)) from None
         return InferRequest(asked.id, shape, elements, wishes, parameters)
@@ -165,37 +181,37 @@ def _only_input(inputs: _Inputs) -> _Input:
     if isinstance(tensor, msgspec.UnsetType) or inputs.second is not ABSENT:
         raise wrong_number(0 if isinstance(tensor, msgspec.UnsetType) else 2)
     if tensor.parameters is not None and tensor.parameters.shared_memory_region is not ABSENT:
-        raise Malformed("shared memory is not served here; send the data of the input in the body")
+        raise BadRequest("shared memory is not served here; send the data of the input in the body")
     return tensor
 
 
 def _shape(tensor: _Input) -> tuple[int, ...]:
     text = bytes(tensor.shape)
     if len(text) > _SHORT:
-        raise Malformed(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
+        raise BadRequest(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
     try:
         return _decode_shape(text)
     except msgspec.MsgspecError as exc:
-        raise Malformed(_placed(exc, "shape")) from None
+        raise BadRequest(_placed(exc, "shape")) from None
 
 
 def _elements(tensor: _Input, count: int, binary: memoryview | None) -> list[Element]:
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is None:
         if tensor.data is ABSENT:
-            raise Malformed("the input has no data; expected `data`, or `binary_data_size` in its parameters")
+            raise BadRequest("the input has no data; expected `data`, or `binary_data_size` in its parameters")
         if binary:
-            raise Malformed(f"{len(binary)} bytes follow the JSON object, and the input has no `binary_data_size`")
+            raise BadRequest(f"{len(binary)} bytes follow the JSON object, and the input has no `binary_data_size`")
         return _texts(bytes(tensor.data), tensor.name, count)
     if tensor.data is not ABSENT:
-        raise Malformed("the input has both `data` and `binary_data_size`; expected one of them")
+        raise BadRequest("the input has both `data` and `binary_data_size`; expected one of them")
     if binary is None:
-        raise Malformed(
+        raise BadRequest(
             f"the input has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected the length of the JSON "
             "object in bytes"
         )
     if size != len(binary):
-        raise Malformed(f"`binary_data_size` is {size}, and {len(binary)} bytes follow the JSON object")
+        raise BadRequest(f"`binary_data_size` is {size}, and {len(binary)} bytes follow the JSON object")
     return [*unpack(tensor.name, binary, count)]
 
 
@@ -209,10 +225,10 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
         else:
             found = (_bounded(str) if many else _decode_texts)(text)
     except msgspec.MsgspecError as exc:
-        raise Malformed(_placed(exc, "data")) from None
+        raise BadRequest(_placed(exc, "data")) from None
     if len(found) != count:
         more = "or more " if many and len(found) > MOST_INPUTS else ""
-        raise Malformed(f"the data of the input have {len(found)} {more}elements, and its shape says {count}")
+        raise BadRequest(f"the data of the input have {len(found)} {more}elements, and its shape says {count}")
     return found
 
 
@@ -226,9 +242,9 @@ def _with_outputs(wishes: Wishes, outputs: _Outputs) -> Wishes:
     if asked is None:
         return wishes
     if asked.classification is not ABSENT:
-        raise Malformed("`classification` is not served here; leave it out")
+        raise BadRequest("`classification` is not served here; leave it out")
     if asked.shared_memory_region is not ABSENT:
-        raise Malformed("shared memory is not served here; the output comes in the body")
+        raise BadRequest("shared memory is not served here; the output comes in the body")
     if asked.binary_data is None or asked.binary_data is wishes.binary:
         return wishes
     return msgspec.structs.replace(wishes, binary=asked.binary_data)

@@ -333,7 +333,7 @@ def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) 
         ("headway.errors", "from headway.model import Cause"),
         ("headway.core.fair_queue", "import heapq\nfrom headway.model import Entry\nfrom . import retry"),
         ("headway.core.policies", "from .paced import Paced"),
-        ("headway.brokers.memory.broker", "import asyncio\nfrom headway.brokers.memory import wakeups"),
+        ("headway.brokers.memory.broker", "import asyncio\nfrom headway.brokers.memory import queues"),
         (
             "headway.app.wiring",
             "from headway.brokers.memory.broker import MemoryBroker\nimport headway.backends.process",

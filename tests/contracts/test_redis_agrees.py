@@ -19,8 +19,7 @@ from msgspec.structs import astuple
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.queue_answers import Granted
-from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.shard_queue import Granted, Queue
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure

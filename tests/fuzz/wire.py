@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.brokers.redis import entry_wire, wire
-from headway.brokers.redis.letters import pack_letter, read_letter
+from headway.brokers.redis.entry_wire import pack_letter, read_letter
 from headway.errors import STATUS
 from headway.model import (
     Capacity,

@@ -50,7 +50,7 @@ def test_the_largest_output_fits_alone_in_any_case() -> None:
 async def test_an_output_too_many_fails_and_the_rest_is_answered(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=70))
+    monkeypatch.setattr("headway.brokers.redis.completion.fitting", partial(fitting, most=70))
     await admit(harness, asked_with("large", task("large")), ask(id="small"))
     lease = await harness.claim()
     assert isinstance(lease, Lease)
@@ -93,7 +93,7 @@ async def test_an_output_that_is_answered_and_kept_is_sent_once(harness: Stand) 
     assert isinstance(lease, Lease)
     items = [ItemResult(f"of {entry.id}") for entry in lease.entries]
     assert isinstance(harness.broker, RedisBroker)
-    sent = wire.encode(harness.broker._queues["m"][0]._arguments(pack(lease, items, [0.0, 0.0], range(2))))
+    sent = wire.encode(harness.broker._queues["m"][0].completions._arguments(pack(lease, items, [0.0, 0.0], range(2))))
     assert [sent.count(b"of task"), sent.count(b"of id")] == [1, 1]
     assert (await harness.broker.complete(lease, items)).answered == 2
     kept = await harness.broker.outcome("t", "task")
@@ -104,7 +104,7 @@ async def test_an_output_that_is_answered_and_kept_is_sent_once(harness: Stand) 
 @pytest.fixture
 def singly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is so large that it goes in a step of its own."""
-    monkeypatch.setattr("headway.brokers.redis.handing_in.parts", lambda items, large: parts(items, large, 1))
+    monkeypatch.setattr("headway.brokers.redis.completion.parts", lambda items, large: parts(items, large, 1))
 
 
 @pytest.mark.usefixtures("singly")

@@ -492,7 +492,7 @@ async def test_an_output_is_read_as_long_as_one_of_several_waits_for_it(
 async def test_outputs_apart_take_nothing_of_the_room_of_replies(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=7000))
+    monkeypatch.setattr("headway.brokers.redis.completion.fitting", partial(fitting, most=7000))
     await admit(harness, *(ask(id=f"apart {number}") for number in range(5)), ask(id="small"))
     lease = await harness.claim()
     outputs = [ItemResult(LARGE if entry.id != "small" else "x" * 10) for entry in lease.entries]
@@ -504,7 +504,7 @@ async def test_outputs_apart_take_nothing_of_the_room_of_replies(
 async def test_of_outputs_that_the_server_cannot_store_replies_carry_what_fits(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.brokers.redis.handing_in.fitting", partial(fitting, most=7000))
+    monkeypatch.setattr("headway.brokers.redis.completion.fitting", partial(fitting, most=7000))
     monkeypatch.setattr(harness._links[0], "store", AsyncMock(side_effect=OutOfMemory("no room")))
     await admit(harness, *(ask(id=f"apart {number}") for number in range(3)))
     lease = await harness.claim()

@@ -8,7 +8,7 @@ import pytest
 
 from headway.brokers.redis import entry_wire, function_library, wire
 from headway.brokers.redis.dead_letters import RedisDeadLetters
-from headway.brokers.redis.letters import pack_letter
+from headway.brokers.redis.entry_wire import pack_letter
 from headway.core.departure import Rule
 from headway.core.health import DEGRADED_AFTER
 from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus

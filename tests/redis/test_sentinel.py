@@ -11,7 +11,7 @@ import pytest
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.failovers import Failovers
+from headway.brokers.redis.sentinels import Sentinels
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Lease, Reply
 from tests.contracts.brokers import AT_ONCE, ask, output, slot
@@ -134,7 +134,7 @@ async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_c
     """The primary answers nothing for a while, and then as if nothing had been: a blocking read could stay there for
     ever.
     """
-    monkeypatch.setattr(Failovers, "watch", lambda failovers: None)  # Nobody tells.
+    monkeypatch.setattr(Sentinels, "watch", lambda sentinels: None)  # Nobody tells.
     async with brokers(setup.url) as [broker]:
         entry = ask(id="a")
         assert await broker.enqueue([entry]) == [None]

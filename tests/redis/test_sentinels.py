@@ -10,8 +10,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import ResponseError
 
-from headway.brokers.redis.failovers import deposed_by
-from headway.brokers.redis.sentinels import Address, Sentinels
+from headway.brokers.redis.sentinels import Address, Sentinels, deposed_by
 
 A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 
@@ -51,7 +50,7 @@ class Asked:
 
     def __init__(self, avoiding: Address | None = None) -> None:
         self.left: list[Address] = []
-        self._asks = Sentinels([], {}, self._leave)
+        self._asks = Sentinels([], "headway", {}, self._leave)
         if avoiding is not None:
             self._asks.avoid(avoiding)
 
@@ -140,7 +139,7 @@ def test_those_who_ask_at_once_share_two_votes_and_hear_of_what_came_before_they
     """A vote that had begun before may not know yet."""
 
     async def main() -> None:
-        asks, before, after = Sentinels([], {}, leave), Counted(A), Counted(B, config_epoch=1)
+        asks, before, after = Sentinels([], "headway", {}, leave), Counted(A), Counted(B, config_epoch=1)
         asks.sentinels = list[Any]([before])
         first = [asyncio.ensure_future(asks.discover_master("headway")) for _ in range(10)]
         await before.asked.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.brokers.redis.server_clock import PUT_BACK, WINDOW, ServerClock
+from headway.brokers.redis.steps import PUT_BACK, WINDOW, ServerClock
 
 
 class Two:

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
-from headway.brokers.redis.queue_answers import QueueGlance
-from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.shard_queue import Queue, QueueGlance
 from headway.model import (
     BatchFailure,
     Cause,

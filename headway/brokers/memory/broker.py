@@ -18,8 +18,7 @@ import msgspec
 
 from headway.brokers.memory.mailbox import Mailbox
 from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
-from headway.brokers.memory.queues import Queues
-from headway.brokers.memory.wakeups import TIMER_GRAIN
+from headway.brokers.memory.queues import TIMER_GRAIN, Queues
 from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures
 from headway.core.admission import Refused

@@ -21,21 +21,19 @@ from msgspec.structs import replace
 from headway.brokers.redis import wire
 from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.handing_in import hand_in
+from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.large_values import LargeValues
-from headway.brokers.redis.loads import together
 from headway.brokers.redis.lookup import Lookup
 from headway.brokers.redis.mailbox import Mailbox
-from headway.brokers.redis.offering import all_of, offer
-from headway.brokers.redis.queue_answers import Granted, Look
+from headway.brokers.redis.offering import offer
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
-from headway.brokers.redis.registry import Registry
-from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Queue
+from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.task_ids import TaskIds
+from headway.brokers.redis.together import all_of
 from headway.core import failures, zones
 from headway.core import shards as sharding
 from headway.core.dedup import follower
@@ -197,9 +195,9 @@ class RedisBroker:
         self._queues.know(models, others)
 
     def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
-        budgets = self._lease_seconds, self._budgets.kept, self._budgets.room
         debts = RateLimitCache() if self._debts is None else self._debts
-        made = Queue(self._connection, name, shard, limits, *budgets, self._values, self._offers, debts)
+        of_process = self._lease_seconds, self._budgets, self._values, self._offers
+        made = Queue(self._connection, name, shard, limits, *of_process, debts)
         made.stirred = partial(self._reaping.stirred, made)
         return made
 
@@ -337,7 +335,7 @@ class RedisBroker:
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         queue, fence = self._queue_of(lease)
         waited = self._waited.get((queue, lease.fence)) or [0.0] * len(items)
-        settled = await hand_in(queue, fence, lease, items, waited)
+        settled = await queue.completions.complete(fence, lease, items, waited)
         self._waited.pop((queue, lease.fence), None)
         return settled
 
@@ -430,7 +428,7 @@ class RedisBroker:
         found: dict[str, list[Load]] = {}
         for queue, look in await self._look():
             found.setdefault(name_and_zone(queue.name)[0], []).append(look.load)
-        return {name: together(loads) for name, loads in found.items()}
+        return {name: sharding.load_of(loads) for name, loads in found.items()}
 
     async def reap(self) -> float:
         """See Broker."""

@@ -21,7 +21,6 @@ from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 
 from headway.brokers.redis.cluster import Cluster
-from headway.brokers.redis.failovers import Failovers
 from headway.brokers.redis.sentinels import Address, Sentinels
 from headway.brokers.redis.server import Server
 from headway.config import shown_url
@@ -74,19 +73,17 @@ class Single:
     Arguments:
         server: client of the server.
         sentinels: Sentinels that know its address; None when the address is fixed.
-        failovers: listener to those Sentinels, where there are any.
     """
 
-    def __init__(self, server: Server, sentinels: Sentinels | None = None, failovers: Failovers | None = None) -> None:
+    def __init__(self, server: Server, sentinels: Sentinels | None = None) -> None:
         self.mode = "standalone" if sentinels is None else "sentinel"
         self._server = server
         self._sentinels = sentinels
-        self._failovers = failovers
 
     def watch(self) -> None:
         """See Client."""
-        if self._failovers is not None:
-            self._failovers.watch()
+        if self._sentinels is not None:
+            self._sentinels.watch()
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         """See Client."""
@@ -111,13 +108,9 @@ class Single:
         await self._server.renew()
         if self._sentinels is not None:
             await self._sentinels.renew()
-        if self._failovers is not None:
-            await self._failovers.renew()
 
     async def close(self) -> None:
         """See Client."""
-        if self._failovers is not None:
-            await self._failovers.close()
         await self._server.close()
         if self._sentinels is not None:
             await self._sentinels.aclose()
@@ -186,12 +179,11 @@ def _followers(
         for server in servers:
             await server.leave(address)
 
-    sentinels = Sentinels(hosts, asking, leave)
-    failovers = Failovers(sentinels, service)
+    sentinels = Sentinels(hosts, service, asking, leave)
     for most in bounds:
         primary: Redis = sentinels.master_for(service, **calling, db=int(database or 0))
         servers.append(Server(primary, most))
-    return [Single(server, sentinels, failovers) for server in servers]
+    return [Single(server, sentinels) for server in servers]
 
 
 def check_files(url: str) -> None:

@@ -1,12 +1,14 @@
-"""Outcomes of one batch as Redis takes them, and the bounds on their bytes.
+"""Completion of leases: the outcomes of a batch on their way into the server, and the bounds on their bytes.
 
 A server that takes or sends hundreds of MB does nothing else for seconds, and every process of the fleet takes it for
-gone. So large outputs go in several steps, between which it serves others, and there is a bound on all of them.
+gone. So large outputs go in several steps, between which it serves others, small ones first, and there is a bound on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -14,10 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.brokers.redis import wire
+from headway.brokers.redis.connection import OutOfMemory, RedisConnection
+from headway.brokers.redis.large_values import LargeValues
+from headway.brokers.redis.steps import Steps
 from headway.core import failures
 from headway.core.retention import weight
 from headway.core.values import octets
-from headway.model import Entry, ItemResult, Lease, Octets, Value
+from headway.errors import BrokerUnavailable
+from headway.model import Completion, Entry, ItemResult, Lease, Octets, Value
 from headway.runtime.logger import get_logger
 
 _OUTPUT = attrgetter("output")
@@ -28,7 +34,133 @@ MOST_BYTES = 64 << 20
 """Most bytes of the outputs that the replies of one batch carry; outputs that are stored apart are not among them."""
 PART_BYTES = 8 << 20
 """Bytes of outputs that one step carries. A larger output goes in a step of its own."""
+NONE_APART: Mapping[int, str] = MappingProxyType({})
+"""Kind and token of each output that is stored apart, by position, where none is."""
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
+
+
+class LeaseCompletions:
+    """Completions of the leases of one queue.
+
+    Arguments:
+        steps: steps of the queue.
+        connection: connection to the server.
+        values: store of large values.
+        key: prefix of the queue's keys.
+        learn: takes the packed load that comes with each completion.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        connection: RedisConnection,
+        values: LargeValues,
+        key: str,
+        learn: Callable[[bytes], None],
+    ) -> None:
+        self._steps, self._connection, self._values = steps, connection, values
+        self._key, self._learn = key, learn
+
+    async def complete(
+        self, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
+    ) -> Completion:
+        """End a lease with outputs. Large ones go last, and are stored apart.
+
+        Arguments:
+            fence: number of the lease in the queue.
+            lease: the lease.
+            items: what came of each of its entries.
+            waited: seconds that each of them waited.
+
+        Raises:
+            BrokerUnavailable: no answer in time; some of it may have been told.
+        """
+        large, delivered = self._large(items), 0
+        storable = set(large)
+        items = fitting(lease.entries, items, storable)
+        *ahead, last = parts(items, large)
+        for positions in ahead:
+            items, apart = await self._store(lease, items, positions, storable)
+            answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))
+            if answered is None:
+                last = []  # The lease has ended, as the completion will say.
+                break
+            delivered += answered
+        items, apart = await self._store(lease, items, last, storable)
+        settled = await self._complete(fence, pack(lease, items, waited, last, apart))
+        if delivered:
+            departed = max(settled.departed - delivered, 0)
+            settled = Completion(settled.answered + delivered, departed, settled.fenced)
+        return settled
+
+    def _large(self, items: Sequence[ItemResult]) -> Collection[int]:
+        """Positions of the large outputs."""
+        if length_of_all(items) <= self._values.threshold:  # Mostly.
+            return ()
+        return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
+
+    async def _store(
+        self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], storable: set[int]
+    ) -> tuple[Sequence[ItemResult], Mapping[int, str]]:
+        """Store apart the outputs of some entries. Returns the items, and kind and token of each output that is stored, by position.
+
+        An output that the server has no room for goes in its reply, if that has, and is no longer `storable`.
+        """
+        wanted = [position for position in positions if position in storable] if storable else []
+        if not wanted:
+            return items, NONE_APART
+        apart: dict[int, str] = {}
+
+        async def store(position: int, output: Value) -> None:
+            with contextlib.suppress(OutOfMemory):
+                apart[position] = await self._values.bring_output(self._key, output, lease.entries[position].tenant)
+
+        outputs = [(position, items[position].output) for position in wanted]
+        await asyncio.gather(*(store(position, output) for position, output in outputs if output is not None))
+        if len(apart) < len(wanted):
+            storable.difference_update(position for position in wanted if position not in apart)
+            items = fitting(lease.entries, items, storable)
+        return items, apart
+
+    async def _deliver(self, fence: int, outcomes: Outcomes) -> int | None:
+        """Answer some entries of a lease ahead of its completion.
+
+        Returns how many were answered, None when the lease was no longer valid.
+        """
+        positions = wire.encode(list(outcomes.positions))
+        answer = await self._steps.call("deliver", fence, positions, *self._arguments(outcomes))
+        if not answer:
+            await self._drop(outcomes.apart.values())
+        return int(answer[0]) if answer else None
+
+    async def _complete(self, fence: int, outcomes: Outcomes) -> Completion:
+        """End a lease with outputs: those of all entries that have not been answered."""
+        answer = await self._steps.call("complete", fence, *self._arguments(outcomes))
+        if not answer:
+            await self._drop(outcomes.apart.values())
+            return Completion(0, 0, fenced=True)
+        answered, departed, load = answer
+        self._learn(load)
+        return Completion(answered, departed)
+
+    def _arguments(self, outcomes: Outcomes) -> list[object]:
+        arguments: list[object] = [len(outcomes.runs)]
+        for gateway, run in outcomes.runs.items():
+            arguments += (gateway, run)
+        keeps = not outcomes.shared or not self._connection.memory_pressure
+        apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
+        arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
+        arguments.append(outcomes.version)
+        for one in outcomes.shared:
+            arguments += one
+        for position, failure in outcomes.bad:
+            arguments += (position, failure)
+        return arguments
+
+    async def _drop(self, names: Iterable[str]) -> None:
+        """Drop outputs that nobody will read."""
+        with contextlib.suppress(BrokerUnavailable):
+            await self._connection.drop([f"{self._key}R:{name[1:]}" for name in names])
 
 
 def fitting(
@@ -88,7 +220,7 @@ def pack(
     items: Sequence[ItemResult],
     waited: Sequence[float],
     positions: Sequence[int],
-    names: Mapping[int, str] = MappingProxyType({}),
+    names: Mapping[int, str] = NONE_APART,
 ) -> Outcomes:
     """Pack the outcomes of some entries of a lease.
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.entry_wire import Apart
+from headway.brokers.redis.entry_wire import Apart, pack_letter, payload_of, read_letter
 from headway.brokers.redis.large_values import LargeValues
-from headway.brokers.redis.letters import pack_letter, payload_of, read_letter
 from headway.model import DeadLetter, in_zone, model_and_version
 from headway.runtime.logger import get_logger
 

@@ -1,4 +1,4 @@
-"""Wire format of entries in the server: the head by which the server queues one, and its payload.
+"""Wire format of entries in the server: the head by which the server queues one, its payload, and its dead letter.
 
 See `wire` for what holds of all formats.
 """
@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from headway.brokers.redis.codes import PackedDedupKey
-from headway.brokers.redis.wire import SCHEMA, check_schema, encode, key_of, read_value
+from headway.brokers.redis.wire import SCHEMA, check_schema, encode, key_of, read_failure, read_value
 from headway.core import ratelimit
 from headway.core.memory_room import SMALL, bytes_of
-from headway.model import DedupKey, DedupKind, Entry, Limit, Octets, Value
+from headway.model import DeadLetter, DedupKey, DedupKind, Entry, Limit, Octets, Value
 
 TOKEN_BYTES = 11
 """Characters of the token of an input that is stored apart."""
@@ -75,7 +75,8 @@ the room, inputs that come with it; the gateway follows. Most entries of a call 
 """
 ENTRY_NAME = struct.Struct(">dHB")
 """Middle of a head: nonce, lengths of the tenant and of what names an input apart; that name and the key follow."""
-
+LETTER = struct.Struct(">ddI")
+"""Head of a dead letter: the instant, the runs, the length of the packed failure."""
 
 Apart = tuple[Value, bytes]
 """Input and parameters that were stored apart."""
@@ -292,3 +293,25 @@ def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
         )
         for dedup_key in entry.dedup_keys
     ]
+
+
+def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -> bytes:
+    """Pack a dead letter of an entry's payload and a packed failure."""
+    return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
+
+
+def payload_of(letter: bytes) -> TracedWireEntry:
+    """Read the payload in a dead letter; raises as `read_payload`."""
+    length = LETTER.unpack_from(letter)[2]
+    return read_payload(letter[LETTER.size + length :])
+
+
+def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
+    """Read a dead letter; `apart` is what is stored apart of its entry."""
+    died_at, attempts, length = LETTER.unpack_from(packed)
+    start = LETTER.size
+    failure = read_failure(packed[start : start + length])
+    return DeadLetter(
+        entry=entry_of(read_payload(packed[start + length :]), apart), error=failure.message, cause=failure.cause, attempts=int(attempts),
+        worker=failure.worker, died_at=died_at, version=failure.version, batch_id=failure.batch_id,
+    )  # fmt: skip

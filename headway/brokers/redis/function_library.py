@@ -10,9 +10,10 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from types import ModuleType
 from typing import TypeVar
 
-from headway.brokers.redis import entry_wire, figures, letters, wire
+from headway.brokers.redis import entry_wire, figures, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
@@ -63,6 +64,30 @@ STANDBY_SECONDS = 0.1
 """Seconds between two tries of another process to reap. On average each process waits half of this times their number.
 """
 
+_SHARED: Mapping[ModuleType, str] = {
+    admission: "MIN_MARGIN MARGIN_SHARE LEAST_SHARE MIN_WAIT",
+    budget: "GREED",
+    culprits: "APART_SECONDS MOST_APART KNOWN_SECONDS ALL_GENERATIONS ERROR_BYTES PRIOR MEMORY",
+    departure: "LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
+    departure_board: "RECENT_BYTES RECENT_SECONDS HISTORY_SECONDS WATCH_SECONDS RECORD_SECONDS",
+    fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT MEAN_WEIGHT",
+    health: "DEGRADED_AFTER OFFLINE_AFTER",
+    memory_room: "ROOM_WAIT",
+    queue: (
+        "MIXED_SECONDS WAIT_WEIGHT MIN_AVOIDANCE GATE_AGE UNKNOWN_WAIT QUARANTINE_BATCHES QUARANTINE_ALONE SEARCH_LOAD"
+    ),
+    retention: "FAILURE_BYTES",
+    retry: (
+        "MAX_ATTEMPTS RAISES DEATHS_ALONE BACKOFF_BASE BACKOFF_CAP BUDGET_RATIO BUDGET_RESERVE BUDGET_TRICKLE "
+        "BUDGET_RUNS BUDGET_TRICKLE_RUNS"
+    ),
+    running: "BUSY_TIME",
+    service_model: "DECAY RATE_TIME LEAST_SEEN REACH NORMAL SPREAD STRAY STRAY_DEVIATIONS",
+    slot_factors: "LEAST_DEVIATION",
+    suspects: "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT",
+}
+"""Names of the numbers of each module of core that the functions go by, too, under the same names."""
+
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
     "COMING_SECONDS": COMING_SECONDS,
@@ -95,30 +120,8 @@ _NUMBERS: dict[str, float] = {
     "SCARCE_WAIT": 1.0,
     "LETTERS": 10_000,
     "LETTER_BYTES": 64 << 20,
-    "SCHEMA": 1,
+    "SCHEMA": wire.SCHEMA,
     "RATE_ROUNDING": 1e-5,  # The server's clock counts from 1970: its instants are off by more than those of ratelimit.py.
-    "DEGRADED_AFTER": health.DEGRADED_AFTER,
-    "OFFLINE_AFTER": health.OFFLINE_AFTER,
-    "LEEWAY": departure.LEEWAY,
-    "FORGET_ABOVE": fair_queue.FORGET_ABOVE,
-    "PAGE": fair_queue.PAGE,
-    "BATCH_PAGES": fair_queue.BATCH_PAGES,
-    "LOOKED_AT": fair_queue.LOOKED_AT,
-    "MEAN_WEIGHT": fair_queue.MEAN_WEIGHT,
-    "MIXED_SECONDS": queue.MIXED_SECONDS,
-    "GREED": budget.GREED,
-    "MIN_MARGIN": admission.MIN_MARGIN,
-    "MARGIN_SHARE": admission.MARGIN_SHARE,
-    "LEAST_SHARE": admission.LEAST_SHARE,
-    "MIN_WAIT": admission.MIN_WAIT,
-    "DECAY": service_model.DECAY,
-    "RATE_TIME": service_model.RATE_TIME,
-    "LEAST_SEEN": service_model.LEAST_SEEN,
-    "REACH": service_model.REACH,
-    "NORMAL": service_model.NORMAL,
-    "SPREAD": service_model.SPREAD,
-    "STRAY": service_model.STRAY,
-    "STRAY_DEVIATIONS": service_model.STRAY_DEVIATIONS,
     "STRAY_KNOWN": service_model.KNOWN,
     "FACTOR_STEP": slot_factors.STEP,
     "FACTOR_ERROR": slot_factors.ERROR,
@@ -127,54 +130,11 @@ _NUMBERS: dict[str, float] = {
     "FACTOR_UNSURE": slot_factors.UNSURE,
     "FACTOR_UNSURE_FOR": slot_factors.UNSURE_FOR,
     "FACTOR_STRAY": slot_factors.STRAY,
-    "LEAST_DEVIATION": slot_factors.LEAST_DEVIATION,
     "USUAL_PACE": slot_factors.USUAL + 1,
     "MOST_PACE": len(slot_factors.FACTORS),
-    "HELPED_FROM": departure.HELPED_FROM,
-    "LONE_FROM": departure.LONE_FROM,
-    "LONE_ARRIVALS": departure.LONE_ARRIVALS,
-    "LONE_FACTOR": departure.LONE_FACTOR,
     "OVER_ALIKE": departure.OVER,
-    "OVER_UNLIKE": departure.OVER_UNLIKE,
-    "MEASURE_AFTER": departure.MEASURE_AFTER,
-    "BUSY_TIME": running.BUSY_TIME,
-    "WAIT_WEIGHT": queue.WAIT_WEIGHT,
-    "MIN_AVOIDANCE": queue.MIN_AVOIDANCE,
-    "GATE_AGE": queue.GATE_AGE,
-    "UNKNOWN_WAIT": queue.UNKNOWN_WAIT,
-    "FAILURE_BYTES": retention.FAILURE_BYTES,
-    "QUARANTINE_BATCHES": queue.QUARANTINE_BATCHES,
-    "QUARANTINE_ALONE": queue.QUARANTINE_ALONE,
-    "SEARCH_LOAD": queue.SEARCH_LOAD,
-    "MAX_ATTEMPTS": retry.MAX_ATTEMPTS,
-    "RAISES": retry.RAISES,
-    "DEATHS_ALONE": retry.DEATHS_ALONE,
-    "BACKOFF_BASE": retry.BACKOFF_BASE,
-    "BACKOFF_CAP": retry.BACKOFF_CAP,
-    "BUDGET_RATIO": retry.BUDGET_RATIO,
-    "BUDGET_RESERVE": retry.BUDGET_RESERVE,
-    "BUDGET_TRICKLE": retry.BUDGET_TRICKLE,
-    "BUDGET_RUNS": retry.BUDGET_RUNS,
-    "BUDGET_TRICKLE_RUNS": retry.BUDGET_TRICKLE_RUNS,
-    "APART_SECONDS": culprits.APART_SECONDS,
-    "MOST_APART": culprits.MOST_APART,
-    "KNOWN_SECONDS": culprits.KNOWN_SECONDS,
-    "ALL_GENERATIONS": culprits.ALL_GENERATIONS,
-    "ERROR_BYTES": culprits.ERROR_BYTES,
-    "PRIOR": culprits.PRIOR,
-    "MEMORY": culprits.MEMORY,
-    "LEAST_COST": suspects.LEAST_COST,
-    "QUARANTINED_ATTEMPTS": suspects.QUARANTINED_ATTEMPTS,
-    "APART_PRICE": suspects.APART_PRICE,
-    "SEARCH_PRICE": suspects.SEARCH_PRICE,
-    "MOST_CREDIT": suspects.MOST_CREDIT,
-    "RECENT_BYTES": departure_board.RECENT_BYTES,
-    "RECENT_SECONDS": departure_board.RECENT_SECONDS,
-    "HISTORY_SECONDS": departure_board.HISTORY_SECONDS,
     "HISTORY_STEP": departure_board.STEP,
-    "WATCH_SECONDS": departure_board.WATCH_SECONDS,
-    "RECORD_SECONDS": departure_board.RECORD_SECONDS,
-    "LETTER_HEAD_BYTES": letters.LETTER.size,
+    "LETTER_HEAD_BYTES": entry_wire.LETTER.size,
     "ENTRY_KIND_BYTES": entry_wire.ENTRY_KIND.size,
     "RULE_BYTES": 8 * (2 + len(wire.RULE)),
     "INPUT_POSITION": entry_wire.position_of("input"),
@@ -182,10 +142,11 @@ _NUMBERS: dict[str, float] = {
     "CALLER_POSITION": entry_wire.position_of("caller"),
     "APART_POSITION": entry_wire.position_of("apart"),
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
-    "ROOM_WAIT": memory_room.ROOM_WAIT,
 }
+"""Numbers that the functions alone go by, or under a name of their own."""
 
 _CODES: tuple[Mapping[str, float], ...] = (
+    *({name: getattr(module, name) for name in names.split()} for module, names in _SHARED.items()),
     *({member.name: member.value for member in kind} for kind in (RefusalCode, Worth, Standing)),
     {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
     figures.numbers(),
@@ -201,7 +162,7 @@ _TEXTS = {
     "SETTINGS_PATTERN": repr("(%S+) " * (len(QueueSettings._fields) - 1) + "(.*)"),
     "ENTRY_KIND": repr(entry_wire.ENTRY_KIND.format),
     "NONCE": repr(wire.NONCE.format),
-    "LETTER_HEAD": repr(letters.LETTER.format),
+    "LETTER_HEAD": repr(entry_wire.LETTER.format),
     "LOAD_FORMAT": repr(wire.LOAD_FORMAT),
     "EACH_OF_LOAD": ", ".join(
         [

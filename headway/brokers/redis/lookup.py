@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.offering import all_of
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Queue
 from headway.brokers.redis.shard_router import ShardRouter
+from headway.brokers.redis.together import all_of
 from headway.model import EntryState, Reply, model_and_version
 
 T = TypeVar("T")

@@ -6,22 +6,18 @@ whether the queue of another version or zone of the model knows it, in the same 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from headway.brokers.redis.queue_answers import Moved, Verdict
-from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.shard_queue import Moved, Queue, Verdict
 from headway.brokers.redis.shard_router import ShardRouter
+from headway.brokers.redis.together import all_of
 from headway.core import failures
 from headway.model import DedupKind, Entry, Failure
 
 MOVES = 4
 """Most queues that an entry is offered to: what it has in common may end, and begin elsewhere, on its way there."""
-
-T = TypeVar("T")
 
 
 async def offer(
@@ -81,12 +77,3 @@ async def _verdicts(entries: Sequence[Entry], queues: dict[int, Queue]) -> list[
         for (queue, positions), answer in zip(groups.items(), answers, strict=True)
         for position, verdict in zip(positions, answer, strict=True)
     ]
-
-
-async def all_of(*calls: Awaitable[T]) -> list[T]:
-    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 
 from headway.brokers.reap_timer import ReapTimer
 from headway.brokers.redis.function_library import REAP_EVERY, REST_SECONDS, STIRS_SECONDS
-from headway.brokers.redis.offering import all_of
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.together import all_of
 from headway.errors import BrokerUnavailable
 from headway.model import Cause
 from headway.runtime.counters import Counters

@@ -1,20 +1,24 @@
-"""Sentinels, asked who is the primary.
+"""Sentinels, asked who is the primary, and listened to for failovers.
 
 While a failover goes on they do not agree: the one that leads it knows the new primary first. All are asked at once. Each
 tells the configuration epoch of what it knows, which grows with every failover: the highest is believed, as they believe it themselves.
 Within one configuration epoch, an address that has just refused to be the primary is the last to be believed.
+
+A primary that was deposed goes on for seconds until it is told so, and takes what nobody will find. Sentinels publish
+each failover as soon as they know of it, so whoever listens to them leaves that server before it is told itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from headway.runtime.logger import get_logger
 
@@ -25,21 +29,35 @@ Address = tuple[str, int]
 Vote = tuple[int, Address]
 """Configuration epoch of a failover, and the primary since then."""
 
+CHANNELS = ("+promoted-slave", "+switch-master")
+"""Channels on which the Sentinel that leads a failover publishes first, and on which every one does in the end."""
+QUIET = 5.0
+"""Seconds without a word after which a Sentinel is asked for one, and after which it is taken for gone."""
+AGAIN = 1.0
+"""Seconds between two looks at who is the primary, as long as a Sentinel cannot be listened to."""
+
 
 class Sentinels(Sentinel):
     """Sentinels of one primary.
 
     Arguments:
         hosts: host and port of each.
+        service: name of the primary in their configuration.
         asking: options of the connections to them.
         leave: closes the connections to an address, which is no longer the primary's.
     """
 
     def __init__(
-        self, hosts: Sequence[Address], asking: dict[str, Any], leave: Callable[[Address], Awaitable[None]]
+        self,
+        hosts: Sequence[Address],
+        service: str,
+        asking: dict[str, Any],
+        leave: Callable[[Address], Awaitable[None]],
     ) -> None:
         super().__init__(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        self._service = service
         self._leave = leave
+        self._listening: list[asyncio.Task[None]] = []
         self._refused: Address | None = None
         self._config_epoch = 0
         self._primary: Address | None = None
@@ -47,6 +65,12 @@ class Sentinels(Sentinel):
         self._voting: asyncio.Task[Vote] | None = None
         self._next: asyncio.Task[Vote] | None = None
         """Vote that begins when the present one has ended."""
+
+    def watch(self) -> None:
+        """Start listening for failovers, if that is not done yet."""
+        if not self._listening:
+            loop = asyncio.get_running_loop()
+            self._listening = [loop.create_task(self._follow(one)) for one in self.sentinels]
 
     def avoid(self, address: Address) -> None:
         """Believe in another primary than this one, if any Sentinel does."""
@@ -62,13 +86,14 @@ class Sentinels(Sentinel):
         for one in self.sentinels:
             await one.connection_pool.disconnect(inuse_connections=False)
             one.connection_pool._available_connections.clear()
+        if self._listening:
+            await _end(self._listening)
+            self._listening = []
+            self.watch()
 
     async def aclose(self) -> None:
-        """Close all connections to the Sentinels."""
-        votes = [one for one in (self._voting, self._next) if one is not None]
-        for one in votes:
-            one.cancel()
-        await asyncio.gather(*votes, return_exceptions=True)
+        """Stop listening, and close all connections to the Sentinels."""
+        await _end([*self._listening, *(one for one in (self._voting, self._next) if one is not None)])
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
@@ -142,6 +167,61 @@ class Sentinels(Sentinel):
             if address != self._refused and config_epoch >= self._config_epoch
         )
         return 2 * max(believed, default=0) > len(self.sentinels)
+
+    async def _follow(self, sentinel: Redis) -> None:
+        """Listen to one Sentinel for ever.
+
+        While it does not talk, or refuses this user, all Sentinels are asked again and again.
+        """
+        while True:
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await self._listen(sentinel)
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await self.discover_master(self._service)
+            await asyncio.sleep(AGAIN)
+
+    async def _listen(self, sentinel: Redis) -> None:
+        """Listen to one Sentinel until it falls silent."""
+        connection = sentinel.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.connect()
+            await connection.send_command("SUBSCRIBE", *CHANNELS)
+            for _ in CHANNELS:
+                await connection.read_response()
+            await self.discover_master(self._service)  # Whatever it has told before.
+            asked = False
+            while True:
+                message = await connection.read_response(timeout=QUIET)
+                if message is not None:
+                    await self._hear(message)
+                elif asked:
+                    return
+                else:
+                    await connection.send_command("PING")
+                asked = message is None
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _hear(self, message: Any) -> None:
+        if message[0] == b"message":
+            deposed = deposed_by(message[2].decode(), self._service)
+            if deposed is not None:
+                await self.depose(deposed)
+
+
+def deposed_by(event: str, service: str) -> Address | None:
+    """Address that is no longer the primary's, by an event that a Sentinel published; None for another service.
+
+    The texts are `SERVICE HOST PORT HOST PORT`, the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
+    """
+    words = event.partition(" @ ")[2].split() or event.split()[:3]
+    return (words[1], int(words[2])) if words[0] == service else None
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:

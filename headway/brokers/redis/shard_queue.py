@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.brokers.redis import entry_wire, wire
+from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.codes import QueueSettings, RefusalCode, Standing
-from headway.brokers.redis.completion import Outcomes, length_of_all
+from headway.brokers.redis.completion import LeaseCompletions
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.brokers.redis.large_values import LargeValues, digest_of, length_of
-from headway.brokers.redis.queue_answers import Granted, Look, Moved, QueueGlance, Verdict
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.receipts import NOTHING_READ, Offers, Receipt, Receipts
 from headway.brokers.redis.steps import Steps
@@ -33,11 +33,9 @@ from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
-    Completion,
     Entry,
     EntryState,
     Failure,
-    ItemResult,
     Lease,
     Limit,
     NoWork,
@@ -68,10 +66,51 @@ TRIES = 4
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
-
 _APART = attrgetter("apart")
 
 log = get_logger(__name__)
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """Lease from the server, with the seconds that each entry has waited."""
+
+    lease: Lease
+    waited: Sequence[float]
+    unreadable: str = ""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """Verdict on an entry that has something in common with another, which is in the queue of another version or zone."""
+
+    version: str
+    zone: str
+
+
+Verdict = Failure | Moved | None
+"""Verdict of a queue on an entry: None for an admitted one."""
+
+
+class QueueGlance(NamedTuple):
+    """Short look at a queue, for slots that are at home elsewhere.
+
+    Attributes:
+        depth: size of what waits.
+        slots: slots at home.
+        waited: seconds for which the oldest fresh entry has waited; 0 without one.
+        batch_seconds: expected run time in seconds of a full batch; 0 while that is not known.
+    """
+
+    depth: int
+    slots: int
+    waited: float
+    batch_seconds: float
+
+
+class Look(msgspec.Struct):
+    """Load of a queue, and by tier its depth and the seconds that its oldest entry has waited."""
+
+    load: Load
+    tiers: list[tuple[int, float]]
 
 
 class Queue:
@@ -83,8 +122,7 @@ class Queue:
         shard: number of the shard.
         limits: bounds of the queue.
         lease_seconds: seconds for which a lease lasts.
-        kept: returns the budgets of kept outcomes.
-        room: returns the bytes of the room for large entries.
+        budgets: budgets in bytes of all queues.
         values: store of large values.
         offers: offers of this process.
         debts: what is owed by the counts of the queue.
@@ -108,8 +146,7 @@ class Queue:
         shard: int,
         limits: QueueLimits,
         lease_seconds: float,
-        kept: Callable[[], KeptLimits],
-        room: Callable[[], int],
+        budgets: Budgets,
         values: LargeValues,
         offers: Offers,
         debts: RateLimitCache,
@@ -126,13 +163,14 @@ class Queue:
         self.served = False
         self.limits = limits
         self._lease_seconds = lease_seconds
-        self._kept_limits, self._room = kept, room
+        self._budgets = budgets
         self._values = values
         self._settings: tuple[tuple[int, bool, KeptLimits, int, QueueLimits] | None, str] = None, ""
         counted_at = wire.prefix_of(connection.prefix, self.model, shard)
         self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._debts = debts
         self._steps = Steps(connection, self._key, self._head)
+        self.completions = LeaseCompletions(self._steps, connection, values, self._key, self._learn)
         self._load: tuple[float, Load] | None = None
         self.receipts = Receipts(self._tell, offers)
         self.stirred: Callable[[], None] = lambda: None
@@ -251,40 +289,6 @@ class Queue:
                 return NoWork(None if math.isinf(until) else until)
         return NoWork(self.now() + RULE_AGE)
 
-    async def deliver(self, fence: int, outcomes: Outcomes) -> int | None:
-        """Answer some entries of a lease ahead of its completion.
-
-        Returns how many were answered, None when the lease was no longer valid.
-        """
-        answer = await self._call("deliver", fence, wire.encode(list(outcomes.positions)), *self._arguments(outcomes))
-        if not answer:
-            await self._drop_outputs(outcomes.apart.values())
-        return int(answer[0]) if answer else None
-
-    async def complete(self, fence: int, outcomes: Outcomes) -> Completion:
-        """End a lease with outputs: those of all entries that have not been answered."""
-        answer = await self._call("complete", fence, *self._arguments(outcomes))
-        if not answer:
-            await self._drop_outputs(outcomes.apart.values())
-            return Completion(0, 0, fenced=True)
-        answered, departed, load = answer
-        self._learn(load)
-        return Completion(answered, departed)
-
-    def _arguments(self, outcomes: Outcomes) -> list[object]:
-        arguments: list[object] = [len(outcomes.runs)]
-        for gateway, run in outcomes.runs.items():
-            arguments += (gateway, run)
-        keeps = not outcomes.shared or not self.connection.memory_pressure
-        apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
-        arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
-        arguments.append(outcomes.version)
-        for one in outcomes.shared:
-            arguments += one
-        for position, failure in outcomes.bad:
-            arguments += (position, failure)
-        return arguments
-
     async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, *rng: float) -> int | None:
         """End a lease, whose number here is `fence`, without outputs.
 
@@ -392,7 +396,7 @@ class Queue:
         self._note(await self._call("acknowledge", *receipt.packed))
 
     def _head(self) -> tuple[object, ...]:
-        key = self.in_use, self.served, self._kept_limits(), self._room(), self.limits
+        key = self.in_use, self.served, self._budgets.kept(), self._budgets.room(), self.limits
         if self._settings[0] != key:
             self._settings = key, QueueSettings.packed(*key, self._lease_seconds, self._counts_key)
         return self.connection.clock_text(), self._settings[1]
@@ -435,39 +439,11 @@ class Queue:
             return wire.pack_rule(0.0, 0, None)
         return wire.pack_rule(stamp + took, load.slots, policy.rule(load))
 
-    def large_outputs(self, items: Sequence[ItemResult]) -> Collection[int]:
-        """Positions of the large outputs."""
-        if length_of_all(items) <= self._values.threshold:  # Mostly.
-            return ()
-        return {position for position, item in enumerate(items) if self._values.is_large(item.output)}
-
-    async def bring_outputs(
-        self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int]
-    ) -> dict[int, str]:
-        """Store the outputs at these positions of a lease apart. Returns kind and token of each, by position.
-
-        Where the server has no room for one, it goes in its reply.
-        """
-        found: dict[int, str] = {}
-
-        async def bring(position: int, output: Value) -> None:
-            with contextlib.suppress(OutOfMemory):
-                found[position] = await self._values.bring_output(self._key, output, lease.entries[position].tenant)
-
-        outputs = [(position, items[position].output) for position in positions]
-        await asyncio.gather(*(bring(position, output) for position, output in outputs if output is not None))
-        return found
-
     async def output_of(
         self, name: str, length: int, tenant: str, wanted: Callable[[], bool] = lambda: True
     ) -> Value | None:
         """A tenant's output that is stored apart; None when it is not there, or no longer `wanted`."""
         return await self._values.output_of(self._key, name, length, tenant, wanted)
-
-    async def _drop_outputs(self, names: Iterable[str]) -> None:
-        """Drop outputs that nobody will read."""
-        with contextlib.suppress(BrokerUnavailable):
-            await self.connection.drop([f"{self._key}R:{name[1:]}" for name in names])
 
     async def _granted(self, slot: Slot, answer: list[Any]) -> Granted | NoWork:
         _, numbers, reason, arrivals, payloads = answer

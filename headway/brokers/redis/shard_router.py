@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
-from headway.brokers.redis.queue_answers import QueueGlance
+from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.registry import Registry
-from headway.brokers.redis.shard_queue import Queue
+from headway.brokers.redis.shard_queue import Queue, QueueGlance
 from headway.core import shards as sharding
 from headway.core import zones
 from headway.errors import BrokerUnavailable

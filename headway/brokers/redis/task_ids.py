@@ -21,7 +21,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.function_library import CLAIM_SECONDS
 from headway.brokers.redis.lookup import Lookup
-from headway.brokers.redis.offering import all_of
+from headway.brokers.redis.together import all_of
 from headway.core import failures
 from headway.model import DedupKind, Entry, Failure
 

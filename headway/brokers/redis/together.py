@@ -7,8 +7,8 @@ has joined goes as it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ TURNS = 6
 """Turns of the loop for which calls gather: as many as lie between a timer and the call of the slowest that it wakes up."""
 MOST = 16
 """Most calls in one, since a step must not keep the server from others."""
+
+T = TypeVar("T")
 
 
 class Caller(Protocol):
@@ -100,3 +102,12 @@ class Together:
             part.answer.set_result(found)
         else:
             part.answer.set_exception(self._error(found.decode(errors="replace")))
+
+
+async def all_of(*calls: Awaitable[T]) -> list[T]:
+    """Answers to calls that are made at once. The first error is raised after all calls have ended."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -155,12 +155,11 @@ class Pair:
             assert settled.answered == len(wanted)
             self.note(wanted)
         elif how == "fail":
-            throws = (self.rng.random(), self.rng.random())
-            rest = iter(throws)
+            throw = self.rng.random()
             cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
             failure = BatchFailure(cause, "it failed", here.worker)
-            after = self.queue.fail(here, failure.cause, self.now(), lambda: next(rest), failures.shown(failure))
-            again = await self.there.release(there.lease.fence // 256, there.lease, failure, *throws)
+            after = self.queue.fail(here, failure.cause, self.now(), lambda: throw, failures.shown(failure))
+            again = await self.there.release(there.lease.fence // 256, there.lease, failure, throw)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late])
         else:
@@ -221,7 +220,7 @@ async def trace(pair: Pair) -> None:
         await pair.compare()
         await asyncio.sleep(rng.choice((0.0, 0.001, 0.02, 0.2)))
     pair.note(pair.queue.expire(pair.now()))
-    await pair.there.reap((0.5, 0.5))
+    await pair.there.reap(0.5)
     replies: set[str] = set()
     if pair.told:
         found, _ = await pair.broker.replies("g", 0)

@@ -42,7 +42,7 @@ FLEET = (
 )
 LIMITS = (
     Kind(r"w", LIFE + 3600.0),
-    Kind(r"kb|ku|kn|kd|ko:.*", KEPT),
+    Kind(r"kb|kn|kd|ko:.*", KEPT),
     Kind(r"bq", LIFE),
 )
 OUTPUT, KEPT_OUTPUT = r"R:.*", Kind(r"R:.*", KEPT + OUTPUTS)
@@ -61,7 +61,7 @@ QUEUE = (
     Kind(OUTPUT, OUTPUTS),
     Kind(r"Q:.*", OUTPUTS),
     Kind(r"K:.*", KEPT + OUTPUTS),
-    Kind(r"z|zl|o|on|u|o:.*|zp:.*|oc|ou|ql", LETTERS),
+    Kind(r"z|zl|o|on|o:.*|zp:.*|oc|ou|ql", LETTERS),
     Kind(r"qs", LETTERS),
 )
 IDS = (Kind(r"o", KEPT),)

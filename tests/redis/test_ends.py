@@ -38,7 +38,7 @@ def longest(key: str) -> float:
         return NUMBERS["STREAM_SECONDS"]
     if name == "q":
         return NUMBERS["FIGURES_SECONDS"]
-    if name.partition(":")[0] in {"z", "zl", "o", "on", "u", "oc", "ou", "ql"}:
+    if name.partition(":")[0] in {"z", "zl", "o", "on", "oc", "ou", "ql"}:
         return NUMBERS["LETTER_SECONDS"]
     if re.fullmatch(r"k[bund]|ko:.*|qs", name):
         return NUMBERS["ACCOUNT_SECONDS"]
@@ -93,11 +93,9 @@ async def test_all_keys_end_when_all_processes_are_gone(harness: Stand) -> None:
         "kd",
         "kn",
         "ko",
-        "ku",
         "z",
         "o",
         "on",
-        "u",
         "oc",
         "ou",
         "w",
@@ -115,7 +113,7 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
     await harness.reaping(21.0)
     await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
     left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
-    renewed_by_others = {"b", "z", "zl", "o", "on", "u", "oc", "ou", "ql", "ko", "kc", "w", "j", "capacity"}
+    renewed_by_others = {"b", "z", "zl", "o", "on", "oc", "ou", "ql", "ko", "kc", "w", "j", "capacity"}
     # Followers of a flight are at their end long before their list. Queues are listed while they are used.
     assert left <= renewed_by_others | {"v", "qs"}
 
@@ -175,7 +173,7 @@ async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: S
     for id in ("a", "b"):
         await harness.broker.enqueue([sharing(id, key(id, keep=2.0))])
         await harness.answer(await harness.claim())
-    account = {"kb", "kd", "kn", "ko", "ku"}
+    account = {"kb", "kd", "kn", "ko"}
     assert account <= {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
     await harness.reaping(5.0)
     assert not account & {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}

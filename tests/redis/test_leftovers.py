@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from headway.brokers.redis import entry_wire, function_library, wire
-from headway.brokers.redis.dead_letters import RedisDeadLetters
-from headway.brokers.redis.entry_wire import pack_letter
+from headway.brokers.redis import function_library
 from headway.core.departure import Rule
 from headway.core.health import DEGRADED_AFTER
 from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
@@ -19,7 +17,7 @@ from tests.servers.redis import KINDS
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
-LETTERS = {"ql", "z", "zl", "o", "on", "u", "oc", "ou", "o:t"}
+LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
 
 
 async def acknowledged(harness: Stand, gateway: str = "g") -> int:
@@ -72,23 +70,6 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
 
 
 @story
-async def test_a_dead_letter_that_an_earlier_release_kept_under_its_member_can_be_shown_and_removed(
-    harness: Stand,
-) -> None:
-    failure = wire.encode(wire.WireFailure("rejected", "no", "gpu", ""))
-    for tenant in ("t", "u"):
-        packed = pack_letter(1.0, 2, failure, entry_wire.pack_entry(ask("bad", id="bad", tenant=tenant)))
-        member = b"0" * 32 + wire.key_of(tenant, "bad")
-        assert isinstance(harness.dead, RedisDeadLetters)
-        await harness.dead._connection.call("bury", harness.dead._keys[0], member, packed)
-    for tenant in ("t", "u"):
-        assert [letter.entry.tenant for letter in await harness.dead.find("bad", tenant)] == [tenant]
-        assert await harness.dead.remove("bad", tenant) == 1
-        assert await harness.dead.remove("bad", tenant) == 0
-    assert await harness.dead.count() == 0
-
-
-@story
 async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a"), ask(id="b")])
     while any(one.depth for one in await harness.broker.depths()):
@@ -103,8 +84,7 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
     assert harness.keys() <= FIGURES | HOUSEKEEPING | LETTERS | culprits | {"i", "r:g"}
     for letter in await harness.dead.list():
         assert await harness.dead.remove(letter.entry.id)
-    assert harness.server.command("GET", harness.key("u")) == b"0"
-    assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "u", "ql", "i", "r:g"}
+    assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "ql", "i", "r:g"}
 
 
 async def rest(harness: Stand, seconds: float) -> None:

@@ -342,7 +342,7 @@ class RedisBroker:
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """See Broker."""
         queue, fence = self._queue_of(lease)
-        again = await queue.release(fence, lease, failure, self._rng(), self._rng())
+        again = await queue.release(fence, lease, failure, self._rng())
         self._waited.pop((queue, lease.fence), None)
         if again and failure is not None:
             self._counters.retries[failure.cause.value] += again

@@ -7,7 +7,8 @@ from itertools import chain
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
-from headway.core.health import believed
+from headway.core.capacity import FORGOTTEN_AFTER
+from headway.core.health import OFFLINE_AFTER, believed
 from headway.model import Capacity, ProcessInfo, WorkerInfo
 
 
@@ -24,7 +25,7 @@ class RedisFleet:
 
     async def heartbeat(self, member: ProcessInfo) -> None:
         """See Fleet."""
-        await self._ask("attend", member.id, wire.encode(member))
+        await self._ask("note", "k", member.id, wire.encode(member))
 
     async def leave(self, id: str) -> None:
         """See Fleet."""
@@ -32,7 +33,7 @@ class RedisFleet:
 
     async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""
-        return wire.readable(wire.read_member, await self._ask("members"))
+        return wire.readable(wire.read_member, await self._ask("notes", "k", OFFLINE_AFTER))
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
         """See Fleet."""
@@ -45,7 +46,7 @@ class RedisFleet:
 
     async def publish(self, capacity: Capacity) -> None:
         """See Fleet."""
-        await self._ask("publish", capacity.model, wire.encode(capacity))
+        await self._ask("note", "capacity", capacity.model, wire.encode(capacity))
 
     async def withdraw_capacity(self, model: str) -> None:
         """See Fleet."""
@@ -53,7 +54,7 @@ class RedisFleet:
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
-        return wire.readable(wire.read_capacity, await self._ask("capacities"))
+        return wire.readable(wire.read_capacity, await self._ask("notes", "capacity", FORGOTTEN_AFTER))
 
     async def _ask(self, function: str, *arguments: object) -> list[bytes]:
         found: list[bytes] = await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
@@ -74,7 +75,7 @@ class Registry:
     async def record(self, worker: WorkerInfo) -> None:
         """Write down a heartbeat."""
         await self._connection.join(
-            "register", self._key, self._connection.clock_text(), worker.worker_id, wire.encode(worker)
+            "note", self._key, self._connection.clock_text(), "w", worker.worker_id, wire.encode(worker)
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:

@@ -18,7 +18,6 @@ from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCo
 from headway.core import (
     admission,
     budget,
-    capacity,
     culprits,
     departure,
     departure_board,
@@ -39,7 +38,7 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway10"
+LAYOUT = "headway11"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -71,7 +70,7 @@ _SHARED: Mapping[ModuleType, str] = {
     departure: "LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
     departure_board: "RECENT_BYTES RECENT_SECONDS HISTORY_SECONDS WATCH_SECONDS RECORD_SECONDS",
     fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT MEAN_WEIGHT",
-    health: "DEGRADED_AFTER OFFLINE_AFTER",
+    health: "DEGRADED_AFTER",
     memory_room: "ROOM_WAIT",
     queue: (
         "MIXED_SECONDS WAIT_WEIGHT MIN_AVOIDANCE GATE_AGE UNKNOWN_WAIT QUARANTINE_BATCHES QUARANTINE_ALONE SEARCH_LOAD"
@@ -101,7 +100,6 @@ _NUMBERS: dict[str, float] = {
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
-    "CAPACITY_SECONDS": capacity.FORGOTTEN_AFTER,
     "HEARD_SECONDS": 1.0,  # How old what is written of a gateway may be.
     "MOST_SETTINGS": 1000,
     "MOST_REMEMBERED": 1000,

@@ -99,7 +99,7 @@ class Reaping:
 
     async def _reap(self, queue: Queue, rests: bool) -> None:
         self._stirred.discard(queue)
-        due, again, calm, reaps = await queue.reap((self._rng(), self._rng()), self._shards, rests)
+        due, again, calm, reaps = await queue.reap(self._rng(), self._shards, rests)
         (self._mine.add if reaps else self._mine.discard)(queue)
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:

@@ -289,12 +289,12 @@ class Queue:
                 return NoWork(None if math.isinf(until) else until)
         return NoWork(self.now() + RULE_AGE)
 
-    async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, *rng: float) -> int | None:
+    async def release(self, fence: int, lease: Lease, failure: BatchFailure | None, rng: float = 0.0) -> int | None:
         """End a lease, whose number here is `fence`, without outputs.
 
         Returns the number of entries that run again, None when the lease was no longer valid.
         """
-        rest = () if failure is None else (wire.pack_failure(failure, lease), *rng)
+        rest = () if failure is None else (wire.pack_failure(failure, lease), rng)
         answer = await self._call("release", fence, *rest)
         self.stirred()
         return int(answer[0]) if answer else None
@@ -365,8 +365,8 @@ class Queue:
 
     async def glance(self) -> QueueGlance:
         """Look at the queue from elsewhere."""
-        depth, slots, seconds = await self._call("glance")
-        return QueueGlance(depth, slots, *wire.read_numbers(seconds))
+        depth, slots, waited, seconds, *_ = wire.read_numbers(await self._call("glance"))
+        return QueueGlance(int(depth), int(slots), waited, seconds)
 
     async def siblings(self) -> tuple[Sequence[str], float]:
         """Names of the model's queues in which something may be known, and until when; told by that for any version, in no zone."""
@@ -376,18 +376,16 @@ class Queue:
 
     async def contender(self, model: str) -> Contender:
         """Contender for a GPU, for what waits in the queue."""
-        depth, slack, seconds = wire.read_numbers(await self._call("contend"))
+        *_, depth, slack, seconds = wire.read_numbers(await self._call("glance"))
         return Contender(model, slack, seconds, depth > 0)
 
-    async def reap(
-        self, rng: tuple[float, float], shards: int = 1, rests: bool = False
-    ) -> tuple[float, int, bool, bool]:
+    async def reap(self, rng: float, shards: int = 1, rests: bool = False) -> tuple[float, int, bool, bool]:
         """Reap. `rests`: while the queue is at rest the next call may be far off.
 
         Returns the seconds until the next call, the number of entries of lost leases that run again, whether the
         queue is at rest, and whether this process is the one that reaps.
         """
-        told, again, calm, reaps = await self._steps.join("reap", self.connection.process, *rng, shards, int(rests))
+        told, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
         now, born, due = wire.read_numbers(told)
         self._heed(now, born)
         return due, int(again), bool(calm), bool(reaps)

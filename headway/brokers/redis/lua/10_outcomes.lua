@@ -39,18 +39,9 @@ local dead = {}
 
 do
 
--- Add to what a tenant has, and to the bytes of all, which are returned.
-local function count(prefix, tenant, letters, bytes)
-  for name, more in pairs({oc = letters, ou = bytes}) do
-    if tonumber(redis.call('ZINCRBY', prefix .. name, -more, tenant)) >= 0 then
-      redis.call('ZREM', prefix .. name, tenant)
-    end
-  end
-  return redis.call('INCRBY', prefix .. 'u', bytes)
-end
-
 local EMPTY = {[INPUT_POSITION] = '\160', [PARAMETERS_POSITION] = '\196\0'}
 
+-- What is listed of a letter: all but input and parameters, so that no listing takes long however large they are.
 local function cut(letter)
   local _, _, length, start = struct.unpack(LETTER_HEAD, letter)
   local members = culprits.members_in(string.sub(letter, start + length))
@@ -58,13 +49,6 @@ local function cut(letter)
     members[position] = members[position] and nothing
   end
   return string.sub(letter, 1, start + length - 1) .. '\220' .. struct.pack('>I2', #members) .. table.concat(members)
-end
-
--- What is listed of a letter: all but input and parameters, so that no listing takes long however large they are. Nothing of
--- one that cannot be read.
-function dead.listed(letter)
-  local readable, listed = pcall(cut, letter)
-  return readable and listed or ''
 end
 
 -- Take a letter away; false when there was none.
@@ -78,23 +62,19 @@ function dead.drop(prefix, key)
   if redis.call('HDEL', prefix .. 'z', key) == 0 then
     return false
   end
-  count(prefix, tenant, -1, -bytes)
+  tallies.add(prefix .. 'oc', tenant, -1)
+  tallies.add(prefix .. 'ou', tenant, -bytes)
   return true
 end
 
--- Take the oldest letter of who has most, by an account; the oldest of all where the account was lost.
-local function drop_oldest(prefix, account)
-  local heaviest = redis.call('ZRANGE', prefix .. account, 0, 0)[1]
-  local oldest = heaviest and redis.call('ZRANGE', prefix .. 'o:' .. heaviest, 0, 0)[1]
-  if heaviest and not oldest then
-    redis.call('ZREM', prefix .. account, heaviest)
-  end
-  oldest = oldest or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
+-- Take a tenant's oldest letter away, or the oldest of all: the list of a tenant's ends before the others if none was kept for long.
+local function drop_oldest(prefix, tenant)
+  local own = redis.call('ZRANGE', prefix .. 'o:' .. tenant, 0, 0)[1]
+  local oldest = own or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
   if oldest then
     dead.drop(prefix, oldest)
-  else
-    redis.call('DEL', prefix .. 'u')
   end
+  return own
 end
 
 -- Keep a letter, with the input that lies apart under a token, if there is one. An entry that died once more, in whichever version or
@@ -107,20 +87,19 @@ function dead.keep(prefix, key, letter, token)
   end
   local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
+  local readable, listed = pcall(cut, letter)
   redis.call('HSET', prefix .. 'z', key, letter)
-  redis.call('HSET', prefix .. 'zl', key, dead.listed(letter))
+  redis.call('HSET', prefix .. 'zl', key, readable and listed or '')
   redis.call('ZADD', prefix .. 'o', number, key)
   redis.call('ZADD', prefix .. 'o:' .. tenant, number, key)
-  count(prefix, tenant, 1, #letter + apart)
-  for _, name in ipairs({'z', 'zl', 'o', 'on', 'u', 'oc', 'ou', 'o:' .. tenant}) do
+  tallies.add(prefix .. 'oc', tenant, 1)
+  tallies.add(prefix .. 'ou', tenant, #letter + apart)
+  for _, name in ipairs({'z', 'zl', 'o', 'on', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
   siblings.list_letters(prefix)
-  while redis.call('ZCARD', prefix .. 'o') > LETTERS do
-    drop_oldest(prefix, 'oc')
-  end
-  while tonumber(redis.call('GET', prefix .. 'u') or 0) > LETTER_BYTES do
-    drop_oldest(prefix, 'ou')
+  for name, most in pairs({oc = LETTERS, ou = LETTER_BYTES}) do
+    tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end)
   end
 end
 
@@ -137,22 +116,18 @@ local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
   q.suspects_due, s.touched[SELDOM] = INF, true
   for _, group in ipairs(suspects.groups(s)) do
-    local there, overdue = {}, {}
+    local in_time, overdue = {}, {}
     for _, entry in ipairs(wanted(s, group.members)) do
       local moment = suspects.last_moment(entry, group.attempts)
-      there[entry.member] = true
-      if moment <= s.now then
-        gone[#gone + 1] = entry.member
-        overdue[#overdue + 1] = entry
+      if moment > s.now then
+        in_time[entry.member], q.suspects_due = true, math.min(q.suspects_due, moment)
       else
-        q.suspects_due = math.min(q.suspects_due, moment)
+        overdue[#overdue + 1] = entry
       end
     end
-    if #overdue > 0 then
-      late[#late + 1] = {entries = overdue, attempts = group.attempts, hung = group.hung}
-    end
+    late[#late + 1] = {entries = overdue, attempts = group.attempts, hung = group.hung}
     for _, member in ipairs(group.members) do
-      if not there[member] then
+      if not in_time[member] then
         gone[#gone + 1] = member
       end
     end

@@ -176,31 +176,6 @@ local function depart_apart(s, slot, token, group, limit, price)
   return reply
 end
 
--- Tenants have entries that run for the first time.
-local function earn_retries(s, entries)
-  if s.q.budgets == 0 then
-    return
-  end
-  local reserve, counts = math.max(BUDGET_RESERVE, BUDGET_RUNS * s.q.max_batch), {}
-  for _, entry in ipairs(entries) do
-    local tenant = tenant_of(key_of(entry.member))
-    counts[tenant] = (counts[tenant] or 0) + 1
-  end
-  for tenant, count in pairs(counts) do
-    local packed = redis.call('HGET', s.prefix .. 'rb', tenant)
-    if packed then
-      local saved, at = struct.unpack('<dd', packed)
-      saved = saved + count * BUDGET_RATIO
-      if saved >= reserve then
-        redis.call('HDEL', s.prefix .. 'rb', tenant)
-        s.q.budgets, s.touched[SELDOM] = s.q.budgets - 1, true
-      else
-        redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', saved, at))
-      end
-    end
-  end
-end
-
 -- What followed an entry that is late is offered anew, so the batch has left before.
 local function send_late(s, late)
   if #late > 0 then
@@ -275,7 +250,7 @@ local function claim(keys, args)
   q.wait = q.wait + (now - oldest - q.wait) * WAIT_WEIGHT
   q.last_departure = now
   q.schedule = math.max(q.schedule, now) + q.pace
-  earn_retries(s, entries)
+  budgets.earn(s, entries)
   if turn then
     suspects.earn(s, batch_seconds(q, size_of_batch(s, entries)), tenants, batch_seconds(q, q.max_batch))
   end

@@ -1,5 +1,9 @@
 -- How a lease ends: completed, released, or outlived.
 
+local fail
+
+do  -- A library has room for 200 local names.
+
 -- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
 -- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions
 -- and tokens of outputs that are stored apart, or nothing, the version that ran them; for each such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
@@ -82,12 +86,10 @@ end
 -- deliver: some of a batch's outcomes, ahead of its completion, which has the others: large outputs in one step would keep
 -- everybody waiting. Arguments after the head: fence, packed positions of the entries, and their outcomes. Returns how many were
 -- answered; or nothing.
-redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+step('deliver', function(s, args)
   local packed = redis.call('HGET', s.prefix .. 'x', args[HEAD + 1])
   if not packed then
-    leave(s)
-    return {}
+    return {}, true
   end
   local lease, there, entries = cmsgpack.unpack(packed), {}, {}
   for _, position in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
@@ -99,9 +101,8 @@ redis.register_function{function_name = VERSION .. '_deliver', flags = {'allow-o
     end
   end
   give(s, lease, entries, args, HEAD + 3)
-  save(s)
   return {#entries}
-end}
+end)
 
 -- Give the entries of a lease their outcomes, as `give`, where all are there and nothing is rare about any of them. Returns how many
 -- there were; or nothing, and has done nothing.
@@ -134,13 +135,11 @@ end
 
 -- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
 -- Returns answered, departed, load; or nothing.
-redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+step('complete', function(s, args)
   local q, now = s.q, s.now
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then
-    leave(s)
-    return {}
+    return {}, true
   end
   observe_run(s, lease.slot, lease.size, now - lease.left_at)
   q.gate_at = -INF
@@ -157,75 +156,13 @@ redis.register_function{function_name = VERSION .. '_complete', flags = {'allow-
     answered = #entries
     give(s, lease, entries, args, HEAD + 2)
   end
-  local told = load_of(s)
-  save(s)
-  return {answered, #lease.members - answered, told}
-end}
-
-local fail, forget_full_budgets
-
-do
-
-local function refilled(q, saved, seconds)
-  local trickle = math.max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * q.max_batch)
-  return math.min(saved + seconds * trickle, math.max(BUDGET_RESERVE, BUDGET_RUNS * q.max_batch))
-end
-
--- Forget the budgets of tenants that are full again.
-function forget_full_budgets(s)
-  local q = s.q
-  local all = q.budgets > 0 and redis.call('HGETALL', s.prefix .. 'rb') or {}
-  for i = 1, #all, 2 do
-    local saved, at = struct.unpack('<dd', all[i + 1])
-    if refilled(q, saved, s.now - at) >= refilled(q, INF, 0) then
-      redis.call('HDEL', s.prefix .. 'rb', all[i])
-      q.budgets, s.touched[SELDOM] = q.budgets - 1, true
-    end
-  end
-end
+  return {answered, #lease.members - answered, load_of(s)}
+end)
 
 -- Backoff with equal jitter: as `core.retry.backoff`.
 local function backoff(failures, dice)
   local whole = math.min(BACKOFF_BASE * 2 ^ math.min(failures - 1, 16), BACKOFF_CAP)
   return whole * (0.5 + 0.5 * dice)
-end
-
--- Take retries out of a tenant's budget; false when they are not there.
-local function spend(s, tenant, count)
-  local q, now = s.q, s.now
-  local packed, saved = redis.call('HGET', s.prefix .. 'rb', tenant), refilled(q, INF, 0)
-  if packed then
-    local at
-    saved, at = struct.unpack('<dd', packed)
-    saved = refilled(q, saved, now - at)
-  else
-    q.budgets, s.touched[SELDOM] = q.budgets + 1, true
-  end
-  local paid = saved >= count
-  redis.call('HSET', s.prefix .. 'rb', tenant, struct.pack('<dd', paid and saved - count or saved, now))
-  lasting(s, 'rb')
-  return paid
-end
-
--- Those whose tenants have the retries for them, and those whose tenants have not.
-local function paid_for(s, entries)
-  local counts, order, pays, paid, spent = {}, {}, {}, {}, {}
-  for _, entry in ipairs(entries) do
-    local tenant = tenant_of(key_of(entry.member))
-    if not counts[tenant] then
-      counts[tenant] = 0
-      order[#order + 1] = tenant
-    end
-    counts[tenant] = counts[tenant] + 1
-  end
-  for _, tenant in ipairs(order) do
-    pays[tenant] = spend(s, tenant, counts[tenant])
-  end
-  for _, entry in ipairs(entries) do
-    local into = pays[tenant_of(key_of(entry.member))] and paid or spent
-    into[#into + 1] = entry
-  end
-  return paid, spent
 end
 
 -- Whether what is left of a failed batch gets no further run: as `core.retry.is_over`.
@@ -283,61 +220,50 @@ function fail(s, lease, failure, dice)
       culprits.found(s, dead[1], not SEARCHED[cause], culprits.shown(failed))
     end
   elseif not SEARCHED[cause] then
-    entries, spent = paid_for(s, entries)
+    entries, spent = budgets.pay(s, entries)
   end
-  local hung = cause == 'timeout'
+  local hung = cause == 'timeout' or nil
   run_again(s, entries, cause,
-    {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone, hung = hung or nil}, lease, dice[1])
+    {ready_at = now, failures = lease.failures + 1, attempts = lease.attempts, alone = alone, hung = hung}, lease, dice)
   for _, entry in ipairs(dead) do
     bury(s, entry, lease.attempts, failure)
   end
-  for kind, list in pairs({dead = dead, spent = spent}) do
-    if #list > 0 then
-      send_failures(s, kind, list, lease.attempts, lease.left_at, #lease.members, failure)
-    end
-  end
-  if #late > 0 then
-    send_failures(s, 'late', late, lease.attempts, nil, nil, nil, hung)
-  end
+  send_failures(s, 'dead', dead, lease.attempts, lease.left_at, #lease.members, failure)
+  send_failures(s, 'spent', spent, lease.attempts, lease.left_at, #lease.members, failure)
+  send_failures(s, 'late', late, lease.attempts, nil, nil, nil, hung)
   return #entries
 end
 
-end
-
--- release: a lease ends without outputs. Arguments after the head: fence, then the failure and two throws of the dice,
--- each in [0, 1); no failure means that the work never started, and nothing is charged. Returns how many run again.
-redis.register_function{function_name = VERSION .. '_release', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+-- release: a lease ends without outputs. Arguments after the head: fence, then the failure and a throw of the dice
+-- in [0, 1); no failure means that the work never started, and nothing is charged. Returns how many run again.
+step('release', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then
-    leave(s)
-    return {}
+    return {}, true
   end
   local again = 0
-  if #args > HEAD + 1 then
-    again = fail(s, lease, args[HEAD + 2], {tonumber(args[HEAD + 3]), tonumber(args[HEAD + 4])})
+  if args[HEAD + 2] then
+    again = fail(s, lease, args[HEAD + 2], tonumber(args[HEAD + 3]))
   else
     local entries = wanted(s, lease.members)
-    local before = {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone}
+    local before = {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone, rest = lease.rest}
     if #entries > 0 then
-      before.rest = lease.rest
       suspects.add(s, entries, GROUP.FIRST, before)
     else
       suspects.unknown(s, suspects.let_go(s, lease.rest), before)
     end
   end
   ring(s)
-  save(s)
   return {again}
-end}
+end)
 
 -- extend: renew a lease by its full length from now on.
-redis.register_function{function_name = VERSION .. '_extend', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  leave(s)
-  if redis.call('HEXISTS', s.prefix .. 'x', args[HEAD + 1]) == 0 then
-    return 0
+step('extend', function(s, args)
+  local there = redis.call('HEXISTS', s.prefix .. 'x', args[HEAD + 1])
+  if there == 1 then
+    redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1])
   end
-  redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1])
-  return 1
-end}
+  return there, true
+end)
+
+end

@@ -32,8 +32,7 @@ end
 -- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
 -- GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, then size and seconds
 -- of each batch that its start has run, which are learnt as long as nothing else is known.
-together.register('beat', function(keys, args)
-  local s = open(keys, args)
+step('beat', function(s, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', s.now + tonumber(args[HEAD + 5]), worker)
@@ -55,25 +54,19 @@ together.register('beat', function(keys, args)
   if recount(s) then
     ring(s)
   end
-  save(s)
-  return instants(s)
 end)
 
 -- forget: drop a slot that is at home elsewhere from now on.
-together.register('forget', function(keys, args)
-  local s = open(keys, args)
+step('forget', function(s, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   forget_factor(s, args[HEAD + 1])
   if recount(s) then
     ring(s)
   end
-  save(s)
-  return instants(s)
 end)
 
 -- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits.
-together.register('look', function(keys, args)
-  local s = open(keys, args)
+step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
     depths[tier], oldest[tier] = s.q.depth[tier], s.now
@@ -91,33 +84,20 @@ together.register('look', function(keys, args)
   for tier = 1, s.tiers do
     tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
   end
-  local told = load_of(s)
-  if s.unknown then
-    save(s)  -- Or it would be born anew at each look.
-  else
-    leave(s)
-  end
-  return {instants(s), told, tiers}
+  return {instants(s), load_of(s), tiers}, not s.unknown  -- Else it would be born anew at each look.
 end)
 
--- glance: the size of what waits, the slots at home, and packed the seconds for which the oldest fresh entry has waited and those that
--- a full batch takes.
+-- glance: what others ask of a queue, packed: the size of what waits, the slots at home, the seconds for which the oldest fresh entry
+-- has waited and those that a full batch takes; then what `core.locality.turns.contender` makes of it: the entries that wait, the
+-- seconds until the first of them would be too late, and the run time of the next batch in seconds.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
-  local q = s.q
-  local waited = q.fresh > 0 and s.now - q.oldest or 0
-  return {math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots, as_doubles({waited, batch_seconds(q, s.max_batch)})}
-end}
-
--- contend: what `core.locality.turns.contender` makes of the queue: the entries that wait, the seconds until the first of them
--- would be too late, and the run time of the next batch in seconds.
-redis.register_function{function_name = VERSION .. '_contend', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args, true)
-  leave(s)
-  local q = s.q
-  local depth = q.fresh + q.suspects
-  return as_doubles({depth, math.min(q.due, q.suspects_due) - s.now, batch_seconds(q, math.min(depth, s.max_batch))})
+  local q, depth = s.q, s.q.fresh + s.q.suspects
+  return as_doubles({
+    math.floor(size_of(s, q.fresh, waiting_weight(s))) + q.suspects, q.slots, q.fresh > 0 and s.now - q.oldest or 0,
+    batch_seconds(q, s.max_batch), depth, math.min(q.due, q.suspects_due) - s.now, batch_seconds(q, math.min(depth, s.max_batch)),
+  })
 end}
 
 -- siblings: until when something may be known in the queues of the model, dead letters among it, and how the prefixes of those
@@ -146,26 +126,14 @@ local function standing(s, key)
     return AT_END
   end
   local member = member_found(entry)
-  if is_waiting(s, entry.tier, member) then
-    return WAITING
-  end
-  for _, group in ipairs(suspects.groups(s)) do
-    for _, found in ipairs(group.members) do
-      if found == member then
-        return WAITING
-      end
-    end
-  end
-  return RUNNING
+  return (is_waiting(s, entry.tier, member) or suspects.group_of(s, member)) and WAITING or RUNNING
 end
 
 -- stage: where an entry stands that somebody waits for.
-redis.register_function{function_name = VERSION .. '_stage', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
+step('stage', function(s, args)
   local entry = live(s, args[HEAD + 1])
-  leave(s)
-  return entry and standing(s, entry.key) or AT_END
-end}
+  return entry and standing(s, entry.key) or AT_END, true
+end)
 
 -- owners: keys of entries of an id, of whatever tenants, that are found in a part of the queue; with the cursor of the next part.
 -- Arguments: cursor, and the id as a pattern has it. Only people ask without a tenant.
@@ -179,22 +147,17 @@ redis.register_function{function_name = VERSION .. '_owners', flags = {'no-write
 end}
 
 -- recall: where a task stands, and if it has its outcome, that, as a stream has it.
-redis.register_function{function_name = VERSION .. '_recall', flags = {'allow-oom'}, callback = function(keys, args)
-  local s = open(keys, args)
-  leave(s)
+step('recall', function(s, args)
   local flight = TASK .. '\0' .. args[HEAD + 1]
   local original = original_of(s, flight)
-  if original then
-    return {standing(s, original)}
-  end
-  local found = kept_under(s, flight)
+  local found = not original and kept_under(s, flight)
   if not found then
-    return {AT_END}
+    return {original and standing(s, original) or AT_END}, true
   end
   local fields = found[4]
   fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7], 0}})
-  return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}
-end}
+  return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
+end)
 
 -- Streams of gateways that were not heard of for long: those are gone, and with them whoever waited. One that has entries
 -- which are not at their end stays until they are, or their outcomes would lie about for ever.
@@ -261,18 +224,16 @@ local function next_reap(s, rests)
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time; another one may when something is due before that comes again. Arguments after the head: process, two throws of the dice, number
+-- a time; another one may when something is due before that comes again. Arguments after the head: process, a throw of the dice, number
 -- of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds until the next call is due; how many entries of lost leases
 -- run again; whether the queue is at rest, so that what comes is due before the next look; and whether this process reaps.
-together.register('reap', function(keys, args)
-  local s = open(keys, args)
+step('reap', function(s, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
     -- The more there are to take over, the more seldom each of them looks.
-    local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 4]) + redis.call('ZCARD', p .. 'g') + 1
+    local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 3]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
-    leave(s)
-    return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1, 0}
+    return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1, 0}, true
   end
   redis.call('SET', p .. 'm', args[HEAD + 1], 'EX', LIFE_SECONDS_TEXT)
   local again = 0
@@ -283,7 +244,7 @@ together.register('reap', function(keys, args)
       local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
       local version = string.gsub(string.match(p, '}@([^+:]*)') or '', '%%', ':')
       local lost = {LEASE_LOST, message, worker, '', version, string.format('%s@%.6f', worker, lease.left_at)}
-      again = again + fail(s, lease, cmsgpack.pack(lost), {tonumber(args[HEAD + 2]), tonumber(args[HEAD + 3])})
+      again = again + fail(s, lease, cmsgpack.pack(lost), tonumber(args[HEAD + 2]))
     end
   end
   expire_followers(s)
@@ -295,7 +256,7 @@ together.register('reap', function(keys, args)
     q.swept_at = now
     sweep(s)
     culprits.tidy(s)
-    forget_full_budgets(s)
+    budgets.tidy(s)
     renew(s)
   end
   if q.coming_until > -INF and q.coming_until <= now then
@@ -306,9 +267,8 @@ together.register('reap', function(keys, args)
     q.armed = INF
   end
   ring(s)
-  local due, rests = next_reap(s, args[HEAD + 5] == '1'), stirs(s) and 0 or 1
+  local due, rests = next_reap(s, args[HEAD + 4] == '1'), stirs(s) and 0 or 1
   q.reaper_until, s.touched[FLEET] = due + REAPER_SECONDS, true
-  save(s)
   return {struct.pack('<ddd', now, q.born, due - now), again, rests, 1}
 end)
 

@@ -6,9 +6,10 @@
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
 
-together.register('register', function(keys, args)
-  redis.call('HSET', keys[1] .. 'w', args[2], struct.pack('<d', clock(args[1])) .. args[3])
-  redis.call('EXPIRE', keys[1] .. 'w', LIFE_SECONDS)
+-- note: what somebody says of himself, or of a model. Arguments after the clock: the hash, a name, and what is said.
+together.register('note', function(keys, args)
+  redis.call('HSET', keys[1] .. args[2], args[3], struct.pack('<d', clock(args[1])) .. args[4])
+  redis.call('EXPIRE', keys[1] .. args[2], LIFE_SECONDS)
   return 1
 end)
 
@@ -39,12 +40,6 @@ together.register('workers', function(keys, args)
   return {exact(now), recent(keys[1] .. 'w', now, WORKER_SECONDS), redis.call('ZRANGE', known, exact(now), '+inf', 'BYSCORE')}
 end)
 
-together.register('attend', function(keys, args)
-  redis.call('HSET', keys[1] .. 'k', args[2], struct.pack('<d', clock(args[1])) .. args[3])
-  redis.call('EXPIRE', keys[1] .. 'k', LIFE_SECONDS)
-  return 1
-end)
-
 redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'k', args[2])
   local leader = redis.call('GET', keys[1] .. 'j')
@@ -54,34 +49,27 @@ redis.register_function{function_name = VERSION .. '_leave', flags = {'allow-oom
   return 1
 end}
 
-together.register('members', function(keys, args)
-  return recent(keys[1] .. 'k', clock(args[1]), OFFLINE_AFTER)
+-- notes: what is said in a hash, not longer ago than so many seconds.
+together.register('notes', function(keys, args)
+  return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]))
 end)
+
+-- Whether a name holds a key: it does for so many seconds from now on, unless another one does.
+local function holds(key, now, name, seconds)
+  local holder = redis.call('GET', key)
+  local left = holder and string.sub(holder, 9) ~= name and struct.unpack('<d', holder) - now or 0
+  if 0 < left and left <= seconds + CLOCK_STEP then
+    return false
+  end
+  redis.call('SET', key, struct.pack('<d', now + seconds) .. name, 'EX', LIFE_SECONDS)
+  return true
+end
 
 together.register('lead', function(keys, args)
-  local now, seconds = clock(args[1]), tonumber(args[3])
-  local leader = redis.call('GET', keys[1] .. 'j')
-  if leader and string.sub(leader, 9) ~= args[2] then
-    local left = struct.unpack('<d', leader) - now
-    if 0 < left and left <= seconds + CLOCK_STEP then
-      return 0
-    end
-  end
-  redis.call('SET', keys[1] .. 'j', struct.pack('<d', now + seconds) .. args[2], 'EX', LIFE_SECONDS)
-  return 1
-end)
-
-together.register('publish', function(keys, args)
-  redis.call('HSET', keys[1] .. 'capacity', args[2], struct.pack('<d', clock(args[1])) .. args[3])
-  redis.call('EXPIRE', keys[1] .. 'capacity', LIFE_SECONDS)
-  return 1
+  return holds(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])) and 1 or 0
 end)
 
 redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'capacity', args[2])
   return 1
 end}
-
-together.register('capacities', function(keys, args)
-  return recent(keys[1] .. 'capacity', clock(args[1]), CAPACITY_SECONDS)
-end)

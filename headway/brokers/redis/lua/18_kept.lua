@@ -1,8 +1,7 @@
 -- Outcomes that are kept, within their budgets: as `core.retention`. On one server all queues have one account; in a cluster,
 -- where a step cannot leave its node, each has its own. Its keys lie beside those of the limits:
 --
---   kb          zset    tenant → less than nothing of its bytes, so that of those that keep as much the first by name leads
---   ku          string  bytes of all
+--   kb          zset    tally of the bytes of each tenant and of all, see 1_tallies.lua
 --   kn          string  number of the last outcome that was kept
 --   kd          zset    outcome → the instant at which it ends
 --   ko:<tenant> zset    outcome → its number; one of an identical request goes before all others
@@ -29,11 +28,9 @@ local function take_off(base, name)
   end
   local weight, tenant = string.match(name, '^(%d+)%S* .*:k:%a+%z(.*)%z')
   redis.call('ZREM', base .. 'ko:' .. tenant, name)
-  if tonumber(redis.call('ZINCRBY', base .. 'kb', weight, tenant)) >= 0 then
-    redis.call('ZREM', base .. 'kb', tenant)
-  end
-  if redis.call('DECRBY', base .. 'ku', weight) <= 0 and redis.call('EXISTS', base .. 'kd') == 0 then
-    redis.call('DEL', base .. 'ku', base .. 'kn')  -- Nothing is kept, and numbers may begin anew.
+  local _, all = tallies.add(base .. 'kb', tenant, -weight)
+  if all <= 0 then
+    redis.call('DEL', base .. 'kn')  -- Nothing is kept, and numbers may begin anew.
   end
 end
 
@@ -46,18 +43,12 @@ local function drop(base, name)
   end
 end
 
--- The bytes that a tenant keeps, and that all do.
-local function kept_bytes(base, tenant)
-  return -tonumber(redis.call('ZSCORE', base .. 'kb', tenant) or 0), tonumber(redis.call('GET', base .. 'ku') or 0)
-end
-
 local function drop_oldest(base, tenant)
   local oldest = redis.call('ZRANGE', base .. 'ko:' .. tenant, 0, 0)[1]
   if oldest then
     drop(base, oldest)
-  else  -- Part of the account was lost.
-    redis.call('ZREM', base .. 'kb', tenant)
   end
+  return oldest
 end
 
 function is_small(s, weight)
@@ -82,7 +73,7 @@ end
 
 function renew_account(s)
   local base = account(s)
-  for _, name in ipairs({'kb', 'ku', 'kn', 'kd'}) do
+  for _, name in ipairs({'kb', 'kn', 'kd'}) do
     redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS)
   end
 end
@@ -105,27 +96,16 @@ function keep_outcome(s, flight, seconds, spare, weight, packed, token)
   local name, number = name_of(weight, key, token), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
   redis.call('ZADD', base .. 'kd', s.now + seconds, name)
   redis.call('ZADD', base .. 'ko:' .. tenant, number, name)
-  local own = -tonumber(redis.call('ZINCRBY', base .. 'kb', -weight, tenant))
-  local all = redis.call('INCRBY', base .. 'ku', weight)
   redis.call('EXPIRE', base .. 'ko:' .. tenant, ACCOUNT_SECONDS)
-  if own == weight then
+  if tallies.add(base .. 'kb', tenant, weight) == weight then
     renew_account(s)
   end
   local total, most = string.match(s.kept, '^(%d+),(%d+)')
-  total, most = tonumber(total), tonumber(most)
-  while own > most do
-    drop_oldest(base, tenant)
-    own, all = kept_bytes(base, tenant)
+  local function lose(one)
+    return drop_oldest(base, one)
   end
-  while all > total do
-    local heaviest = redis.call('ZRANGE', base .. 'kb', 0, 0)[1]
-    if not heaviest then
-      redis.call('DEL', base .. 'ku')
-      break
-    end
-    drop_oldest(base, heaviest)
-    own, all = kept_bytes(base, heaviest)
-  end
+  tallies.hold(base .. 'kb', tonumber(most), lose, tenant)
+  tallies.hold(base .. 'kb', tonumber(total), lose)
 end
 
 end

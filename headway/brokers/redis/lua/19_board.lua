@@ -21,11 +21,6 @@ local function keep(prefix, now, notice)
   redis.call('EXPIRE', prefix .. 'board', RECENT_SECONDS)
 end
 
--- Seconds that are left until the instant at the beginning of a string.
-local function left(value, now)
-  return value and struct.unpack('<d', value) - now or 0
-end
-
 -- When the board began, and whether that was after a loss: a process that knew of an earlier board has come back to none.
 local function birth(prefix, now, known)
   local born = redis.call('GET', prefix .. 'born')
@@ -55,14 +50,12 @@ together.register('post', function(keys, args)
     end
     redis.call('EXPIRE', row, HISTORY_SECONDS)
   end
-  local recorder = redis.call('GET', prefix .. 'recorder')
-  local rest = left(recorder, now)
-  local records = rest <= 0 or rest > RECORD_SECONDS + CLOCK_STEP or string.sub(recorder, 9) == args[2]
+  local records = holds(prefix .. 'recorder', now, args[2], RECORD_SECONDS)
   if records then
-    redis.call('SET', prefix .. 'recorder', struct.pack('<d', now + RECORD_SECONDS) .. args[2], 'EX', LIFE_SECONDS)
     redis.call('EXPIRE', prefix .. 'born', LIFE_SECONDS)
   end
-  local watched = left(redis.call('GET', prefix .. 'watched'), now)
+  local until_then = redis.call('GET', prefix .. 'watched')
+  local watched = until_then and struct.unpack('<d', until_then) - now or 0
   return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
 end, {})
 

@@ -6,10 +6,10 @@
 --   q          string  the figures, packed as doubles in sections, see figures.py
 --   e          hash    entry → header; '!', the nonce and the gateway once it has its outcome and that was not read yet
 --   p          hash    entry → payload, as the gateway packed it
---   P:<token>  string  a large input, apart from its payload: see 6_large.lua
+--   P:<token>  string  a large input, apart from its payload: see 2_large.lua
 --   R:<token>  string  a large output, apart from its reply
 --   Q:<token>, K:<token>  sets  who has yet to read an output that several have, and the keys under which it is kept: see 8_outputs.lua
---   b          hash    tenant → bytes of its large entries that have no outcome; '!' → those of all, see 6_large.lua
+--   b          zset    tally of the bytes of large entries that have no outcome, see 1_tallies.lua and 2_large.lua
 --   l<tier>    zset    tier queue: member → number of its round
 --   a<tier>    list    tier queue: its line, see 4_tier_queues.lua
 --   t<tier>    zset    tenant → the last round that its entries in the tier queue cost
@@ -19,8 +19,8 @@
 --   y          zset    fence → instant at which the lease ends
 --   ys         zset    fence → size of the batch
 --   s          hash    group → suspects: members that wait apart from the tier queues, see 5_suspects.lua
---   rb         hash    tenant → its retry budget, while it is not full
---   ca         hash    caller → what is known of it since one of its inputs failed alone
+--   rb         zset    tenant → when its retry budget is full again, see 11_retry_budgets.lua
+--   ca         string  what is known of each caller since one of its inputs failed alone, see 5_culprits.lua
 --   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
 --   hf         hash    healthy slot at home here → what is known of its factor, see 3_slot_factors.lua
 --   hp         hash    healthy slot at home here → its share of its GPU, if that is not all of it
@@ -38,11 +38,10 @@
 --   vs         hash    original or follower → its dedup keys
 --   vd         zset    entry that follows → its deadline
 --   k:<flight> string  outcome that is kept, see 18_kept.lua
---   z, zl, o, on, u  hashes, zset, strings  dead letters: key → letter, key → what is listed of it, key → its number, the
---                      last number, bytes of all
+--   z, zl, o, on  hashes, zset, string  dead letters: key → letter, key → what is listed of it, key → its number, the last number
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   zp:<key>   string  large input of a dead letter
---   oc, ou     zset    tenant → less than nothing of its dead letters, and of their bytes
+--   oc, ou     zset    tallies of the dead letters, and of their bytes
 --   qs         zset    of the queue for any version alone: queue of the model → until when something may be known there
 --   ql         set     likewise: queue of the model in which there may be dead letters
 --
@@ -304,7 +303,7 @@ local function move_back(s, seconds)
   for tier, last in ipairs(s.q.rate_last) do
     s.q.rate_last[tier] = last - seconds
   end
-  for _, name in ipairs({'y', 'h'}) do
+  for _, name in ipairs({'y', 'h', 'rb'}) do
     local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
     for i = 1, #all, 2 do
       redis.call('ZADD', s.prefix .. name, tonumber(all[i + 1]) - seconds, all[i])

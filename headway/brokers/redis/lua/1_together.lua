@@ -7,6 +7,21 @@ function together.register(name, callback, flags)
   redis.register_function{function_name = VERSION .. '_' .. name, flags = flags or {'allow-oom'}, callback = callback}
 end
 
+-- Register a step in a queue. `take` is given the state and the arguments, and returns the answer, `instants` where that is nothing,
+-- and whether it has changed no figures.
+local function step(name, take)
+  together.register(name, function(keys, args)
+    local s = open(keys, args)
+    local answer, unchanged = take(s, args)
+    if unchanged then
+      leave(s)
+    else
+      save(s)
+    end
+    return answer or instants(s)
+  end)
+end
+
 -- together: of each function whether it came to its end, and its answer or the text of its error. One that fails does not keep the
 -- others from being done. Arguments: for each its name, its key, the number of its arguments, and these.
 redis.register_function{function_name = VERSION .. '_together', flags = {'allow-oom'}, callback = function(_, args)

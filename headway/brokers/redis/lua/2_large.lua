@@ -11,8 +11,6 @@ local large = {}
 
 do
 
-local ALL, OF = 'a', 't'
-
 local function rooms(s)
   return string.sub(s.limits, 1, -2) .. 'bq'
 end
@@ -26,22 +24,13 @@ end
 local function used(s, tenant)
   local own, all = 0, 0
   for _, prefix in ipairs(redis.call('SMEMBERS', rooms(s))) do
-    local found = redis.call('HMGET', prefix .. 'b', OF .. tenant, ALL)
-    if found[2] then
-      own, all = own + tonumber(found[1] or 0), all + tonumber(found[2])
-    else
+    local of_tenant, of_all = tallies.of(prefix .. 'b', tenant)
+    own, all = own + of_tenant, all + of_all
+    if of_all == 0 then
       redis.call('SREM', rooms(s), prefix)
     end
   end
   return own, all
-end
-
-local function add(s, field, bytes)
-  local left = redis.call('HINCRBY', s.prefix .. 'b', field, bytes)
-  if left <= 0 then
-    redis.call('HDEL', s.prefix .. 'b', field)
-  end
-  return left
 end
 
 -- Whether a new entry's tenant may have so much more.
@@ -56,8 +45,8 @@ end
 -- An entry takes its room, until it is let go of.
 function large.take(s, entry)
   if entry.bytes > 0 then
-    add(s, OF .. entry.tenant, entry.bytes)
-    if add(s, ALL, entry.bytes) == entry.bytes then
+    local _, all = tallies.add(s.prefix .. 'b', entry.tenant, entry.bytes)
+    if all == entry.bytes then
       join_room(s)
       lasting(s, 'b')
     end
@@ -67,10 +56,7 @@ end
 -- An entry has come to its end.
 function large.let_go(s, entry)
   if entry.bytes > 0 then
-    add(s, OF .. tenant_of(own_key(entry)), -entry.bytes)
-    if add(s, ALL, -entry.bytes) <= 0 then
-      redis.call('DEL', s.prefix .. 'b')
-    end
+    tallies.add(s.prefix .. 'b', tenant_of(own_key(entry)), -entry.bytes)
   end
   large.drop(s, entry)
 end

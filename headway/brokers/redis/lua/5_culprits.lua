@@ -10,34 +10,25 @@ do
 local UNTIL, RAN, BAD = 1, 2, 3
 local NO_CALLER = '\160'
 
--- Bytes of a msgpack value's head, after its first, by that first byte; and those of all of it where the head has no length.
+-- Bytes of a msgpack value's length, by its first byte; those of how many values an array has; and those of all of a value that has
+-- neither. The server's own decoder knows no bytes, only text.
 local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
 local COUNTS = {[0xdc] = 2, [0xdd] = 4}
 local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5,
   [0xd3] = 9}
-
-local function number_at(text, at, bytes)
-  local number = 0
-  for i = at, at + bytes - 1 do
-    number = number * 256 + string.byte(text, i)
-  end
-  return number
-end
 
 -- How many values an array at a position has, and where the first is; nothing when there is none.
 local function array_at(text, at)
   local first = string.byte(text, at)
   if first >= 0x90 and first <= 0x9f then
     return first - 0x90, at + 1
-  end
-  local bytes = COUNTS[first]
-  if bytes then
-    return number_at(text, at + 1, bytes), at + 1 + bytes
+  elseif COUNTS[first] then
+    return struct.unpack('>I' .. COUNTS[first], text, at + 1)
   end
   return nil
 end
 
--- Where the value after the one at a position is. The server's own decoder knows no bytes, only text.
+-- Where the value after the one at a position is.
 local function after(text, at)
   local first = string.byte(text, at)
   local count, position = array_at(text, at)
@@ -49,7 +40,8 @@ local function after(text, at)
   elseif first >= 0xa0 and first <= 0xbf then
     return at + 1 + first - 0xa0
   elseif LENGTHS[first] then
-    return at + 1 + LENGTHS[first] + number_at(text, at + 1, LENGTHS[first])
+    local length, begins = struct.unpack('>I' .. LENGTHS[first], text, at + 1)
+    return begins + length
   end
   return at + (SIZES[first] or 1)
 end
@@ -85,29 +77,45 @@ function culprits.callers_of(s, entries)
   return callers
 end
 
+-- The records of all callers, which are read once in a step.
+local function records(s)
+  if not s.records then
+    local packed = s.q.apart > 0 and redis.call('GET', s.prefix .. 'ca')
+    s.records = packed and cmsgpack.unpack(packed) or {}
+  end
+  return s.records
+end
+
+local function store(s)
+  s.q.apart, s.touched[SELDOM] = 0, true
+  for _ in pairs(s.records) do
+    s.q.apart = s.q.apart + 1
+  end
+  if s.q.apart > 0 then
+    redis.call('SET', s.prefix .. 'ca', cmsgpack.pack(s.records), 'EX', LIFE_SECONDS_TEXT)
+  else
+    redis.call('DEL', s.prefix .. 'ca')
+  end
+end
+
+-- Nothing of who has behaved for long enough.
 local function record_of(s, caller)
-  local packed = s.q.apart > 0 and redis.call('HGET', s.prefix .. 'ca', caller)
-  return packed and cmsgpack.unpack(packed)
-end
-
-local function store(s, caller, record)
-  redis.call('HSET', s.prefix .. 'ca', caller, cmsgpack.pack(record))
-  lasting(s, 'ca')
-end
-
-local function forget(s, caller)
-  redis.call('HDEL', s.prefix .. 'ca', caller)
-  s.q.apart = s.q.apart - 1
-  s.touched[SELDOM] = true
+  local record = records(s)[caller]
+  return record and record[UNTIL] > s.now and record
 end
 
 function culprits.ride_apart(s, caller)
-  local record = record_of(s, caller)
-  if record and record[UNTIL] <= s.now then
-    forget(s, caller)
-    return false
+  return record_of(s, caller) and true or false
+end
+
+-- Forget who has behaved for long enough.
+function culprits.tidy(s)
+  for caller in pairs(records(s)) do
+    if not record_of(s, caller) then
+      s.records[caller] = nil
+      store(s)
+    end
   end
-  return record and true or false
 end
 
 -- So many inputs of a caller ran together, and nothing was known of them before.
@@ -119,7 +127,7 @@ function culprits.ran(s, caller, count, clean)
     if record[RAN] > MEMORY then
       record[RAN], record[BAD] = record[RAN] / 2, record[BAD] / 2
     end
-    store(s, caller, record)
+    store(s)
   end
 end
 
@@ -135,15 +143,15 @@ function culprits.group_size(s, caller, limit)
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end
 
-local function make_room(s)
-  local all, first, oldest = redis.call('HGETALL', s.prefix .. 'ca'), INF, nil
-  for i = 1, #all, 2 do
-    local instant = cmsgpack.unpack(all[i + 1])[UNTIL]
-    if instant < first then
-      first, oldest = instant, all[i]
+-- The caller whose last culprit is longest ago.
+local function oldest_of(s)
+  local oldest
+  for caller, record in pairs(s.records) do
+    if not oldest or record[UNTIL] < s.records[oldest][UNTIL] then
+      oldest = caller
     end
   end
-  forget(s, oldest)
+  return oldest
 end
 
 -- The key under which an input is known; `asked` has the members of its payload.
@@ -165,19 +173,12 @@ end
 function culprits.found(s, entry, killed, error)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
-  local record = record_of(s, caller)
-  if not record then
-    if q.apart >= MOST_APART then
-      make_room(s)
-    end
-    q.apart = q.apart + 1
+  if not records(s)[caller] and q.apart >= MOST_APART then
+    s.records[oldest_of(s)] = nil
   end
-  s.touched[SELDOM] = true
-  if not record or record[UNTIL] <= s.now then
-    record = {s.now, PRIOR, 0}
-  end
-  record[UNTIL] = s.now + APART_SECONDS
-  store(s, caller, record)
+  local record = record_of(s, caller) or {s.now, PRIOR, 0}
+  record[UNTIL], s.records[caller] = s.now + APART_SECONDS, record
+  store(s)
   if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS
     know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS, '')
@@ -207,16 +208,6 @@ function culprits.shown(failed)
     return UNHEARD
   end
   return failed[4] ~= '' and failed[4] or failed[2]
-end
-
--- Forget who has behaved for long enough.
-function culprits.tidy(s)
-  local all = s.q.apart > 0 and redis.call('HGETALL', s.prefix .. 'ca') or {}
-  for i = 1, #all, 2 do
-    if cmsgpack.unpack(all[i + 1])[UNTIL] <= s.now then
-      forget(s, all[i])
-    end
-  end
 end
 
 -- Whether any input of an entry's tenant has failed alone a short while ago, and the entry may be the same.

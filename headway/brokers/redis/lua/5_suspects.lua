@@ -6,20 +6,20 @@ local GROUP = GROUP_KINDS
 
 do
 
-local FIELDS = {
-  'members', 'ready_at', 'kind', 'failures', 'attempts', 'alone', 'caller', 'rest', 'avoid', 'avoid_until', 'hung',
-}
-
+-- Write the groups that have changed, and count who waits in all of them.
 local function flush(s)
-  for id, group in pairs(s.changed) do
-    local packed = {}
-    for _, name in ipairs(FIELDS) do
-      packed[name] = group[name]
+  local count = 0
+  for _, group in ipairs(s.groups) do
+    count = count + #group.members
+    if s.changed[group.id] then
+      redis.call('HSET', s.prefix .. 's', exact(group.id), cmsgpack.pack(group))
     end
-    redis.call('HSET', s.prefix .. 's', exact(id), cmsgpack.pack(packed))
   end
   if next(s.changed) then
     lasting(s, 's')
+  end
+  if count ~= s.q.suspects then
+    s.q.suspects, s.touched[SELDOM] = count, true
   end
   s.changed = {}
 end
@@ -29,10 +29,8 @@ function suspects.groups(s)
     s.groups, s.changed, s.flush = {}, {}, flush
     if s.q.groups > 0 then
       local all = redis.call('HGETALL', s.prefix .. 's')
-      for i = 1, #all, 2 do
-        local group = cmsgpack.unpack(all[i + 1])
-        group.id = tonumber(all[i])
-        s.groups[#s.groups + 1] = group
+      for i = 2, #all, 2 do
+        s.groups[i / 2] = cmsgpack.unpack(all[i])
       end
       table.sort(s.groups, function(one, other) return one.id < other.id end)
     end
@@ -53,60 +51,44 @@ function suspects.last_moment(entry, attempts)
 end
 
 local function touch(s, group)
-  s.changed[group.id] = group
-end
-
-local function count_members(s, count)
-  s.q.suspects = s.q.suspects + count
-  s.touched[SELDOM] = true
-end
-
-local function put(s, group, entries)
-  local q = s.q
-  for _, entry in ipairs(entries) do
-    q.suspects_due = math.min(q.suspects_due, suspects.last_moment(entry, group.attempts))
-  end
-  count_members(s, #entries)
-  touch(s, group)
-end
-
-local function members_of(entries)
-  local members = {}
-  for i, entry in ipairs(entries) do
-    members[i] = entry.member
-  end
-  return members
+  s.changed[group.id] = true
 end
 
 local function append(s, group)
   local q, groups = s.q, suspects.groups(s)
-  q.group = q.group + 1
-  q.groups = q.groups + 1
-  s.touched[SELDOM] = true
+  q.group, q.groups, s.touched[SELDOM] = q.group + 1, q.groups + 1, true
   group.id = q.group
   groups[#groups + 1] = group
 end
 
+-- Let entries wait in a group, behind those that do.
+local function put(s, group, entries)
+  local q, members = s.q, group.members
+  for _, entry in ipairs(entries) do
+    members[#members + 1] = entry.member
+    q.suspects_due = math.min(q.suspects_due, suspects.last_moment(entry, group.attempts))
+  end
+  s.touched[SELDOM] = true
+  touch(s, group)
+end
+
 local function remove_group(s, group)
-  local groups = suspects.groups(s)
-  for i, found in ipairs(groups) do
+  for i, found in ipairs(s.groups) do
     if found == group then
-      table.remove(groups, i)
+      table.remove(s.groups, i)
       break
     end
   end
   redis.call('HDEL', s.prefix .. 's', exact(group.id))
-  s.changed[group.id] = nil
-  s.q.groups = s.q.groups - 1
-  s.touched[SELDOM] = true
+  s.q.groups, s.touched[SELDOM] = s.q.groups - 1, true
 end
 
--- Let entries wait. `like` has the instant, the failures and the attempts.
+-- Let entries wait in a group of their own. `like` has the instant, the failures and the attempts, and what else is known of them.
 function suspects.add(s, entries, kind, like)
   local group = {
-    members = members_of(entries), kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts,
-    alone = like.alone or 0, caller = '', rest = like.rest or 0, avoid = like.avoid or '', avoid_until = like.avoid_until or -INF,
-    hung = like.hung or nil,
+    members = {}, kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = like.alone or 0,
+    caller = like.caller or '', rest = like.rest or 0, avoid = like.avoid or '', avoid_until = like.avoid_until or -INF,
+    hung = like.hung,
   }
   append(s, group)
   put(s, group, entries)
@@ -136,21 +118,14 @@ end
 
 function suspects.join(s, caller, entries, like)
   local quarantine = suspects.quarantine(s, caller)
-  if not quarantine then
-    quarantine = {members = {}, kind = GROUP.QUARANTINE, ready_at = like.ready_at, failures = 0, attempts = 0, alone = 0, caller = caller,
-      rest = 0, avoid = '', avoid_until = -INF}
-    append(s, quarantine)
-  end
+    or suspects.add(s, {}, GROUP.QUARANTINE, {ready_at = like.ready_at, failures = 0, attempts = 0, caller = caller})
   quarantine.ready_at = math.min(quarantine.ready_at, like.ready_at)
   quarantine.failures = math.max(quarantine.failures, like.failures)
   quarantine.attempts = math.max(quarantine.attempts, math.min(like.attempts, QUARANTINED_ATTEMPTS))
-  for _, entry in ipairs(entries) do
-    quarantine.members[#quarantine.members + 1] = entry.member
-  end
+  put(s, quarantine, entries)
   if #quarantine.members >= culprits.group_size(s, caller, s.q.max_batch) then
     quarantine.ready_at = -INF
   end
-  put(s, quarantine, entries)
 end
 
 -- Nothing is known of these entries any more.
@@ -170,38 +145,33 @@ end
 
 -- Where to halve: between two callers while there are several, those with most entries first.
 local function cut(s, entries)
-  local callers, counts, order = culprits.callers_of(s, entries), {}, {}
+  local callers, counts, first, order = culprits.callers_of(s, entries), {}, {}, {}
   for i, caller in ipairs(callers) do
-    if not counts[caller] then
-      counts[caller] = {count = 0, first = i, caller = caller}
-      order[#order + 1] = counts[caller]
-    end
-    counts[caller].count = counts[caller].count + 1
+    counts[caller], first[caller], order[i] = (counts[caller] or 0) + 1, first[caller] or i, i
   end
-  if #order == 1 then
+  if counts[callers[1]] == #entries then
     return entries, math.floor(#entries / 2)
   end
-  table.sort(order, function(one, other)
-    return one.count > other.count or (one.count == other.count and one.first < other.first)
-  end)
-  local sorted, best, at = {}, 0, 0
-  for _, group in ipairs(order) do
-    for i, caller in ipairs(callers) do
-      if caller == group.caller then
-        sorted[#sorted + 1] = entries[i]
-      end
+  table.sort(order, function(i, j)
+    local one, other = callers[i], callers[j]
+    if one == other then
+      return i < j
     end
-    at = at + group.count
-    if at < #entries and (best == 0 or math.abs(2 * at - #entries) < math.abs(2 * best - #entries)) then
+    return counts[one] > counts[other] or (counts[one] == counts[other] and first[one] < first[other])
+  end)
+  local sorted, best = {}, 0
+  for at, i in ipairs(order) do
+    sorted[at] = entries[i]
+    local between = at < #entries and callers[i] ~= callers[order[at + 1]]
+    if between and (best == 0 or math.abs(2 * at - #entries) < math.abs(2 * best - #entries)) then
       best = at
     end
   end
   return sorted, best
 end
 
--- These entries hold a culprit: run one half, or the only one.
+-- These entries hold a culprit: run one half, or the only one. `like` is as for `add`, and is used up.
 function suspects.halve(s, entries, like)
-  local rest, alone = 0, like.alone
   if #entries > 1 then
     local sorted, size = cut(s, entries)
     local left, right = {}, {}
@@ -209,19 +179,17 @@ function suspects.halve(s, entries, like)
       local into = i <= size and left or right
       into[#into + 1] = entry
     end
-    rest = suspects.add(s, right, GROUP.REST, {ready_at = INF, failures = like.failures, attempts = like.attempts, hung = like.hung}).id
-    entries, alone = left, 0
+    local rest = {ready_at = INF, failures = like.failures, attempts = like.attempts, hung = like.hung}
+    like.rest, like.alone = suspects.add(s, right, GROUP.REST, rest).id, 0
+    entries = left
   end
-  suspects.add(s, entries, GROUP.HALF, {ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = alone,
-    rest = rest, avoid = like.avoid, avoid_until = like.avoid_until, hung = like.hung})
+  suspects.add(s, entries, GROUP.HALF, like)
 end
 
 local function find_group(s, id)
-  if id ~= 0 then
-    for _, group in ipairs(suspects.groups(s)) do
-      if group.id == id then
-        return group
-      end
+  for _, group in ipairs(id ~= 0 and suspects.groups(s) or {}) do
+    if group.id == id then
+      return group
     end
   end
   return nil
@@ -234,7 +202,6 @@ function suspects.let_go(s, id)
     return {}
   end
   remove_group(s, group)
-  count_members(s, -#group.members)
   return wanted(s, group.members)
 end
 
@@ -247,7 +214,6 @@ function suspects.take(s, group, limit)
     local into = fits and taken or left
     into[#into + 1] = member
   end
-  count_members(s, -#taken)
   local rest = #left > 0 and find_group(s, group.rest)
   if rest then
     for i = #left, 1, -1 do
@@ -257,36 +223,41 @@ function suspects.take(s, group, limit)
     left = {}
   end
   group.members = left
+  touch(s, group)
   if #left == 0 then
     remove_group(s, group)
   elseif group.kind == GROUP.QUARANTINE then  -- Others have their turn before what is left of it.
     remove_group(s, group)
     append(s, group)
     touch(s, group)
-  else
-    touch(s, group)
   end
   return wanted(s, taken)
 end
 
--- Take one entry out of the group it waits in; true when it was in one.
-function suspects.drop(s, member)
+-- The group in which a member waits, and its position there.
+function suspects.group_of(s, member)
   for _, group in ipairs(suspects.groups(s)) do
     for i, found in ipairs(group.members) do
       if found == member then
-        table.remove(group.members, i)
-        count_members(s, -1)
-        if #group.members == 0 then
-          remove_group(s, group)
-          suspects.unknown(s, suspects.let_go(s, group.rest), group)  -- The culprit may have left.
-        else
-          touch(s, group)
-        end
-        return true
+        return group, i
       end
     end
   end
-  return false
+  return nil
+end
+
+-- Take one entry out of the group it waits in, if it does.
+function suspects.drop(s, member)
+  local group, i = suspects.group_of(s, member)
+  if not group then
+    return
+  end
+  table.remove(group.members, i)
+  touch(s, group)
+  if #group.members == 0 then
+    remove_group(s, group)
+    suspects.unknown(s, suspects.let_go(s, group.rest), group)  -- The culprit may have left.
+  end
 end
 
 -- What a worker may take: a group that goes first, or one that takes its turn; and the instant to look again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
@@ -17,7 +17,7 @@ from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
 from headway.http.inference.codecs import no_text
-from headway.http.inference.exchange import Exchange, ReadRequest, marks_of, whole
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, marks_of
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Failure, Reply, RequestOptions
@@ -172,11 +172,12 @@ class InferenceCall(Call):
         try:
             version = (reply.ran.version if reply.ran is not None else "") or port.settings.model_version
             tokens = [one.tokens for one in replies]
-            _, message = asked.exchange.write(self.shown, outputs, milliseconds, version, tokens)
-            if isinstance(message, bytes) or asked.room is None or not asked.room.held:
-                message = whole(message)
-            else:
-                message = await self._made(LargeAnswer(message, asked.room))
+            _, message = asked.exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
+            if isinstance(message, Iterator):
+                if asked.room is None or not asked.room.held:
+                    message = b"".join(message)
+                else:
+                    message = await self._made(LargeAnswer(message, asked.room))
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
         finally:

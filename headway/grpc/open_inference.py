@@ -7,7 +7,7 @@ for principals that may ask it.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,11 +23,11 @@ from headway.grpc import messages
 from headway.grpc.calls import PortContext
 from headway.http.inference.answer_pieces import packed_pieces, released
 from headway.http.inference.bodies import value_checker
-from headway.http.inference.exchange import Exchange, ReadRequest, TokensOfEach, Written
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import ShownModels
 from headway.http.oip.requests import InferRequest
-from headway.model import Principal, RequestOptions, Value, added_up
+from headway.model import Principal, RequestOptions, added_up
 from headway.oip import elements, metadata, parameters, tensors
 from headway.oip.tensors import BYTES, OUTPUT
 
@@ -62,16 +62,14 @@ def infer_reader(settings: Settings) -> ReadRequest:
         text = msgspec.json.encode(rest) if rest else b""
         id = asked.id
 
-        def write(
-            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-        ) -> Written:
+        def write(outcome: Outcome) -> Written:
             gives = known[model].gives
-            answer = _RESPONSE(model_name=model, model_version=version, id=id)
+            answer = _RESPONSE(model_name=model, model_version=outcome.version, id=id)
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
-            if (used := added_up(tokens)) is not None:
+            if (used := added_up(outcome.tokens)) is not None:
                 answer.parameters[parameters.TOKENS].int64_param = used.used
             return b"", _pieces(
-                answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outputs))
+                answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outcome.outputs))
             )
 
         request = InferRequest(id, shape, found, wishes, text)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
 
 from headway.config import Settings
 from headway.core import values
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.http.inference.bodies import text_reader
-from headway.http.inference.exchange import Exchange, ReadRequest, TokensOfEach, Written
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
 from headway.model import Octets, RequestOptions, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
@@ -31,12 +30,10 @@ def predict_reader(settings: Settings) -> ReadRequest:
         octets = known[model].takes is ValueKind.BYTES
         input: Value = Octets(asked.input_data) if octets else text(asked.input_data)
 
-        def write(
-            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-        ) -> Written:
-            output = octets_of(outputs[0], known[model].gives is ValueKind.BYTES)
-            answer = _RESPONSE(request_id=shown, output=output, latency_ms=milliseconds)
-            if (used := added_up(tokens)) is not None:
+        def write(outcome: Outcome) -> Written:
+            output = octets_of(outcome.outputs[0], known[model].gives is ValueKind.BYTES)
+            answer = _RESPONSE(request_id=outcome.id, output=output, latency_ms=outcome.milliseconds)
+            if (used := added_up(outcome.tokens)) is not None:
                 answer.tokens_used = used.used
             return b"", answer.SerializeToString()
 

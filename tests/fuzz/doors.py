@@ -14,7 +14,7 @@ from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
 from headway.grpc.open_inference import infer_reader
 from headway.grpc.predict import predict_reader
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
+from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat_template import Message, load_template
@@ -78,8 +78,8 @@ def check_openai(data: bytes) -> None:
         inputs = _inputs(exchange, settings)
         outputs = ["[0.5, 1e300]" if path == "/v1/embeddings" else one for one in inputs]
         try:
-            fields, written = exchange.write("req_1", outputs, 1.0, "1")
-            body = whole(written)
+            fields, written = exchange.write(Outcome("req_1", outputs, 1.0, "1", [None] * len(outputs)))
+            body = written if isinstance(written, bytes) else b"".join(written)
         except RequestError as exc:
             _check_error(exc)
             continue
@@ -169,7 +169,7 @@ def check_grpc(data: bytes) -> None:
         if exchange.model == "m" and kind is not ValueKind.JSON:
             assert all(isinstance(one, Octets if kind is ValueKind.BYTES else str) for one in inputs)
         assert 0 < exchange.options.timeout <= 4.0
-        exchange.write("req_1", inputs, 1.0, "1")
+        exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
     for request in _REQUESTS:
         try:
             messages.read(request, data)

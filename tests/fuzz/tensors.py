@@ -13,7 +13,7 @@ from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.compressed_bodies import Unpacker
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget, whole
+from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.oip.requests import LENGTH_FIELD
@@ -106,8 +106,8 @@ def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | No
     assert 0 <= exchange.options.tier < len(settings.tier_names)
     elements = [element_of(one, kind) for one in inputs]
     try:
-        fields, written = exchange.write("req_1", inputs, 1.0, "1")
-        body = whole(written)
+        fields, written = exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
+        body = written if isinstance(written, bytes) else b"".join(written)
     except RequestError:
         assert kind is ValueKind.BYTES
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest,
 from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Exchange, ReadRequest, RequestTarget, TokensOfEach, Written
+from headway.http.inference.exchange import CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
@@ -49,9 +49,8 @@ def open_head(
         if not text:
             raise BadRequest("the body is empty")
 
-        def write(
-            shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-        ) -> Written:
+        def write(outcome: Outcome) -> Written:
+            shown, outputs, version = outcome.id, outcome.outputs, outcome.version
             if "ODD" in outputs:
                 raise RequestError("the output is odd", code=BACKEND_ERROR)
             told = [target.names["model"], target.query.decode(), field.decode(), text[0], shown, version, str(kind)]

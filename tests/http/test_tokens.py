@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.http.inference.exchange import Outcome
 from headway.http.openai.answers import ChoicesWriter
 from headway.model import TokenCount, added_up
 from headway.oip.tensors import pack
@@ -92,7 +93,7 @@ def test_the_usage_of_several_choices_is_that_of_those_that_tell_it(
     each: list[TokenCount | None], choices: int, prompt: int, completion: int, chat: bool, stream: bool
 ) -> None:
     write = ChoicesWriter("m", chat, stream, True, choices)
-    _, pieces = write("req_x", ["a"] * len(each), 1.0, "1", each)
+    _, pieces = write(Outcome("req_x", ["a"] * len(each), 1.0, "1", each))
     assert not isinstance(pieces, bytes)
     *_, last = [text for text in b"".join(pieces).decode().split("data: ") if "DONE" not in text]
     assert json.loads(last)["usage"] == {

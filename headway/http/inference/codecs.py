@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from headway.errors import BACKEND_ERROR, BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json_pieces, released, value_within
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
-from headway.http.inference.exchange import JSON, Exchange, OpenHead, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
 from headway.http.inference.octets import open_octets
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
@@ -41,7 +41,7 @@ class WriteText(Protocol):
         tokens: TokenCount | None = None,
         /,
     ) -> bytes:
-        """Write the body; see `headway.http.inference.exchange.WriteOutputs`. An output that is no text comes as Raw.
+        """Write the body; the arguments are those of an Outcome. An output that is no text comes as Raw.
 
         Raises:
             UnicodeEncodeError: the output holds a lone surrogate.
@@ -95,21 +95,20 @@ class Codec(msgspec.Struct, frozen=True):
         write = self.write_all if isinstance(input, list) else self.write_one
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
-    def write_one(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
+    def write_one(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with one input."""
-        output, used = outputs[0], added_up(tokens)
+        [output] = outcome.outputs
         if len(output) > PIECE:
-            return JSON, value_within(self.write(shown, HOLE, milliseconds, version, used), output)
-        return JSON, self.write(shown, values.embedded(output), milliseconds, version, used)
+            return JSON, value_within(self._write_body(self.write, outcome, HOLE), output)
+        return JSON, self._write_body(self.write, outcome, values.embedded(output))
 
-    def write_all(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
+    def write_all(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with a list of inputs."""
-        answer = self.write_many(shown, _NONE, milliseconds, version, added_up(tokens))
-        return JSON, array_within(answer, "outputs", map(json_pieces, released(outputs)))
+        answer = self._write_body(self.write_many, outcome, _NONE)
+        return JSON, array_within(answer, "outputs", map(json_pieces, released(outcome.outputs)))
+
+    def _write_body(self, write: WriteText, outcome: Outcome, output: str | msgspec.Raw) -> bytes:
+        return write(outcome.id, output, outcome.milliseconds, outcome.version, added_up(outcome.tokens))
 
 
 NO_ROUTE = Codec()

@@ -8,7 +8,7 @@ head on the same connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,39 +45,31 @@ JSON = b"content-type: application/json\r\n"
 Written = tuple[bytes, bytes | Iterator[bytes]]
 """Lines of an answer's header, each with its end, the content type among them; and the answer's body.
 
-The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteOutputs` does.
+The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteAnswer` does.
 """
 
 
-def whole(body: bytes | Iterator[bytes]) -> bytes:
-    """Body of an answer in one piece."""
-    return b"".join(body) if isinstance(body, Iterator) else body
+class Outcome(msgspec.Struct, gc=False):
+    """Outcome of a request whose inputs all have an output, as its answer tells it.
+
+    Attributes:
+        id: id of the request as clients see it.
+        outputs: outputs in the order of the inputs.
+        milliseconds: time from the complete request to its answer.
+        version: version of the model that answered.
+        tokens: tokens that each input has used; None for one of which nobody has told.
+    """
+
+    id: str
+    outputs: Sequence[Value]
+    milliseconds: float
+    version: str
+    tokens: Sequence[TokenCount | None]
 
 
-TokensOfEach = Sequence[TokenCount | None]
-"""Tokens that each input has used, None for one of which nobody has told; empty where there are none."""
-
-
-class WriteOutputs(Protocol):
-    """Writer of the answer to a request."""
-
-    def __call__(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = (), /
-    ) -> Written:
-        """Write the answer.
-
-        Arguments:
-            shown: id of the request as clients see it.
-            outputs: outputs in the order of the inputs.
-            milliseconds: time from the complete request to its answer.
-            version: version of the model that answered.
-            tokens: tokens that the inputs have used.
-
-        Raises:
-            RequestError: an output is not what the API can answer with.
-            UnicodeEncodeError: an output holds a lone surrogate.
-        """
-        ...
+WriteAnswer = Callable[[Outcome], Written]
+"""Writer of the answer to a request. Raises RequestError: an output is not what the API can answer with; UnicodeEncodeError: one
+holds a lone surrogate."""
 
 
 class Exchange(msgspec.Struct):
@@ -97,7 +89,7 @@ class Exchange(msgspec.Struct):
     input: Value | list[Value]
     parameters: bytes
     options: RequestOptions
-    write: WriteOutputs
+    write: WriteAnswer
     id: str = ""
     final: bool = False
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 
 from headway.errors import INTERNAL, RequestError
@@ -29,19 +30,20 @@ from headway.http.inference.body_pieces import BodyPieces
 from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
-from headway.http.inference.exchange import Exchange, RequestTarget, TokensOfEach, marks_of, whole
+from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, Value
+from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
 
 MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0), NO_ROUTE.read_json)
+_OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""
 
@@ -205,7 +207,7 @@ class FastPathConnection(Connection):
         if self.unread.since:
             self._count_unfetched()
 
-    def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: TokensOfEach = ()) -> None:
+    def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
         """Take the reply to the request in hand; one to any other request is never written.
 
         Arguments:
@@ -246,7 +248,7 @@ class FastPathConnection(Connection):
         except Exception as exc:
             self.fault(exc)
 
-    def _answer_rarely(self, reply: Reply, outputs: Sequence[Value], tokens: TokensOfEach) -> None:
+    def _answer_rarely(self, reply: Reply, outputs: Sequence[Value], tokens: Sequence[TokenCount | None]) -> None:
         """Write an answer that is no text alone, that is large or marked, or that ends the connection."""
         inference = self.inference
         if self.handoff is not None:
@@ -269,29 +271,27 @@ class FastPathConnection(Connection):
                 version = (ran.version if ran is not None else "") or inference.version
                 room = None if self.fan_out is None else self.fan_out.room
                 write = self.codec.write_one if self.exchange is None else self.exchange.write
-                more, written = write(shown, outputs or (output,), milliseconds, version, tokens or (reply.tokens,))
-                is_large = len(output) > PIECE if room is None else room.held > 0
-                if is_large and not isinstance(written, bytes):
-                    self.sender = AnswerSender(self, LargeAnswer(written, room), more, shared)
-                    self.sender.make_later()
-                    return
-                body = whole(written)
+                used = tokens or (reply.tokens,)
+                more, body = write(Outcome(shown, outputs or (output,), milliseconds, version, used))
+                if isinstance(body, Iterator):
+                    if len(output) > PIECE if room is None else room.held > 0:
+                        self.sender = AnswerSender(self, LargeAnswer(body, room), more, shared)
+                        self.sender.make_later()
+                        return
+                    body = b"".join(body)
                 shared += more
             except UnicodeEncodeError:
                 self.fail(no_text(), shared)
             except RequestError as exc:
                 self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
             else:
-                ending = b"connection: close\r\n" if self.last or inference.closing else b""
-                if self.principal.limits:
-                    ending += self.codec.limit_lines(inference.rate_limits, self.principal.limits)
-                head = HEAD % (inference.bare_opening, self.id.encode(), ending, shared, len(body))
+                head = HEAD % (inference.bare_opening, self.id.encode(), self.ending_of(self.codec), shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
         self.rest_from(now)
 
     def ending_of(self, codec: Codec) -> bytes:
-        """Lines on the end of the connection and on the principal's limits, as `answer` has them, for rarer answers."""
+        """Lines of an answer's header on the end of the connection and on the principal's limits."""
         ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
         if self.principal.limits:
             ending += codec.limit_lines(self.inference.rate_limits, self.principal.limits)
@@ -559,8 +559,7 @@ class FastPathConnection(Connection):
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
         """Take the replies to all inputs of the request in hand, or the failure of one."""
-        outputs = [reply.output for reply in replies if reply.output is not None]
-        self.answer(joined(self.id, replies), outputs, [reply.tokens for reply in replies])
+        self.answer(joined(self.id, replies), list(map(_OUTPUT, replies)), list(map(_TOKENS, replies)))
 
     def admitted(self) -> None:
         """Note that the request in hand will have its outcome, whoever waits for it."""

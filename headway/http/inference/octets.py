@@ -20,10 +20,10 @@ from headway.http.inference.exchange import (
     CodecContext,
     Exchange,
     OpenHead,
+    Outcome,
     ReadRequest,
     RequestTarget,
-    TokensOfEach,
-    WriteOutputs,
+    WriteAnswer,
     Written,
 )
 from headway.http.server.head import Head
@@ -92,7 +92,7 @@ def _pieces(output: Value) -> Iterator[bytes]:
         yield output[begin : begin + PIECE].encode()
 
 
-def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: WriteOutputs) -> OpenHead:
+def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: WriteAnswer) -> OpenHead:
     """Make what opens the heads of a route that also takes octets, and answers with them.
 
     Arguments:
@@ -101,17 +101,12 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
         write: writer of an answer in JSON.
     """
 
-    def write_octets(
-        shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        output = outputs[0]
+    def write_octets(outcome: Outcome) -> Written:
+        [output] = outcome.outputs
         return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else _pieces(output)
 
-    def write_as_output(
-        shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        writer = write_octets if isinstance(outputs[0], Octets) else write
-        return writer(shown, outputs, milliseconds, version)
+    def write_as_output(outcome: Outcome) -> Written:
+        return write_octets(outcome) if isinstance(outcome.outputs[0], Octets) else write(outcome)
 
     def read_any(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         exchange = read_json(body, options, known)

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.errors import BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, packed_pieces, released, text_pieces
-from headway.http.inference.exchange import JSON, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.requests import LENGTH_FIELD
 from headway.http.problem import escaped, problem_header
 from headway.http.server.framing import Encoded
@@ -70,11 +70,9 @@ class Answerer:
         self._model, self._shape, self._binary, self._gives = model, shape, binary, gives
         self._id = msgspec.UNSET if id is None else id
 
-    def write(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
-        used = added_up(tokens)
+    def write(self, outcome: Outcome) -> Written:
+        """Write the answer."""
+        outputs, version, used = outcome.outputs, outcome.version, added_up(outcome.tokens)
         told = msgspec.UNSET if used is None else _Used(used.used)
         if len(outputs) == 1 and len(outputs[0]) <= PIECE:
             return self._one(version, told, outputs[0])

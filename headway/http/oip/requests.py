@@ -16,7 +16,7 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.inference.bodies import ABSENT, CheckValue, parameter_members, why_not
-from headway.http.inference.exchange import Exchange, WriteOutputs
+from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.model import RequestOptions, ValueKind
 from headway.oip.elements import Element, values_of
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
@@ -99,7 +99,7 @@ class InferRequest(msgspec.Struct, gc=False):
     parameters: bytes
 
     def exchange(
-        self, model: str, options: RequestOptions, takes: ValueKind | None, check: CheckValue, write: WriteOutputs
+        self, model: str, options: RequestOptions, takes: ValueKind | None, check: CheckValue, write: WriteAnswer
     ) -> Exchange:
         """Exchange of the request.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.values import shown as shown_value
 from headway.http.inference.answer_pieces import PIECE, array_within, released, text_pieces
-from headway.http.inference.exchange import JSON, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.model import TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
@@ -24,6 +24,7 @@ FINISHED = "stop"
 TEXT = "text_completion"
 CHAT = "chat.completion"
 """Kinds of completions, as their member `object` says."""
+_Tokens = Sequence[TokenCount | None]
 _Head = tuple[str, str, int, str]
 """Members with which an answer begins: id, object, created, model."""
 
@@ -119,13 +120,12 @@ class ChoicesWriter(msgspec.Struct):
     usage: bool
     choices: int = 1
 
-    def __call__(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        """Write the answer; see `headway.http.inference.exchange.WriteOutputs`."""
+    def __call__(self, outcome: Outcome) -> Written:
+        """Write the answer."""
+        outputs, tokens = outcome.outputs, outcome.tokens
         if not self.stream and len(outputs) == 1 and len(outputs[0]) <= PIECE:
-            return JSON, self._one(shown, outputs[0], tokens)
-        id = f"{'chatcmpl' if self.chat else 'cmpl'}-{shown[4:]}"
+            return JSON, self._one(outcome.id, outputs[0], tokens)
+        id = f"{'chatcmpl' if self.chat else 'cmpl'}-{outcome.id[4:]}"
         head = id, self._kind(), int(time()), self.model
         return (
             (EVENTS, self._events(head, outputs, tokens))
@@ -133,11 +133,11 @@ class ChoicesWriter(msgspec.Struct):
             else (JSON, self._object(head, outputs, tokens))
         )
 
-    def _events(self, head: _Head, outputs: Sequence[Value], tokens: TokensOfEach) -> Iterator[bytes]:
+    def _events(self, head: _Head, outputs: Sequence[Value], tokens: _Tokens) -> Iterator[bytes]:
         empty = None if self.usage else msgspec.UNSET
         used: list[Usage | None] = []
         for index, output in enumerate(released(outputs)):
-            told = told_of(output, tokens[index] if tokens else None)
+            told = told_of(output, tokens[index])
             used.append(told.usage)
             yield b"data: "
             yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, told),))
@@ -146,11 +146,11 @@ class ChoicesWriter(msgspec.Struct):
             yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used, self.choices) or Usage()))
         yield b"data: [DONE]\n\n"
 
-    def _object(self, head: _Head, outputs: Sequence[Value], tokens: TokensOfEach) -> Iterator[bytes]:
+    def _object(self, head: _Head, outputs: Sequence[Value], tokens: _Tokens) -> Iterator[bytes]:
         used: list[Usage | None] = []
         yield _encode(_Body(*head, ())).removesuffix(b"]}")
         for index, output in enumerate(released(outputs)):
-            told = told_of(output, tokens[index] if tokens else None)
+            told = told_of(output, tokens[index])
             used.append(told.usage)
             yield b"," if index else b""
             yield from self._choice(index, told)
@@ -159,7 +159,7 @@ class ChoicesWriter(msgspec.Struct):
             usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
-    def _one(self, shown: str, output: Value, tokens: TokensOfEach) -> bytes:
+    def _one(self, shown: str, output: Value, tokens: _Tokens) -> bytes:
         """Completion of one prompt, the most frequent answer."""
         told = told_of(output, *tokens)
         usage = told.usage

@@ -14,7 +14,7 @@ from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
 from headway.http.openai.members import (
     MOST_TEXTS,
     input_checker,
@@ -25,7 +25,7 @@ from headway.http.openai.members import (
     take_text,
 )
 from headway.http.openai.routing import openai_codec
-from headway.model import RequestOptions, Value
+from headway.model import RequestOptions, TokenCount, Value
 
 FLOAT, BASE64 = "float", "base64"
 
@@ -91,12 +91,10 @@ class _Writer(msgspec.Struct, frozen=True):
     packed: bool
     dimensions: int | None
 
-    def __call__(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        return JSON, self._pieces(outputs, tokens)
+    def __call__(self, outcome: Outcome) -> Written:
+        return JSON, self._pieces(outcome.outputs, outcome.tokens)
 
-    def _pieces(self, outputs: Sequence[Value], told: TokensOfEach) -> Iterator[bytes]:
+    def _pieces(self, outputs: Sequence[Value], told: Sequence[TokenCount | None]) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
         tokens = 0
         for index, output in enumerate(released(outputs)):
@@ -106,7 +104,7 @@ class _Writer(msgspec.Struct, frozen=True):
                 raise BadRequest(message)
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
-            used = told[index] if told and not counted else None
+            used = None if counted else told[index]
             tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 

@@ -6,7 +6,7 @@ model's answer is there as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import time
 from typing import Any
 
@@ -17,7 +17,7 @@ from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, TokensOfEach, Written
+from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
 from headway.http.openai.chat import Part, templates, text_of
 from headway.http.openai.chat_template import Message
@@ -32,7 +32,7 @@ from headway.http.openai.members import (
     take_text,
 )
 from headway.http.openai.routing import openai_codec
-from headway.model import RequestOptions, Value
+from headway.model import RequestOptions
 
 _STORED = "responses are not stored; send the whole conversation as `input`, and leave it out"
 _UNSERVED = {
@@ -166,22 +166,20 @@ class _Writer(msgspec.Struct, frozen=True):
     stream: bool
     rest: dict[str, Any]
 
-    def __call__(
-        self, shown: str, outputs: Sequence[Value], milliseconds: float, version: str, tokens: TokensOfEach = ()
-    ) -> Written:
-        told, now = told_of(outputs[0], *tokens), int(time())
+    def __call__(self, outcome: Outcome) -> Written:
+        told, now, id = told_of(outcome.outputs[0], *outcome.tokens), int(time()), outcome.id[4:]
         why = _INCOMPLETE.get(told.finish_reason)
         status = "incomplete" if why else "completed"
         is_large = len(told.text) > PIECE
         part = {"type": "output_text", "text": HOLE if is_large else told.text, "annotations": [], "logprobs": []}
         message = {
             "type": "message",
-            "id": f"msg_{shown[4:]}",
+            "id": f"msg_{id}",
             "status": status,
             "role": "assistant",
             "content": [part],
         }
-        head = {"id": f"resp_{shown[4:]}", "object": "response", "created_at": now, "model": self.model, **self.rest}
+        head = {"id": f"resp_{id}", "object": "response", "created_at": now, "model": self.model, **self.rest}
         ended = {
             **head,
             "status": status,

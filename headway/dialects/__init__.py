@@ -2,7 +2,6 @@
 
 dialect     what a dialect is
 json_lists  lists of exactly so many elements, out of JSON that may be anything
-openai      what both dialects of OpenAI's have in common
 open_inference  what both dialects of the Open Inference Protocol have in common
 
 Each other module is one dialect, or several that differ in a word, and has its line in DIALECTS.
@@ -17,8 +16,7 @@ from urllib.parse import urlsplit
 from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.dialects.oip import OpenInferenceHttp
 from headway.dialects.oip_grpc import OpenInferenceGrpc
-from headway.dialects.openai_completions import Completions
-from headway.dialects.openai_embeddings import Embeddings
+from headway.dialects.openai import Completions, Embeddings
 from headway.dialects.texts import NamedInputs, TextList
 from headway.errors import SettingError
 

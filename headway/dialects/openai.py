@@ -1,20 +1,30 @@
-"""Parts of both dialects of OpenAI's: one object of parameters for all inputs, and outputs with an index."""
+"""Dialects `openai-completions` and `openai-embeddings`: `POST /v1/completions` and `/v1/embeddings` with a list of texts.
+
+The texts of the choices are the outputs, or the JSON text of each list of numbers as the API wrote it. Parameters are those of the
+whole request. Those that would change how many outputs there are, or in which form they come, are left out.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from headway.core.excerpt import excerpt
 from headway.dialects import json_lists
-from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, raw_members
+from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, needs_model, raw_members
 from headway.dialects.json_lists import Json
 from headway.dialects.usage import with_usage
-from headway.model import ItemResult
+from headway.model import ItemResult, Signature, Value, ValueKind
+
+_NO_COMPLETION = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
+"""Parameters that are not sent with prompts. A chat's messages are in the prompt already."""
+_NO_EMBEDDING = frozenset(("model", "input", "encoding_format"))
+"""Parameters that are not sent with texts to embed."""
+_NUMBERS = "a list of numbers"
 
 
 class _Model(msgspec.Struct, gc=False):
@@ -25,39 +35,107 @@ class _Models(msgspec.Struct, gc=False):
     data: list[_Model]
 
 
-_decode_models: Any = msgspec.json.Decoder(_Models).decode
-
-
 class _Numbered(msgspec.Struct, gc=False):
     index: int
 
 
+class _Choices(msgspec.Struct, gc=False):
+    choices: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: str
+
+
+class _Data(msgspec.Struct, gc=False):
+    data: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Embedding(msgspec.Struct, gc=False):
+    embedding: msgspec.Raw
+
+
+_decode_models: Any = msgspec.json.Decoder(_Models).decode
 _decode_index: Any = msgspec.json.Decoder(_Numbered).decode
+_decode_choices: Any = msgspec.json.Decoder(_Choices).decode
+_decode_choice: Any = msgspec.json.Decoder(_Choice).decode
+_decode_data: Any = msgspec.json.Decoder(_Data).decode
+_decode_embedding: Any = msgspec.json.Decoder(_Embedding).decode
+_check_numbers: Any = msgspec.json.Decoder(list[float]).decode
 
 
-def reached(url: str, dialect: Dialect, model: str) -> Remote:
-    """The API at a URL, which tells its models beside it where that ends as OpenAI's do."""
-    parts = urlsplit(url)
-    found = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
-    models = None if found is None else RemoteCall(b"", {}, parts._replace(path=f"{found[1]}/models").geturl())
-    return Remote(url, dialect, models=models, model=model)
+class NamedModel(Dialect, frozen=True):
+    """Base of both dialects, which name the model.
+
+    Attributes:
+        model: name of the remote model.
+    """
+
+    name: ClassVar[str] = ""
+    shared_parameters: ClassVar[bool] = True
+    model: str
+
+    @classmethod
+    def reach(cls, url: str, model: str) -> Remote:
+        """Take the URL as it is; the model has to be named. Where the URL ends as OpenAI's do, the API tells its models beside it."""
+        parts = urlsplit(url)
+        found = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
+        models = None if found is None else RemoteCall(b"", {}, parts._replace(path=f"{found[1]}/models").geturl())
+        return Remote(url, cls(needs_model(cls.name, model)), models=models, model=model)
+
+    def models(self, answer: bytes | bytearray) -> list[str]:
+        """Read the names of the models; empty where the answer is no list of them."""
+        try:
+            return [one.id for one in _decode_models(answer).data]
+        except (*json_lists.NO_JSON, msgspec.ValidationError):
+            return []
 
 
-def model_names(answer: bytes | bytearray) -> list[str]:
-    """Names of the models of an API; empty where the answer is no list of them."""
-    try:
-        return [one.id for one in _decode_models(answer).data]
-    except (*json_lists.NO_JSON, msgspec.ValidationError):
-        return []
+class Completions(NamedModel, frozen=True):
+    """Texts in, texts out, by the model of a name."""
+
+    name: ClassVar[str] = "openai-completions"
+    path: ClassVar[str] = ".*/v1/completions"
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode the inputs as prompts of one request."""
+        return _request({"model": self.model, "prompt": inputs}, parameters, _NO_COMPLETION)
+
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+        """Read the choices, one for each prompt."""
+        return _items(body, "choices", _decode_choices, expected, _choice)
 
 
-def merged(own: dict[str, Any], parameters: bytes, never: frozenset[str]) -> bytes:
-    """Body of a request: the members of the dialect's own, and those of the parameters but for the ones in `never`."""
-    members = {name: raw for name, raw in raw_members(parameters).items() if name not in never}
-    return msgspec.json.encode({**members, **own})
+class Embeddings(NamedModel, frozen=True):
+    """Texts in, lists of numbers out, by the model of a name."""
+
+    name: ClassVar[str] = "openai-embeddings"
+    path: ClassVar[str] = ".*/v1/embeddings"
+
+    @property
+    def signature(self) -> Signature:
+        """Texts in, JSON values out."""
+        return Signature(gives=ValueKind.JSON)
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        """Encode the inputs as texts of one request, which asks for numbers and not for base64."""
+        own = {"model": self.model, "input": inputs, "encoding_format": "float"}
+        return _request(own, parameters, _NO_EMBEDDING)
+
+    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+        """Read the embeddings, one for each text."""
+        return _items(body, "data", _decode_data, expected, _embedding)
 
 
-def read_items(
+def _request(own: dict[str, Any], parameters: Sequence[bytes], never: frozenset[str]) -> RemoteCall:
+    """Request with the members of the dialect's own, and those of the parameters but for the ones in `never`."""
+    members = {name: raw for name, raw in raw_members(next(iter(parameters), b"")).items() if name not in never}
+    return RemoteCall(msgspec.json.encode({**members, **own}))
+
+
+def _items(
     body: bytes | bytearray,
     member: str,
     decode: Callable[[bytes | bytearray], Any],
@@ -98,3 +176,24 @@ def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemRe
             raise NoOutputs(f"two outputs with the index {index}")
         items[index] = read(raw)
     return [item for item in items if item is not None]
+
+
+def _choice(raw: msgspec.Raw) -> ItemResult:
+    try:
+        return ItemResult(_decode_choice(raw).text)
+    except msgspec.ValidationError:
+        return json_lists.fault("a choice without a text", "a string")
+
+
+def _embedding(raw: msgspec.Raw) -> ItemResult:
+    try:
+        numbers = _decode_embedding(raw).embedding
+    except msgspec.ValidationError:
+        return json_lists.fault("no embedding", _NUMBERS)
+    try:
+        if not _check_numbers(numbers):
+            return json_lists.fault("an empty list", _NUMBERS)
+    except msgspec.ValidationError:
+        kind = json_lists.kind(numbers)
+        return json_lists.fault("a list of other things" if kind == "list" else kind, _NUMBERS)
+    return ItemResult(bytes(numbers).strip())

@@ -8,12 +8,10 @@ burst does again.
 from __future__ import annotations
 
 from math import ceil
-from typing import Protocol
 
 from headway.core import ratelimit
-from headway.gateway.limiter import Limiter
+from headway.gateway.gateway import Gateway
 from headway.model import Limit
-from headway.ports import QueueCondition
 
 _ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
 """Ends of the parts of the line with the limit that has the least left; between them are its name and its figures."""
@@ -24,21 +22,6 @@ _COUNTS = (
 
 REMEMBERED = 10_000
 """Most sets of limits whose text is kept ready."""
-
-
-class Charging(Protocol):
-    """Owner of the broker that charges limits; the broker may change."""
-
-    limiter: Limiter
-
-    @property
-    def broker(self) -> QueueCondition:
-        """Broker that charges limits now."""
-        ...
-
-    def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Limits as they are counted now."""
-        ...
 
 
 _Terms = tuple[Limit, bytes, float, float]
@@ -56,7 +39,7 @@ class RateLimitHeaders:
         gateway: gateway whose broker knows the debts.
     """
 
-    def __init__(self, gateway: Charging) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._limiter = gateway.limiter
         self._known: dict[int, _Known] = {}

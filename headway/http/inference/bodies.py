@@ -16,7 +16,7 @@ from headway.config import Settings
 from headway.core import values
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.inference.meant import meant
+from headway.http.inference.bad_bodies import meant, why_not
 from headway.model import Octets, Value
 
 
@@ -32,9 +32,6 @@ ABSENT = msgspec.Raw()
 
 _NO_INPUT = "Object missing required field `input`"
 _NUL = "the input contains U+0000, which not every model can hold; remove it"
-_LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters: C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
 
@@ -159,22 +156,32 @@ _decode_elements: Any = msgspec.json.Decoder(
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:
     """Make the function that reads bodies that are the input itself."""
-    check = text_checker(settings)
+    check = input_checker(settings)
 
     def read(body: bytes) -> str:
         try:
             text = body.decode()
         except UnicodeDecodeError as exc:
             raise BadRequest(why_not(exc, body)) from None
-        if "\x00" in text:
-            raise BadRequest(_NUL)
-        return text if check is None else check(text)
+        return check(text)
 
     return read
 
 
+def input_checker(settings: Settings) -> Check:
+    """Make the check of inputs that may hold any character."""
+    check = text_checker(settings)
+
+    def checked(text: str) -> str:
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return text if check is None else check(text)
+
+    return checked
+
+
 def text_checker(settings: Settings) -> Check | None:
-    """Make the check of inputs under these settings; None for nothing to check."""
+    """Make the check of inputs without U+0000 under these settings; None for nothing to check."""
     most, policy = settings.max_input_chars, settings.control_chars
     if not most and policy == "keep":
         return None
@@ -257,18 +264,3 @@ def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
     if len(members) > most:
         raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken")
     return members
-
-
-def why_not(exc: Exception, body: bytes) -> str:
-    """Reason why a body, or a part of one, cannot be decoded, as its client may read it."""
-    if isinstance(exc, UnicodeDecodeError):
-        return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
-    if isinstance(exc, RecursionError):
-        return "the body is nested too deeply"
-    if isinstance(exc, msgspec.ValidationError):
-        return (problem := str(exc)) + meant(problem, body)
-    if not body:
-        return "the body is empty; expected a JSON object"
-    if _LONE_SURROGATE.search(body):
-        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
-    return f"the body is not JSON: {exc}"

@@ -1,19 +1,65 @@
-"""Receiver of a large body: the system writes it where it stays, rather than into a buffer that is copied twice.
+"""Bodies that do not come at once, apart from the connection that they come on, which only sees them whole.
 
-It stands between the transport and the connection while such a body comes. Should the body be refused meanwhile, as when its time is
-over, the connection lets go of its room, and ends: what still comes is thrown away.
+A large one whose length is known is gathered in one place, where the system writes it, rather than into a buffer that is copied twice.
+Its receiver stands between the transport and the connection while it comes. Should it be refused meanwhile, as when its time is over,
+the connection lets go of its room, and ends: what still comes is thrown away.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from headway.runtime.memory_reuse import unfilled
 
 if TYPE_CHECKING:
     from headway.http.inference.fast_path import FastPathConnection
 
 _WASTE = 1 << 16
 """Bytes that are read at a time to be thrown away."""
+
+
+class BodyPieces:
+    """Pieces of the body in hand."""
+
+    __slots__ = ("_pieces", "_room", "_taken")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._room: bytearray | None = None
+        self._taken = 0
+
+    def expect(self, length: int) -> None:
+        """Make room for a body of so many bytes. The system gives memory only as far as it is filled."""
+        self._room = unfilled(length)
+
+    def append(self, piece: bytes) -> None:
+        """Add the next piece."""
+        if self._room is None:
+            self._pieces.append(piece)
+        else:
+            end = self._taken + len(piece)
+            self._room[self._taken : end] = piece
+            self._taken = end
+
+    def room(self) -> memoryview | None:
+        """Room that was made and is not filled yet; None where there is none."""
+        return None if self._room is None else memoryview(self._room)[self._taken :]
+
+    def fill(self, count: int) -> None:
+        """Take the first bytes of the room for filled."""
+        self._taken += count
+
+    def take(self) -> bytes:
+        """Return the whole body, and let go of it. Nobody changes what was gathered, so it serves as bytes."""
+        body = b"".join(self._pieces) if self._room is None else cast(bytes, self._room)
+        self.clear()
+        return body
+
+    def clear(self) -> None:
+        """Let go of what has come."""
+        self._pieces.clear()
+        self._room, self._taken = None, 0
 
 
 class BodyReceiver(asyncio.BufferedProtocol):

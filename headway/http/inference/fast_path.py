@@ -26,8 +26,7 @@ from headway.http.admission import known
 from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.answer_sender import AnswerSender
 from headway.http.inference.async_handoff import AsyncHandoff, give_id
-from headway.http.inference.body_pieces import BodyPieces
-from headway.http.inference.body_receiver import BodyReceiver
+from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of

@@ -15,7 +15,8 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.inference.bodies import ABSENT, CheckValue, parameter_members, why_not
+from headway.http.inference.bad_bodies import why_not
+from headway.http.inference.bodies import ABSENT, CheckValue, parameter_members
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.model import RequestOptions, ValueKind
 from headway.oip.elements import Element, values_of

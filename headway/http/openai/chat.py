@@ -10,13 +10,13 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
+from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.chat_template import Message, Render, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
     Members,
-    input_checker,
     member,
     parameters_reader,
     read_members,

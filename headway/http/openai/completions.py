@@ -7,13 +7,13 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
+from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
     Members,
-    input_checker,
     member,
     parameters_reader,
     read_members,

@@ -13,11 +13,11 @@ from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
+from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
 from headway.http.openai.members import (
     MOST_TEXTS,
-    input_checker,
     parameters_reader,
     read_members,
     take_inputs,

@@ -10,7 +10,8 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
-from headway.http.inference.bodies import checked_parameters, text_checker, why_not
+from headway.http.inference.bad_bodies import why_not
+from headway.http.inference.bodies import checked_parameters
 
 MOST_TEXTS = 2048
 """Most texts of one request, as in OpenAI's own API, whose clients make lists of that length by themselves."""
@@ -127,18 +128,6 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
             raise BadRequest(why_not(exc, text)) from None
 
     return parameters
-
-
-def input_checker(settings: Settings) -> Callable[[str], str]:
-    """Make the function that checks a text, and returns what the model gets of it."""
-    check = text_checker(settings)
-
-    def checked(text: str) -> str:
-        if "\x00" in text:
-            raise BadRequest("the input contains U+0000, which not every model can hold; remove it")
-        return text if check is None else check(text)
-
-    return checked
 
 
 def _at(name: str, exc: Exception, raw: bytes) -> str:

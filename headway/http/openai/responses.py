@@ -16,6 +16,7 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
+from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
@@ -23,7 +24,6 @@ from headway.http.openai.chat import Part, templates, text_of
 from headway.http.openai.chat_template import Message
 from headway.http.openai.members import (
     Members,
-    input_checker,
     member,
     parameters_reader,
     read_members,

@@ -1,4 +1,4 @@
-"""Words on what a client most likely meant whose body lacks a member."""
+"""Reasons why a body cannot be read, and what its client most likely meant whose body lacks a member."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import msgspec
 
 from headway.core.excerpt import excerpt
 
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _MOST_BYTES = 1 << 16
 """Bytes of the longest body that is looked into."""
@@ -23,6 +26,21 @@ _ELSEWHERE = {
 }
 """Members of the bodies of other routes and APIs, with where they go."""
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def why_not(exc: Exception, body: bytes) -> str:
+    """Reason why a body, or a part of one, cannot be decoded, as its client may read it."""
+    if isinstance(exc, UnicodeDecodeError):
+        return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
+    if isinstance(exc, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(exc, msgspec.ValidationError):
+        return (problem := str(exc)) + meant(problem, body)
+    if not body:
+        return "the body is empty; expected a JSON object"
+    if _LONE_SURROGATE.search(body):
+        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+    return f"the body is not JSON: {exc}"
 
 
 def meant(problem: str, body: bytes) -> str:

@@ -333,7 +333,7 @@ async def _tea(request: Request) -> RouteAnswer:
         ),
         after(
             "headway/http/public.py",
-            "            *tasks.routes(gateway, identity),\n",
+            "            *tasks.routes(gateway, known),\n",
             "            *tea.routes(),\n",
         ),
         before(
@@ -382,7 +382,7 @@ class _AnyOrder(msgspec.Struct, gc=False):
 def brew(settings: Settings) -> Codec:
     """Make the codec."""
     read, read_value = body_reader(_Order, settings), value_reader(_AnyOrder, settings)
-    return Codec(read, _write, read_value, encode_error=_encode_error)
+    return Codec(read=read, write=_write, read_value=read_value, encode_error=_encode_error)
 
 
 def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None) -> bytes:

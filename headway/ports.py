@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from headway.core.departure import Load, Policy
+from headway.core.health import REST_EVERY
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
@@ -253,8 +254,12 @@ class Maintenance(Protocol):
 class Resting(Protocol):
     """Upkeep that rests while nothing is due, as the broker itself sees to what is due before the next call."""
 
-    async def reap_and_rest(self) -> float:
-        """Reap like `Maintenance.reap`. The next call may be far off: what comes meanwhile and is due sooner is reaped by then."""
+    async def reap_and_rest(self, every: float = REST_EVERY) -> float:
+        """Reap like `Maintenance.reap`. The next call may be far off: what comes meanwhile and is due sooner is reaped by then.
+
+        Arguments:
+            every: seconds until the next call while nothing is due, about.
+        """
         ...
 
 
@@ -292,8 +297,11 @@ class Fleet(Protocol):
         """Processes with a recent heartbeat."""
         ...
 
-    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
-        """Take the lead of the controllers for `seconds`, or renew it; False while another controller has it."""
+    async def acquire_leadership(self, candidate: str, seconds: float) -> float:
+        """Take the lead of the controllers for `seconds`, or renew it.
+
+        Returns 0; while another controller has it, the seconds until that one's lead ends unless it is renewed.
+        """
         ...
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from headway import errors
 from headway.config import Settings
 from headway.controller.controller import Controller
+from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
 from headway.fleet.membership import Membership
 from headway.fleet.reaper import reap_on
@@ -128,6 +129,7 @@ class Service:
         resources: resources, opened in this order and closed in the other one.
         workers: one of them; looks at the workers before the public port opens. None where there are no clients.
         further: further listeners of clients, which open and close with the public one.
+        every: returns the seconds between two reaps while nothing is due.
 
     Attributes:
         up: whether the process has started.
@@ -148,6 +150,7 @@ class Service:
         resources: Sequence[Resource] = (),
         workers: WorkersWatcher | None = None,
         further: Sequence[PortListener] = (),
+        every: Callable[[], float] = lambda: REST_EVERY,
     ) -> None:
         self.up = False
         self._settings = settings
@@ -163,6 +166,7 @@ class Service:
         self._connection = connection
         self._resources = resources
         self._workers = workers
+        self._every = every
         self._opened: list[Resource] = []
         self._there = False
         """Whether the process may report its slots.
@@ -189,7 +193,7 @@ class Service:
             await self._open_resources()
             if met and self._pool is not None:
                 await self._pool.start()
-            self._supervisor.start("reaper", partial(reap_on, self._broker))
+            self._supervisor.start("reaper", partial(reap_on, self._broker, self._every))
             if self._fallback is not None:
                 self._fallback.start(self._supervisor)
             if self._gateway is not None:

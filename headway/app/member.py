@@ -22,6 +22,7 @@ def describe_process(
     controller: Controller | None,
     admin_port: int,
     scalable: Mapping[str, tuple[int, int]],
+    every: float,
 ) -> ProcessInfo:
     """Describe a process as it is now.
 
@@ -33,6 +34,7 @@ def describe_process(
         controller: its controller; None where it has none.
         admin_port: number of its admin port; 0 while that is not open.
         scalable: see ProcessInfo.
+        every: seconds until its next heartbeat.
     """
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: one.rates for model, one in throttles.items()}
@@ -64,6 +66,7 @@ def describe_process(
         tenant_rates={model: one.tenants for model, one in arrivals.items()},
         zone=settings.zone,
         scalable=dict(scalable),
+        every=every,
     )
 
 

@@ -51,6 +51,7 @@ from headway.errors import SettingError
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.fleet.models import FleetModels
+from headway.fleet.pace import Pace
 from headway.gateway.access_log import AccessLog
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.direct_mode import Fallback
@@ -169,11 +170,22 @@ class _Wiring:
         remote = make_remote_certificates(settings, asked, counters)
         tracing = make_tracing(settings, role, counters, clock)
         self.recorder = tracing.recorder if tracing is not None else None
+        self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
         made = self.made = make_components(
-            settings, parts, plans, bundle, counters, clock, self.ledger_writer, self.policy, remote, self.recorder
+            settings,
+            parts,
+            plans,
+            bundle,
+            counters,
+            clock,
+            self.pace,
+            self.ledger_writer,
+            self.policy,
+            remote,
+            self.recorder,
         )
         self.pools = local_pools(settings, plans, made.pool)
-        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots)
+        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots, self.pace.every)
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
@@ -217,6 +229,7 @@ class _Wiring:
             resources=self.resources,
             workers=workers,
             further=self.further,
+            every=self.pace.every,
         )
         return Process(
             self.settings, self.role, self.plans, made.pool, self._service, self.admin_listener, public_listener
@@ -225,7 +238,8 @@ class _Wiring:
     def _describe(self) -> ProcessInfo:
         made, port = self.made, self.admin_listener.port
         held = scalable(self.plans, self.pools)
-        return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held)
+        every = self.pace.every()
+        return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held, every)
 
     def _leaving(self) -> bool:
         return self.membership.leaving
@@ -296,7 +310,7 @@ class _Wiring:
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
-        watcher = CapacityWatcher(gateway, bundle.fleet, clock)
+        watcher = CapacityWatcher(gateway, bundle.fleet, clock, self.pace)
         learners: Sequence[Learner] = (gateway.served, gateway, self.ready, *zone_checks(settings, clock))
         workers = self._workers_watcher(learners, watcher.every)
         self.ready.told = workers.learn
@@ -321,7 +335,7 @@ class _Wiring:
         settings, made, bundle, clock = self.settings, self.made, self.bundle, self.clock
         tiers = len(settings.tier_names)
         self.resources.append(
-            BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, self.counters, clock, tiers)
+            BoardReporter(made.id, bundle.board, bundle.broker, bundle.fleet, self.counters, clock, tiers, self.pace)
         )
         if settings.broker:
             self.resources.append(snapshots)
@@ -401,6 +415,7 @@ def make_components(
     bundle: BrokerBundle,
     counters: Counters,
     clock: Callable[[], float],
+    pace: Pace,
     ledger_writer: LedgerWriter | None = None,
     policy: PolicyResource | None = None,
     certificates: RemoteCertificates | None = None,
@@ -432,7 +447,7 @@ def make_components(
         )
     if parts.controller:
         alone = not settings.broker
-        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, alone=alone)
+        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, pace, alone=alone)
     return Components(id, gateway, fallback, pool, controller)
 
 

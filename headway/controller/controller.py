@@ -1,7 +1,7 @@
 """The controller: publishes the capacity of each model's workers, and how many there should be. Of many, one leads.
 
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
-         (asked once a second)
+         (asked once a second, and more seldom while the leader renews it)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
+from headway.fleet.pace import Pace
 from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus, model_and_version
 from headway.ports import Broker, Fleet
 from headway.runtime.logger import get_logger
@@ -31,7 +32,9 @@ PUBLISH_EVERY = 0.5
 GONE_AFTER = OFFLINE_AFTER
 """Seconds for which neither a worker nor a setting has named a model before its capacity is withdrawn."""
 LEADS_FOR = 2.5
-"""Seconds for which a leader leads unless it renews that, which it does with each look. The others ask for the lead each second."""
+"""Seconds for which a leader leads unless it renews that, which it does with each look."""
+ENDS_SOON = 1.25
+"""Seconds that are left of the lead of another from which on it is asked for twice a second: that one was to renew it by then."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -52,6 +55,7 @@ class Controller:
         fleet: fleet that knows the leader, and gets the capacities.
         target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
         clock: monotonic seconds.
+        pace: pace of the process, which is told while it leads.
         alone: whether there can be no other controller, so that the lead is nothing to tell of.
 
     Attributes:
@@ -67,14 +71,17 @@ class Controller:
         fleet: Fleet,
         target_utilisation: float,
         clock: Callable[[], float],
+        pace: Pace,
         *,
         alone: bool = False,
     ) -> None:
         self.leads = False
         self.autoscaler: Autoscaler | None = None
         self.models: Callable[[], Collection[str]] | None = None
-        self._clock = clock
+        self._clock, self._pace = clock, pace
         self._led_until = -math.inf
+        self._ends_in = math.inf
+        """Seconds that were left of the lead of another at the last look; infinite as long as that is not known."""
         self._say = log.debug if alone else log.info
         self._id = id
         self._broker = broker
@@ -98,8 +105,10 @@ class Controller:
         return self.leads and self._clock() < self._led_until
 
     def every(self) -> float:
-        """Seconds until the next look: fewer while this controller leads a fleet that works."""
-        return PUBLISH_EVERY if self.leads and not self._calm else REST_EVERY
+        """Seconds until the next look: fewer while this controller leads a fleet that works, or is about to lead."""
+        if self.leads:
+            return REST_EVERY if self._calm else PUBLISH_EVERY
+        return PUBLISH_EVERY if self._ends_in < ENDS_SOON else self._pace.every()
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
@@ -118,20 +127,24 @@ class Controller:
             until = self._clock() + LEADS_FOR
             asked, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
             if led:  # Most likely still, so that one call of the broker does for all.
-                leads, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
+                self._ends_in, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
             else:
-                leads = await asked
+                self._ends_in = await asked
+            leads = self._ends_in == 0.0
             self._become(leads)
             self._led_until = until
             if leads and not led:
                 published, seen = await asyncio.gather(self._fleet.capacities(), self._look())
                 self._begin(published)
             if leads:
+                self._pace.stir()
                 if self.autoscaler is not None:
                     self.autoscaler.leads_until = until
                 await self._publish(seen)
         except BrokerUnavailable:
             self._become(leader=False, known=False)  # Another may lead before we hear of it.
+            self._ends_in = math.inf
+            self._pace.stir()
             raise
 
     def _begin(self, published: Sequence[Capacity]) -> None:

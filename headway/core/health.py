@@ -19,13 +19,16 @@ HEARTBEAT_EVERY = 0.5
 """Seconds between heartbeats of a worker that works, and at the same ticks between the looks of whoever goes by them."""
 REST_EVERY = 1.0
 """Seconds between heartbeats, and between looks, of who rests: a third of a lease."""
+STANDBY_EVERY = 2.0
+"""Seconds between heartbeats, and between looks, of a process that rests; see `headway.fleet.pace`."""
 REST_AFTER = 3.0
 """Seconds after its last batch, or its last change, from which a worker rests."""
 DEGRADED_AFTER = 1.5
 """Seconds without a heartbeat after which a worker that works is not believed any more."""
 OFFLINE_AFTER = 10.0
 SILENT_AFTER = 3.0
-"""Seconds after which a process that says nothing no longer counts: three heartbeats of processes."""
+"""Seconds after which a process that says nothing no longer counts: three heartbeats. One that rests is given as long beyond the first that
+fails to come."""
 UNKNOWN_FOR = 10.0
 """Seconds for which a model or version that was there counts as not known, once the registry has lost its workers without a word.
 
@@ -72,7 +75,7 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
     """Processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
     newest = max((member.last_seen for member in members), default=0.0)
-    return [member for member in members if newest - member.last_seen < SILENT_AFTER]
+    return [one for one in members if newest - one.last_seen < SILENT_AFTER + one.every - REST_EVERY]
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:

@@ -1,4 +1,4 @@
-"""Reporter of a process to the departure board: one notice a second, four while somebody looks.
+"""Reporter of a process to the departure board: one notice a second, four while somebody looks, and none while it rests and has nothing to tell.
 
 Figures of the fleet are read as a notice is posted, and told with the next one, so that one call of the broker does for both. A board
 out of reach is not waited for: what could not be told is lost, and the next notice goes on from there.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from headway.errors import BrokerUnavailable
+from headway.fleet.pace import Pace
 from headway.model import WorkerStatus
 from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
@@ -95,6 +96,7 @@ class BoardReporter(BareResource):
         counters: counters of the process.
         clock: monotonic seconds.
         tiers: number of tiers.
+        pace: pace of the process; None: it never rests.
     """
 
     def __init__(
@@ -106,9 +108,10 @@ class BoardReporter(BareResource):
         counters: Counters,
         clock: Callable[[], float],
         tiers: int,
+        pace: Pace | None = None,
     ) -> None:
         self._process, self._board, self._registry, self._fleet = process, board, registry, fleet
-        self._counters, self._clock, self._tiers = counters, clock, tiers
+        self._counters, self._clock, self._tiers, self._pace = counters, clock, tiers, pace
         self._meter = FlowMeter(counters, clock)
         self._standing = UNHEARD
         self._recorded_at = clock()
@@ -135,7 +138,7 @@ class BoardReporter(BareResource):
             await asyncio.sleep(until_tick(period))
 
     async def report(self) -> None:
-        """Post one notice.
+        """Post one notice, if there is anything to tell or to hear. A process that rests leaves the figures of the fleet to others.
 
         Raises:
             BrokerUnavailable: the board does not answer.
@@ -144,8 +147,12 @@ class BoardReporter(BareResource):
         scalings = self._counters.departures.take_scalings()
         (fleet, self._fleet_figures), flow = (self._fleet_figures, None), self._meter.read()
         notice, now = Notice(self._process, departures, changes, untold, flow, fleet, scalings=scalings), self._clock()
+        rests = self._pace is not None and self._pace.rests
+        if rests and notice.empty:
+            self._standing = UNHEARD
+            return
         posting = self._board.post(notice)
-        if self._standing.records and now - self._recorded_at >= PERIOD * 0.9:
+        if self._standing.records and not rests and now - self._recorded_at >= PERIOD * 0.9:
             self._recorded_at = now
             self._standing, self._fleet_figures = await asyncio.gather(posting, self._figures())
         else:

@@ -1,4 +1,4 @@
-"""Membership of a process in the fleet: a heartbeat each second, and a farewell at the end."""
+"""Membership of a process in the fleet: a heartbeat each second, or two while it rests, and a farewell at the end."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Membership:
         clock: monotonic seconds.
         broker: broker that knows the slots of all processes.
         slots: ids of this process's own slots.
+        every: returns the seconds until the next heartbeat.
 
     Attributes:
         leaving: whether the process is going down: still there, but nothing new should come its way.
@@ -45,13 +46,14 @@ class Membership:
         clock: Callable[[], float],
         broker: Registry,
         slots: Collection[str] = (),
+        every: Callable[[], float] = lambda: PERIOD,
     ) -> None:
         self.leaving = False
         self._broker = broker
         self._slots = slots
         self._fleet = fleet
         self._describe = describe
-        self._periodic = Periodic("membership", self._heartbeat, clock)
+        self._periodic = Periodic("membership", self._heartbeat, clock, every=every)
         self._entered = False
 
     async def enter(self) -> None:
@@ -74,7 +76,7 @@ class Membership:
         raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
 
     def start(self, supervisor: Supervisor) -> None:
-        """Send a heartbeat each second from now on."""
+        """Send heartbeats from now on."""
         self._periodic.start(supervisor)
 
     async def end(self) -> None:

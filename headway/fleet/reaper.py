@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable
 from headway.ports import Maintenance, Resting
 from headway.runtime.periodic import PERIOD
@@ -12,12 +14,14 @@ GRAIN = 0.01
 """Least seconds between two reaps."""
 
 
-async def reap_on(broker: Maintenance) -> None:
-    """Reap for ever, as often as the broker wants it. A broker that does not answer is asked again a second later."""
-    reap = broker.reap_and_rest if isinstance(broker, Resting) else broker.reap
+async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
+    """Reap for ever, as often as the broker wants it. A broker that does not answer is asked again a second later.
+
+    `every`: returns the seconds after which the process calls again while nothing is due.
+    """
     while True:
         try:
-            pause = await reap()
+            pause = await (broker.reap_and_rest(every()) if isinstance(broker, Resting) else broker.reap())
         except BrokerUnavailable:
             pause = PERIOD
         await asyncio.sleep(max(pause, GRAIN))

@@ -1,4 +1,4 @@
-"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second, or once while it rests.
+"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second, or more seldom while nothing comes.
 
 The fleet may be out of reach, or no controller may publish any more. After some seconds without news the throttle
 opens, and only the broker itself refuses.
@@ -10,15 +10,16 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from headway.core.health import REST_EVERY
+from headway.core.health import heard
 from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
 from headway.errors import BrokerUnavailable
+from headway.fleet.pace import Pace
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
 from headway.runtime.logger import get_logger
-from headway.runtime.periodic import PERIOD, Periodic
+from headway.runtime.periodic import Periodic
 from headway.runtime.resource import PeriodicResource
 
 log = get_logger(__name__)
@@ -29,8 +30,6 @@ CALM = 0.05
 """Arrivals per second, averaged over about one, below which none has come for some seconds."""
 STALE_AFTER = 10.0
 """Seconds without a newly published capacity after which the last one is no longer believed."""
-SILENT_AFTER = 3 * PERIOD
-"""Seconds since its last heartbeat after which another gateway counts no more."""
 
 
 class CapacityWatcher(PeriodicResource):
@@ -40,12 +39,13 @@ class CapacityWatcher(PeriodicResource):
         gateway: gateway whose throttle is set, and which learns the number of gateways, and that the fleet does not answer.
         fleet: fleet that is watched.
         clock: monotonic seconds.
+        pace: pace of the process, which is told while requests come.
     """
 
-    def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float], pace: Pace) -> None:
         self._gateway = gateway
         self._fleet = fleet
-        self._clock = clock
+        self._clock, self._pace = clock, pace
         super().__init__(Periodic("capacity watcher", self._look, clock, every=self.every))
         self._published: dict[str, float] = {}
         """Broker instant at which each model's capacity was last published."""
@@ -55,7 +55,10 @@ class CapacityWatcher(PeriodicResource):
 
     def every(self) -> float:
         """Seconds until the next look: more while no request comes to the gateway, or waits there."""
-        return REST_EVERY if self._calm and not self._gateway.pending else READ_CAPACITY_EVERY
+        if self._calm and not self._gateway.pending:
+            return self._pace.every()
+        self._pace.stir()
+        return READ_CAPACITY_EVERY
 
     async def _look(self) -> None:
         began = self._clock()
@@ -106,13 +109,8 @@ class CapacityWatcher(PeriodicResource):
             gateway.counters.throttle.pop(model, None)
 
     def _others(self, members: Sequence[ProcessInfo]) -> list[ProcessInfo]:
-        """Other live gateways. Instants are the broker's, so the newest one is the measure."""
-        newest = max((member.last_seen for member in members), default=0.0)
-        return [
-            member
-            for member in members
-            if member.model and member.id != self._gateway.name and newest - member.last_seen < SILENT_AFTER
-        ]
+        """Other live gateways."""
+        return [member for member in heard(members) if member.model and member.id != self._gateway.name]
 
 
 def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:

@@ -43,6 +43,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         zone: zone that it is in; empty where none is set.
         shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
+        every: seconds until its next heartbeat; more while it rests.
     """
 
     id: str
@@ -63,6 +64,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     scalable: dict[str, tuple[int, int]] = {}
     zone: str = ""
     tenant_rates: dict[str, dict[str, float]] = {}
+    every: float = 1.0
 
 
 class WorkerStatus(enum.Enum):

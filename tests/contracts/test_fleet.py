@@ -42,6 +42,10 @@ async def present(fleet: Fleet) -> dict[str, ProcessInfo]:
     return by_id
 
 
+async def leads(fleet: Fleet, candidate: str, seconds: float) -> bool:
+    return await fleet.acquire_leadership(candidate, seconds) == 0.0
+
+
 @story
 async def test_at_first_nobody_is_there_and_nothing_is_known(harness: Harness) -> None:
     assert await present(harness.fleet) == {}
@@ -100,62 +104,69 @@ async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
 
 @story
 async def test_one_leads_at_a_time(harness: Harness) -> None:
-    asked = [
-        (harness.fleet, harness.fleet_peer)[number % 2].acquire_leadership(f"c-{number}", 3.0) for number in range(8)
-    ]
+    asked = [leads((harness.fleet, harness.fleet_peer)[number % 2], f"c-{number}", 3.0) for number in range(8)]
     answers = await asyncio.gather(*asked)
     assert sum(answers) == 1
     leader = answers.index(True)
-    assert await harness.fleet_peer.acquire_leadership(f"c-{leader}", 3.0)
-    assert not await harness.fleet_peer.acquire_leadership("another", 3.0)
+    assert await leads(harness.fleet_peer, f"c-{leader}", 3.0)
+    assert not await leads(harness.fleet_peer, "another", 3.0)
 
 
 @story
 async def test_who_renews_goes_on_leading(harness: Harness) -> None:
-    assert await harness.fleet.acquire_leadership("a", 3.0)
+    assert await leads(harness.fleet, "a", 3.0)
     for _ in range(5):
         await harness.advance(2.0)
-        assert not await harness.fleet_peer.acquire_leadership("b", 3.0)
-        assert await harness.fleet.acquire_leadership("a", 3.0)
+        assert not await leads(harness.fleet_peer, "b", 3.0)
+        assert await leads(harness.fleet, "a", 3.0)
     await harness.advance(3.0 - harness.grain)
-    assert not await harness.fleet_peer.acquire_leadership("b", 3.0)
+    assert not await leads(harness.fleet_peer, "b", 3.0)
 
 
 @story
 async def test_another_takes_over_from_a_leader_who_falls_silent(harness: Harness) -> None:
-    assert await harness.fleet.acquire_leadership("a", 3.0)
+    assert await leads(harness.fleet, "a", 3.0)
     await harness.advance(3.0 + harness.grain)
-    assert await harness.fleet_peer.acquire_leadership("b", 3.0)
-    assert not await harness.fleet.acquire_leadership("a", 3.0)
+    assert await leads(harness.fleet_peer, "b", 3.0)
+    assert not await leads(harness.fleet, "a", 3.0)
     await harness.advance(3.0 + harness.grain)
-    assert await harness.fleet.acquire_leadership("a", 3.0)
+    assert await leads(harness.fleet, "a", 3.0)
+
+
+@story
+async def test_who_asks_in_vain_hears_for_how_long_another_leads(harness: Harness) -> None:
+    assert await leads(harness.fleet, "a", 3.0)
+    await harness.advance(1.0)
+    assert await harness.fleet_peer.acquire_leadership("b", 3.0) == pytest.approx(2.0, abs=harness.grain)
+    assert await leads(harness.fleet, "a", 3.0)
+    assert await harness.fleet_peer.acquire_leadership("b", 3.0) == pytest.approx(3.0, abs=harness.grain)
 
 
 @story
 async def test_the_last_renewal_says_for_how_long(harness: Harness) -> None:
-    assert await harness.fleet.acquire_leadership("a", 60.0)
-    assert await harness.fleet.acquire_leadership("a", 1.0)
+    assert await leads(harness.fleet, "a", 60.0)
+    assert await leads(harness.fleet, "a", 1.0)
     await harness.advance(1.0 + harness.grain)
-    assert await harness.fleet_peer.acquire_leadership("b", 1.0)
+    assert await leads(harness.fleet_peer, "b", 1.0)
 
 
 @story
 async def test_a_leader_who_leaves_makes_way(harness: Harness) -> None:
     await harness.fleet.heartbeat(member("a", Role.CONTROLLER))
-    assert await harness.fleet.acquire_leadership("a", 60.0)
+    assert await leads(harness.fleet, "a", 60.0)
     await harness.fleet.leave("a")
-    assert await harness.fleet_peer.acquire_leadership("b", 60.0)
+    assert await leads(harness.fleet_peer, "b", 60.0)
 
 
 @story
 async def test_only_the_leader_makes_way_by_leaving(harness: Harness) -> None:
     for id in ("a", "b"):
         await harness.fleet.heartbeat(member(id, Role.CONTROLLER))
-    assert await harness.fleet.acquire_leadership("a", 60.0)
+    assert await leads(harness.fleet, "a", 60.0)
     await harness.fleet.leave("b")
-    assert not await harness.fleet_peer.acquire_leadership("b", 60.0)
-    assert not await harness.fleet_peer.acquire_leadership("", 60.0)
-    assert await harness.fleet_peer.acquire_leadership("a", 60.0)
+    assert not await leads(harness.fleet_peer, "b", 60.0)
+    assert not await leads(harness.fleet_peer, "", 60.0)
+    assert await leads(harness.fleet_peer, "a", 60.0)
 
 
 @story
@@ -203,6 +214,6 @@ async def test_one_process_at_a_time_may_load_a_model(harness: Harness) -> None:
     assert not await harness.fleet_peer.acquire_load("a", "host-2", 3.0)
     assert await harness.fleet_peer.acquire_load("b", "host-2", 3.0), "another model"
     assert await harness.fleet_peer.acquire_load("a", "host-1", 3.0), "renewed"
-    assert await harness.fleet.acquire_leadership("host-2", 3.0), "controllers lead apart from that"
+    assert await leads(harness.fleet, "host-2", 3.0), "controllers lead apart from that"
     await harness.advance(3.1)
     assert await harness.fleet_peer.acquire_load("a", "host-2", 3.0)

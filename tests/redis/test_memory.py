@@ -88,7 +88,7 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
     assert await harness.broker.release(lease, failed())
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
     await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
-    assert await harness.fleet.acquire_leadership("a", 1.0)
+    assert await harness.fleet.acquire_leadership("a", 1.0) == 0.0
     assert await harness.broker.state("t", "id 0") is EntryState.QUEUED
     await harness.broker.withdraw([("t", "id 5", 0)], "g")
     await harness.reaping(0.5)

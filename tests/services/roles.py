@@ -14,6 +14,7 @@ from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
+from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.gateway import Gateway
 from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
@@ -73,8 +74,9 @@ class Fleets:
     def gateway(self, connection: BrokerConnection | None = None) -> tuple[Service, Gateway]:
         gateway = Gateway(self.settings, ["m"], self.broker, self.counters, self.clock, rng=lambda: 0.5)
         listeners = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
-        membership = self._membership(gateway.name, Role.GATEWAY, gateway=gateway)
-        lookout = CapacityWatcher(gateway, self.fleet, self.clock)
+        pace = Pace(self.clock)
+        membership = self._membership(gateway.name, Role.GATEWAY, gateway=gateway, pace=pace)
+        lookout = CapacityWatcher(gateway, self.fleet, self.clock, pace)
         return self._service(gateway, [], listeners, membership, connection, resources=[lookout]), gateway
 
     def worker(
@@ -107,8 +109,9 @@ class Fleets:
         return self._service(None, batchers, listeners, membership, connection)
 
     def controller(self, name: str, connection: BrokerConnection | None = None) -> tuple[Service, Controller]:
-        controller = Controller(name, self.broker, self.fleet, 0.7, self.clock)
-        membership = self._membership(name, Role.CONTROLLER, controller=controller)
+        pace = Pace(self.clock)
+        controller = Controller(name, self.broker, self.fleet, 0.7, self.clock, pace)
+        membership = self._membership(name, Role.CONTROLLER, controller=controller, pace=pace)
         listeners = [FakeDoor("admin", self.told)]
         return self._service(None, [], listeners, membership, connection, controller), controller
 
@@ -149,11 +152,14 @@ class Fleets:
         controller: Controller | None = None,
         slots: Sequence[str] = (),
         gateway: Gateway | None = None,
+        pace: Pace | None = None,
     ) -> Membership:
+        pace = Pace(self.clock, may_rest=False) if pace is None else pace
+
         def describe() -> ProcessInfo:
             leads = controller is not None and controller.leads
             if gateway is None:
-                return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads)
+                return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads, every=pace.every())
             flow = gateway.limiter.throttles["m"].rates
             return ProcessInfo(
                 id=id,
@@ -165,9 +171,10 @@ class Fleets:
                 lowest_per_second=flow.lowest,
                 arrivals={"m": (flow.higher, flow.lowest)},
                 tenant_rates={"m": flow.tenants},
+                every=pace.every(),
             )
 
-        return Membership(self.fleet, describe, self.clock, self.broker, slots)
+        return Membership(self.fleet, describe, self.clock, self.broker, slots, pace.every)
 
     async def members(self) -> list[str]:
         return sorted(member.id for member in await self.fleet.members())

@@ -17,6 +17,7 @@ from headway.controller.controller import Controller
 from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
+from headway.fleet.pace import Pace
 from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
 from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
@@ -80,7 +81,7 @@ class Scene:
         limits: ScaleLimits | None = QUICK,
         named: Collection[str] = (),
     ) -> Controller:
-        made = Controller(name, self.broker, self.fleet, 1.0, self.clock)
+        made = Controller(name, self.broker, self.fleet, 1.0, self.clock, Pace(self.clock))
         made.autoscaler = Autoscaler(driver, lambda model: limits, self.counters, self.clock, "fake", named)
         made.start(self.supervisor)
         return made

@@ -24,6 +24,7 @@ from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
+from headway.fleet.pace import Pace
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.request_traces import RequestTraces
@@ -85,7 +86,9 @@ class Stand:
         self.fleet = MemoryFleet(clock)
         self.board = MemoryBoard(clock)
         self.membership = Membership(self.fleet, self._member, clock, self.broker)
-        self.controller = Controller(self.gateway.name, self.broker, self.fleet, 0.7, clock)
+        self.controller = Controller(
+            self.gateway.name, self.broker, self.fleet, 0.7, clock, Pace(clock, may_rest=False)
+        )
         self.service = Service(
             self.settings,
             self.broker,

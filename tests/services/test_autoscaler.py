@@ -22,6 +22,7 @@ from headway.controller.autoscaler import (
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
 from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.fleet.pace import Pace
 from headway.fleet.scaling_follower import ScalingFollower
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.model import ProcessInfo, Role, Scaling, WorkerStatus
@@ -435,7 +436,8 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
             return msgspec.structs.replace(stand._member(), model="m", arrivals={"m": (rates.higher, rates.lowest)})
 
         stand.membership._describe = member
-        CapacityWatcher(stand.gateway, stand.fleet, clock).start(stand.service._supervisor)
+        watcher = CapacityWatcher(stand.gateway, stand.fleet, clock, Pace(clock))
+        watcher.start(stand.service._supervisor)
         stand.controller.autoscaler = Autoscaler(
             LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters, clock, "local"
         )

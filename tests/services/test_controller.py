@@ -11,6 +11,7 @@ from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.controller import GONE_AFTER, LEADS_FOR, PUBLISH_EVERY, Controller
 from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
+from headway.fleet.pace import Pace
 from headway.model import Capacity
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -22,7 +23,7 @@ LIMITS = QueueLimits(3, 8, 0.1, 100)
 async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock) -> None:
     broker = MemoryBroker({"m": LIMITS, "retired": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
     fleet, supervisor, served = MemoryFleet(clock), Supervisor(), {"m", "retired"}
-    controller = Controller("c", broker, fleet, 0.7, clock)
+    controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
     controller.models = lambda: served
     controller.start(supervisor)
     await asyncio.sleep(1.0)
@@ -41,7 +42,7 @@ async def test_another_leader_withdraws_what_its_predecessor_has_published_of_a_
     broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     await fleet.publish(Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0))
-    Controller("c", broker, fleet, 0.7, clock).start(supervisor)
+    Controller("c", broker, fleet, 0.7, clock, Pace(clock)).start(supervisor)
     await asyncio.sleep(GONE_AFTER + 1.0)
     assert {one.model for one in await fleet.capacities()} == {"m"}
     await supervisor.stop()
@@ -59,7 +60,7 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
         return found
 
     broker.loads = stand_still  # type: ignore[method-assign]
-    controller = Controller("c", broker, fleet, 0.7, lambda: clock() + stood)
+    controller = Controller("c", broker, fleet, 0.7, lambda: clock() + stood, Pace(clock))
     controller.start(supervisor)
     await asyncio.sleep(0.01)
     led, published = controller.leads, await fleet.capacities()
@@ -71,7 +72,7 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
 async def test_a_controller_that_could_not_renew_its_lead_does_not_take_itself_for_the_leader(clock: Clock) -> None:
     broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
-    controller = Controller("c", broker, fleet, 0.7, clock)
+    controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
     led = [controller.leads_now]
     controller.start(supervisor)
     await asyncio.sleep(1.0)

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import COMING_SECONDS, REST_SECONDS
 from headway.brokers.reap_timer import GRAIN
 from headway.controller.controller import LEADS_FOR
-from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, REST_EVERY
+from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, REST_EVERY, STANDBY_EVERY, heard
+from headway.fleet.board_reporter import PERIOD, BoardReporter
+from headway.fleet.pace import RESTS_AFTER, Pace
 from headway.fleet.reaper import reap_on
-from headway.model import Capacity, Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import ending_at_tick, until_tick
@@ -267,25 +271,82 @@ async def test_a_leader_of_a_fleet_that_rests_looks_once_a_second_and_tells_what
     assert set(pauses(asked, works + 2 * REST_EVERY)) == {0.5} == set(pauses(told, works + 2 * REST_EVERY))
 
 
-async def test_another_controller_leads_as_soon_as_ever_after_one_that_is_gone(fleets: Fleets) -> None:
+@pytest.mark.parametrize("renewed", [0.0, 0.5, 1.0, 1.5, 7.0, 7.3, 7.6, 8.0, 8.4, 8.9])
+async def test_another_controller_leads_within_3_3_s_of_one_that_is_gone(
+    renewed: float, fleets: Fleets, clock: Clock
+) -> None:
+    """It has renewed its lead once a second until then, and the other one rests in the end."""
     other, controller = fleets.controller("other")
+    asked = noting(fleets.fleet, "acquire_leadership", clock)
     await fleets.fleet.acquire_leadership("gone", LEADS_FOR)
     await other.start()
-    assert not controller.leads
-    await asyncio.sleep(3.5)
-    assert controller.leads
+    begun = clock()
+    while clock() + 1.0 <= begun + renewed:
+        await asyncio.sleep(1.0)
+        await fleets.fleet.acquire_leadership("gone", LEADS_FOR)
+    await asyncio.sleep(begun + renewed - clock())
+    await fleets.fleet.acquire_leadership("gone", LEADS_FOR)
+    leads = [controller.leads]
+    await asyncio.sleep(3.3)
+    assert [*leads, controller.leads] == [False, True]
+    looks = [at - begun for at, who in asked if who == "other" and RESTS_AFTER + 1.0 <= at - begun <= renewed]
+    assert len(looks) <= 2, "it has asked once in two seconds"
 
 
-async def test_a_gateway_that_rests_looks_at_the_fleet_once_a_second(fleets: Fleets, clock: Clock) -> None:
+async def test_a_gateway_to_which_nothing_comes_looks_and_tells_once_in_two_seconds(
+    fleets: Fleets, clock: Clock
+) -> None:
     await fleets.worker("host", FakeBackend(0.1)).start()
     entrance, gateway = fleets.gateway()
     looks = noting(fleets.fleet, "capacities", clock)
+    beats = noting(fleets.fleet, "heartbeat", clock)
     await entrance.start()
     await asyncio.sleep(2.0)
+    calm = clock()
+    await asyncio.sleep(RESTS_AFTER - 2.0)
+    assert set(pauses(looks, calm)) == {REST_EVERY}
+    await asyncio.sleep(STANDBY_EVERY)
     rests = clock()
-    await asyncio.sleep(5.0)
-    assert set(pauses(looks, rests)) == {REST_EVERY}
+    await asyncio.sleep(10.0)
+    own = [(at, told) for at, told in beats if told.id == gateway.name]
+    assert set(pauses(looks, rests)) == {STANDBY_EVERY} == set(pauses(own, rests))
+    assert {told.every for at, told in own if at >= rests} == {STANDBY_EVERY}
     works = clock()
     for _ in range(40):
         await asking(gateway, "text")
-    assert set(pauses(looks, works + REST_EVERY)) == {HEARTBEAT_EVERY}
+    assert set(pauses(looks, works + STANDBY_EVERY)) == {HEARTBEAT_EVERY}
+    assert set(pauses(own, works)) <= {REST_EVERY}
+
+
+async def test_a_process_that_rests_is_given_as_long_beyond_the_heartbeat_that_fails_to_come() -> None:
+    def told(id: str, at: float, every: float) -> ProcessInfo:
+        return ProcessInfo(id=id, role=Role.GATEWAY, host="h", pid=1, last_seen=at, every=every)
+
+    now = told("now", 100.0, REST_EVERY)
+    there = [told("works", 97.1, REST_EVERY), told("rests", 96.1, STANDBY_EVERY)]
+    gone = [told("worked", 96.9, REST_EVERY), told("rested", 95.9, STANDBY_EVERY)]
+    assert heard([now, *there, *gone]) == [now, *there]
+
+
+async def test_a_process_that_rests_tells_the_board_only_what_is_new_and_records_no_figures(
+    fleets: Fleets, clock: Clock
+) -> None:
+    counters, board, pace = Counters(), MemoryBoard(clock), Pace(clock)
+    posts = noting(board, "post", clock)
+    reporter = BoardReporter("p", board, fleets.broker, fleets.fleet, counters, clock, 3, pace)
+    supervisor = Supervisor()
+    reporter.start(supervisor)
+    await asyncio.sleep(RESTS_AFTER + 2.0)
+    assert set(pauses(posts, 0.0)) == {PERIOD} and any(notice.fleet for _, notice in posts)
+    quiet = len(posts)
+    await asyncio.sleep(10.0)
+    assert len(posts) == quiet, "it rests, and nothing is new"
+    counters.requests["m", "paid", "ok"] += 1
+    await asyncio.sleep(PERIOD)
+    [(_, notice)] = posts[quiet:]
+    assert notice.flow is not None and notice.fleet is None
+    pace.stir()
+    await asyncio.sleep(2 * PERIOD)
+    assert posts[-1][1].fleet is not None
+    await reporter.close()
+    await supervisor.stop()

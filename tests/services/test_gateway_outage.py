@@ -13,12 +13,13 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.brokers.memory.fleet import MemoryFleet
+from headway.core.health import STANDBY_EVERY
 from headway.core.retry import BACKOFF_BASE
 from headway.errors import BrokerUnavailable
+from headway.fleet.pace import Pace
 from headway.gateway.broker_session import SECOND_CHANCE, Replied
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.model import Capacity, EntryState, Principal, ProcessInfo, Reply
-from headway.runtime.periodic import PERIOD
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from tests.services.calls import offered, once
@@ -275,13 +276,14 @@ class _Stalling:
 
 async def test_a_gateway_at_rest_finds_a_stalled_broker_within_a_beat_and_one_call(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        watcher = CapacityWatcher(fleet.gateway, _Stalling(fleet.server, clock), clock)  # type: ignore[arg-type]
+        watched: Any = _Stalling(fleet.server, clock)
+        watcher = CapacityWatcher(fleet.gateway, watched, clock, Pace(clock))
         supervisor = Supervisor()
         watcher.start(supervisor)
         await fleet.answered(fleet.ask("before"))
         await asyncio.sleep(20.03)
         holding = [fleet.gateway.holding]
-        for mode, pause in (("stall", PERIOD + CALL_TIMEOUT + SECOND_CHANCE + 0.02), ("fine", 1.0)):
+        for mode, pause in (("stall", STANDBY_EVERY + CALL_TIMEOUT + SECOND_CHANCE + 0.02), ("fine", 1.0)):
             await fleet.server.become(mode)
             await asyncio.sleep(pause)
             holding.append(fleet.gateway.holding)

@@ -448,8 +448,8 @@ class MemoryBroker:
         due, now = await self._reap()
         return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
 
-    async def reap_and_rest(self) -> float:
-        """See Resting."""
+    async def reap_and_rest(self, every: float = REST_SECONDS) -> float:
+        """See Resting. As nobody else reaps, `every` changes nothing."""
         due, now = await self._reap()
         pause = ending_at_tick(max(due - now, TIMER_GRAIN))
         self._reaping.tell(now + pause)

@@ -43,13 +43,13 @@ class MemoryFleet:
         self._members = {id: member for id, member in self._members.items() if member.last_seen >= since}
         return list(self._members.values())
 
-    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
+    async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         """See Fleet."""
         now = self._clock()
         if self._leader not in ("", candidate) and now < self._leads_until:
-            return False
+            return self._leads_until - now
         self._leader, self._leads_until = candidate, now + seconds
-        return True
+        return 0.0
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
         """See Fleet."""

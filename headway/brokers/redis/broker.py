@@ -38,6 +38,7 @@ from headway.core import failures, zones
 from headway.core import shards as sharding
 from headway.core.dedup import follower
 from headway.core.departure import Load, Policy
+from headway.core.health import REST_EVERY
 from headway.core.locality.turns import Contender
 from headway.core.memory_room import QUEUE_BYTES
 from headway.core.queue_limits import QueueLimits
@@ -432,14 +433,14 @@ class RedisBroker:
 
     async def reap(self) -> float:
         """See Broker."""
-        return await self._reap(rests=False)
+        return await self._reap(0.0)
 
-    async def reap_and_rest(self) -> float:
+    async def reap_and_rest(self, every: float = REST_EVERY) -> float:
         """See Resting."""
-        return await self._reap(rests=True)
+        return await self._reap(every)
 
-    async def _reap(self, *, rests: bool) -> float:
-        pauses = await all_of(self._router.census(), self._reaping.reap(rests=rests))
+    async def _reap(self, rest: float) -> float:
+        pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))
         if self._reaping.reaps:
             self._connection.look_soon()  # Somebody in the fleet does, also while no request comes.
         if gone := {*self._queues.forget()}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
@@ -35,14 +36,14 @@ class RedisFleet:
         """See Fleet."""
         return wire.readable(wire.read_member, await self._ask("notes", "k", OFFLINE_AFTER))
 
-    async def acquire_leadership(self, candidate: str, seconds: float) -> bool:
+    async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         """See Fleet."""
-        return bool(await self._ask("lead", candidate, seconds))
+        return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
         """See Fleet. It is a lead of its own."""
         connection, key = self._connection, f"{self._key}load:{model}:"
-        return bool(await connection.call("lead", key, connection.clock_text(), candidate, seconds))
+        return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 
     async def publish(self, capacity: Capacity) -> None:
         """See Fleet."""
@@ -56,9 +57,8 @@ class RedisFleet:
         """See Fleet."""
         return wire.readable(wire.read_capacity, await self._ask("notes", "capacity", FORGOTTEN_AFTER))
 
-    async def _ask(self, function: str, *arguments: object) -> list[bytes]:
-        found: list[bytes] = await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
-        return found
+    async def _ask(self, function: str, *arguments: object) -> Any:
+        return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
 
 
 class Registry:

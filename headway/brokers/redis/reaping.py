@@ -42,25 +42,26 @@ class Reaping:
         self._mine: set[Queue] = set()
         """Queues of which this process was the one that reaps, when it last asked."""
         self._timer = ReapTimer(self._reap_early)
-        self._rests = False
+        self._rest = 0.0
+        """Seconds after which a queue at rest is due again; 0: none rests."""
 
     @property
     def reaps(self) -> bool:
         """Whether this process is the one that reaps any of its queues."""
         return bool(self._mine)
 
-    async def reap(self, *, rests: bool) -> float:
+    async def reap(self, rest: float) -> float:
         """Reap the queues that are due; returns the seconds until the next one is.
 
-        `rests`: queues at rest are due less often, and what comes there is reaped by itself.
+        `rest`: seconds after which a queue at rest is due again; what comes there is reaped by itself. 0: no queue rests.
 
         Raises:
             BrokerUnavailable: one of them did not answer; all others have.
         """
-        self._rests = rests
-        await self._reap_due(look=True, rests=rests)
+        self._rest = rest
+        await self._reap_due(look=True)
         now, at = asyncio.get_running_loop().time(), min(self._due_at.values())
-        if rests:
+        if rest:
             self._timer.tell(at)
         return max(at - now, LEAST_PAUSE)
 
@@ -68,7 +69,7 @@ class Reaping:
         """Note that something has come to a queue, or comes back there: it is reaped soon unless it is looked at all the time."""
         now = asyncio.get_running_loop().time()
         self._stirred.add(queue)  # A reap that is under way may have been made before.
-        if self._rests and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
+        if self._rest and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
             self._due_at[queue] = now + REAP_EVERY
             self._timer.move_up(now + REAP_EVERY, now)
 
@@ -84,28 +85,29 @@ class Reaping:
         """Reap no more."""
         await self._timer.close()
 
-    async def _reap_due(self, *, look: bool, rests: bool) -> None:
+    async def _reap_due(self, *, look: bool) -> None:
         now = asyncio.get_running_loop().time()
         due = [queue for queue in self._queues.every if self._due_at.get(queue, -math.inf) <= now + 1e-6]
         looks = [self._queues.look()] if look else []
-        await all_of(*looks, *(self._reap(queue, rests) for queue in due))
+        await all_of(*looks, *(self._reap(queue) for queue in due))
 
     async def _reap_early(self) -> tuple[float, float]:
         """Reap before the reaper comes. A server that does not answer is asked by the reaper."""
         with contextlib.suppress(BrokerUnavailable):
-            await self._reap_due(look=False, rests=True)
+            await self._reap_due(look=False)
         now = asyncio.get_running_loop().time()
         return min((at for at in self._due_at.values() if at > now), default=math.inf), now
 
-    async def _reap(self, queue: Queue, rests: bool) -> None:
+    async def _reap(self, queue: Queue) -> None:
         self._stirred.discard(queue)
+        rests, rest = self._rest > 0.0, self._rest or REST_SECONDS
         due, again, calm, reaps = await queue.reap(self._rng(), self._shards, rests)
         (self._mine.add if reaps else self._mine.discard)(queue)
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
         elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # It goes together with what else is periodic.
-            due = until_tick(REST_SECONDS) + max(math.floor(due / REST_SECONDS + EARLY) - 1, 0) * REST_SECONDS
+            due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS
         if again:

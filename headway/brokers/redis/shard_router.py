@@ -85,10 +85,13 @@ class ShardRouter:
         if self._counting is not None and (wait or not self._census or age >= 2 * CENSUS_AGE):
             await asyncio.wait({self._counting})
 
-    async def census(self) -> float:
-        """Count the workers anew, when that is due. Returns the seconds until it is due again; infinite where nothing is chosen."""
+    async def census(self, rest: float) -> float:
+        """Count the workers anew, when that is due. Returns the seconds until it is due again; infinite where nothing is chosen.
+
+        `rest`: seconds between two calls of a process that rests.
+        """
         await self.count()
-        return math.inf if self.alone else CENSUS_AGE
+        return math.inf if self.alone else max(rest, CENSUS_AGE)
 
     def home(self, worker: str, model: str) -> Queue:
         """Home shard of a slot, which `move` changes."""

@@ -54,19 +54,20 @@ together.register('notes', function(keys, args)
   return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]))
 end)
 
--- Whether a name holds a key: it does for so many seconds from now on, unless another one does.
-local function holds(key, now, name, seconds)
+-- Have a name hold a key, for so many seconds from now on. Returns 0, or the seconds for which another one does.
+local function held_for(key, now, name, seconds)
   local holder = redis.call('GET', key)
   local left = holder and string.sub(holder, 9) ~= name and struct.unpack('<d', holder) - now or 0
   if 0 < left and left <= seconds + CLOCK_STEP then
-    return false
+    return left
   end
   redis.call('SET', key, struct.pack('<d', now + seconds) .. name, 'EX', LIFE_SECONDS)
-  return true
+  return 0
 end
 
+-- lead: 0 where the candidate leads from now on, for so many seconds; else the seconds for which another one leads.
 together.register('lead', function(keys, args)
-  return holds(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])) and 1 or 0
+  return exact(held_for(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])))
 end)
 
 redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)

@@ -50,7 +50,7 @@ together.register('post', function(keys, args)
     end
     redis.call('EXPIRE', row, HISTORY_SECONDS)
   end
-  local records = holds(prefix .. 'recorder', now, args[2], RECORD_SECONDS)
+  local records = held_for(prefix .. 'recorder', now, args[2], RECORD_SECONDS) == 0
   if records then
     redis.call('EXPIRE', prefix .. 'born', LIFE_SECONDS)
   end

@@ -24,8 +24,7 @@ from headway.grpc.methods import methods_of
 from headway.http.admission import Admission
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.runtime.certificates import Certificates
-from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
-from headway.runtime.ticks import until_tick
+from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
@@ -37,7 +36,7 @@ CLOSING_TURNS = 3
 """Turns of the event loop in which it closes a listening socket."""
 
 
-class GrpcListener:
+class GrpcListener(ListeningPort):
     """Listener of the gRPC port.
 
     Arguments:
@@ -58,34 +57,29 @@ class GrpcListener:
         *,
         port: int | None = None,
     ) -> None:
+        settings = admission.settings
+        wanted = settings.grpc_port if port is None else port
+        super().__init__(settings.host, wanted, "host", "grpc_port", settings.max_connections)
         self._admission, self._readiness = admission, readiness
-        self._settings, self._counters, self._quotas = admission.settings, admission.counters, admission.gateway.quotas
         self._certificates = certificates
-        self._wanted = self._settings.grpc_port if port is None else port
         self._connections: PortConnections | None = None
         self._health: Health | None = None
-        self._sockets: list[ListeningSocket] = []
-        self._sweep: asyncio.TimerHandle | None = None
         self._draining = False
-        self.port = 0
 
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
         return 0 if self._connections is None else len(self._connections.open)
 
-    async def bind(self) -> None:
-        """Take the address, without listening.
-
-        Raises:
-            SettingError: the address cannot be had.
-        """
-        settings = self._settings
+    def get_ready(self) -> Callable[[], asyncio.Protocol]:
+        """Get ready for connections. Returns the maker of their protocols."""
+        admission, settings = self._admission, self._admission.settings
+        quotas, counters = admission.gateway.quotas, admission.counters
         connections = self._connections = PortConnections(
-            self._quotas,
+            quotas,
             settings.max_connections,
             settings.max_header_bytes,
-            self._counters.refusals,
+            counters.refusals,
             MessageTurns(),
             monotonic,
             age=settings.grpc_max_age_s,
@@ -93,31 +87,13 @@ class GrpcListener:
             unread_timeout=settings.read_timeout_ms / 1000,
             jitter=random.random,
         )
-        protocol: Callable[[], asyncio.Protocol] = connections.accept
-        if self._certificates is not None:
-            tls = TlsPort(self._certificates, "h2", "grpc", self._counters, asyncio.get_running_loop())
-            protocol = tls.around(protocol, _refuse_plain)
-        self._sockets = await bind(settings.host, self._wanted, "host", "grpc_port", protocol)
-        self.port = self._sockets[0].port
-
-    async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
-        """
-        if self._connections is None:
-            await self.bind()
-        connections = self._connections
-        if connections is None:
-            return
-        raise_descriptor_limit(self._settings.max_connections + 8 * SPARE)
         health = self._health = Health(CachedReadiness(self._readiness))
-        port = PortContext(self._admission, CallQuotas(self._settings, self._quotas.bytes), connections.turns)
+        port = PortContext(admission, CallQuotas(settings, quotas.bytes), connections.turns)
         connections.methods = methods_of(port, health)
-        for one in self._sockets:
-            await one.listen()
-        self._look_after()
+        if self._certificates is None:
+            return connections.accept
+        tls = TlsPort(self._certificates, "h2", "grpc", counters, asyncio.get_running_loop())
+        return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:
         """Say that this process goes down, have each client open another connection, and still take new ones."""
@@ -136,48 +112,31 @@ class GrpcListener:
             return
         if self._health is not None:
             self._health.leaving.set()
-        for _ in range(BACKLOG):
-            if not any(one.has_waiting for one in self._sockets):
-                break
-            await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
-        self._stop_listening()
+        await self.stop_listening()
         self._draining = True
         for _ in range(
             CLOSING_TURNS
         ):  # A client that is told to go while the socket is not closed would come back to it.
             await asyncio.sleep(0)
         self.retire()
-        self._look_after()
+        self.look_after()
         await connections.emptied()
 
     async def close(self) -> None:
         """Cut what is left."""
-        self._stop_listening()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        await super().close()
         if self._connections is not None:
             await self._connections.close()
 
-    def _look_after(self) -> None:
-        """Sweep, and schedule the next sweep."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+    def look(self) -> float:
+        """Have all connections looked at soon. Returns seconds until the next look."""
         connections = self._connections
-        if connections is None:
-            return
-        connections.ceiling = descriptor_ceiling(SPARE)
-        loop = asyncio.get_running_loop()
-        # When all that has come by now has been read: this process may have stood still, and not its clients.
-        loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
-        for one in self._sockets:
-            one.revive()
-        every = SWEEP_DRAINING if self._draining else SWEEP
-        self._sweep = loop.call_later(until_tick(every), self._look_after)
-
-    def _stop_listening(self) -> None:
-        for one in self._sockets:
-            one.close()
-        self._sockets.clear()
+        if connections is not None:
+            connections.ceiling = descriptor_ceiling(SPARE)
+            loop = asyncio.get_running_loop()
+            # When all that has come by now has been read: this process may have stood still, and not its clients.
+            loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
+        return SWEEP_DRAINING if self._draining else SWEEP
 
 
 _WHY_NOT_PLAIN = b"this port speaks TLS: use a secure channel\n"

@@ -18,6 +18,7 @@ from typing import Any
 
 from headway.errors import SettingError
 from headway.runtime.logger import get_logger
+from headway.runtime.ticks import until_tick
 
 log = get_logger(__name__)
 
@@ -98,6 +99,86 @@ class ListeningSocket:
             server.close()
         for sock in (*self._socks, self._spare):
             sock.close()
+
+
+class ListeningPort:
+    """Base of the listeners of all ports: their sockets, and the look at all connections now and then.
+
+    Arguments:
+        host: address to bind.
+        port: port to bind, 0 to let the system choose.
+        host_setting: name of the setting that `host` comes from, for errors.
+        port_setting: name of the setting that `port` comes from.
+        connections: most connections, for which there are to be descriptors.
+
+    Attributes:
+        port: the port, once it is bound.
+    """
+
+    def __init__(self, host: str, port: int, host_setting: str, port_setting: str, connections: int) -> None:
+        self._wanted = host, port, host_setting, port_setting
+        self._descriptors = connections + 8 * SPARE
+        self._sockets: list[ListeningSocket] = []
+        self._next_look: asyncio.TimerHandle | None = None
+        self.port = 0
+
+    def get_ready(self) -> Callable[[], asyncio.Protocol]:
+        """Get ready for connections. Returns the maker of their protocols."""
+        raise NotImplementedError
+
+    def look(self) -> float:
+        """Look at all connections. Returns seconds until the next look."""
+        raise NotImplementedError
+
+    async def bind(self) -> None:
+        """Take the address, without listening.
+
+        Raises:
+            SettingError: the address cannot be had.
+        """
+        self._sockets = await bind(*self._wanted, self.get_ready())
+        self.port = self._sockets[0].port
+
+    async def open(self) -> None:
+        """Listen, at the address that was taken, or else is taken now.
+
+        Raises:
+            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
+        """
+        if not self._sockets:
+            await self.bind()
+        raise_descriptor_limit(self._descriptors)
+        for one in self._sockets:
+            await one.listen()
+        self.look_after()
+
+    def look_after(self) -> None:
+        """Look at all connections, and schedule the next look."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        seconds = self.look()
+        for one in self._sockets:
+            one.revive()
+        self._next_look = asyncio.get_running_loop().call_later(until_tick(seconds), self.look_after)
+
+    async def stop_listening(self) -> None:
+        """Take no new connection, once those that wait are accepted: else they would be cut."""
+        for _ in range(BACKLOG):
+            if not any(one.has_waiting for one in self._sockets):
+                break
+            await asyncio.sleep(0)
+        self._close_sockets()
+
+    async def close(self) -> None:
+        """Cut what waits to be accepted, and look at no connection any more."""
+        self._close_sockets()
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
 
 
 async def bind(

@@ -342,7 +342,7 @@ async def test_a_client_that_leaves_gets_the_answers_that_are_due(port: Port, wi
     await wire.settled()
     port.gateway.release()
     assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
-    port.listener._look_after()
+    port.listener.look_after()
     assert (await wire.left())[-1] == http2.stream_of(2)
 
 
@@ -361,5 +361,5 @@ async def test_after_trailers_beyond_the_bound_calls_in_hand_are_answered_and_th
     assert wire.goaways == [http2.stream_of(2)], "the call behind it is for the client to send elsewhere"
     port.gateway.release()
     assert [output(await wire.ended(number)) for number in range(3)] == [b"A"] * 3
-    port.listener._look_after()
+    port.listener.look_after()
     assert (await wire.left())[-1] == http2.stream_of(2)

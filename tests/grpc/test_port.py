@@ -199,7 +199,7 @@ def test_a_client_of_an_old_connection_opens_another_one_and_notices_nothing() -
         assert connections is not None
         (first,) = connections.open
         now[0] += 1.2 * Settings.grpc_max_age_s
-        port.listener._look_after()
+        port.listener.look_after()
         while first.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
             await asyncio.sleep(0)
         later: list[Any] = []
@@ -275,7 +275,7 @@ def test_a_client_that_takes_no_answer_is_cut_off() -> None:
         (connection,) = connections.open
         connection.pause_writing()
         now[0] += 11.0
-        port.listener._look_after()
+        port.listener.look_after()
         await connections.emptied()
         sock.close()
 

@@ -105,8 +105,8 @@ def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
         first, *others = [await stand.connect() for _ in range(1 + BATCH // inputs)]
         for _ in range(2):  # The first on a connection has its head read.
             await batch(stand, first, others, request, inputs)
-        assert stand.door._sweep is not None
-        stand.door._sweep.cancel()  # It comes by the clock: a slow machine has more of it in a round.
+        assert stand.door._next_look is not None
+        stand.door._next_look.cancel()  # It comes by the clock: a slow machine has more of it in a round.
         rounds = [Counts() for _ in range(ROUNDS)]
         for counts in rounds:
             with counts:

@@ -194,13 +194,13 @@ async def test_a_target_without_a_path_is_that_of_the_root(door: Listener, clien
 
 @on_stand()
 async def test_a_listener_that_dies_is_replaced(stand: Stand) -> None:
-    (listener,) = stand.door._listeners
+    (listener,) = stand.door._sockets
     client = await stand.connect()
     await client.send(post(BODY))
     assert (await client.answer()).status == 200
     for server in listener._servers:
         server.close()
-    stand.door._look_after()
+    stand.door.look_after()
     other = await stand.connect()
     await other.send(post(BODY))
     assert (await other.answer()).status == 200
@@ -238,7 +238,7 @@ async def test_a_request_that_came_while_the_process_stood_still_is_answered(
     def wake() -> None:
         """The request is there, and has not been read, when the door finds out how late it is."""
         client.writer.write(request)
-        door._look_after()
+        door.look_after()
         looked.set()
 
     asyncio.get_running_loop().call_later(0.0, wake)

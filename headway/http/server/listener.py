@@ -27,8 +27,7 @@ from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext, InferenceContext
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
-from headway.runtime.listening import BACKLOG, SPARE, ListeningSocket, bind, descriptor_ceiling, raise_descriptor_limit
-from headway.runtime.ticks import until_tick
+from headway.runtime.listening import ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort
 
 SWEEP = 0.5
@@ -37,7 +36,7 @@ REST = 1.0
 """Seconds between two looks while there is no connection."""
 
 
-class Listener:
+class Listener(ListeningPort):
     """A listening port.
 
     Arguments:
@@ -61,16 +60,10 @@ class Listener:
         make_context: Callable[[], ConnectionContext],
         certificates: Certificates | None = None,
     ) -> None:
-        self._host = host
-        self._wanted_port = port
-        self._prefix = prefix
-        self._settings = settings
+        super().__init__(host, port, f"{prefix}host", f"{prefix}port", settings.max_connections)
         self._make_context = make_context
         self._certificates = certificates
         self._context: ConnectionContext | None = None
-        self._listeners: list[ListeningSocket] = []
-        self._sweep: asyncio.TimerHandle | None = None
-        self.port = 0
 
     @classmethod
     def public(
@@ -109,34 +102,15 @@ class Listener:
         """Number of open connections."""
         return 0 if self._context is None else len(self._context.connections)
 
-    async def bind(self) -> None:
-        """Take the address, without listening.
-
-        Raises:
-            SettingError: the address cannot be had.
-        """
+    def get_ready(self) -> Callable[[], asyncio.Protocol]:
+        """Get ready for connections. Returns the maker of their protocols."""
         context = self._context = self._make_context()
         protocol = _protocol(context)
         if self._certificates is not None:
             context.scheme = "https"
             tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
             protocol = tls.around(protocol, _refuse_plain)
-        names = f"{self._prefix}host", f"{self._prefix}port"
-        self._listeners = await bind(self._host, self._wanted_port, *names, protocol)
-        self.port = self._listeners[0].port
-
-    async def open(self) -> None:
-        """Listen, at the address that was taken, or else is taken now.
-
-        Raises:
-            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
-        """
-        if self._context is None:
-            await self.bind()
-        raise_descriptor_limit(self._settings.max_connections + 8 * SPARE)
-        for listener in self._listeners:
-            await listener.listen()
-        self._look_after()
+        return protocol
 
     def retire(self) -> None:
         """Let each open connection go with its next answer, and still take new ones.
@@ -157,22 +131,16 @@ class Listener:
         context = self._context
         if context is None:
             return
-        for _ in range(BACKLOG):
-            if not any(listener.has_waiting for listener in self._listeners):
-                break
-            await asyncio.sleep(0)  # They are accepted; else they would be cut when the listener closes.
+        await self.stop_listening()
         context.close()
-        self._stop_listening()
         for connection in self._connections():
             connection.retire()
-        self._look_after()
+        self.look_after()
         await context.emptied()
 
     async def close(self) -> None:
         """Cut what is left."""
-        self._stop_listening()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        await super().close()
         context = self._context
         if context is not None:
             context.close()
@@ -200,13 +168,11 @@ class Listener:
     def _connections(self) -> list[Connection]:
         return [] if self._context is None else list(self._context.connections)
 
-    def _look_after(self) -> None:
-        """Sweep, and schedule the next sweep."""
+    def look(self) -> float:
+        """Have all connections looked at soon. Returns seconds until the next look."""
         context = self._context
         if context is None:
-            return
-        if self._sweep is not None:
-            self._sweep.cancel()
+            return REST
         context.refresh()
         context.fd_ceiling, context.fd_brink = (
             descriptor_ceiling(context.spare),
@@ -214,9 +180,7 @@ class Listener:
         )
         if context.connections:
             self._sweep_soon(context, monotonic())
-        for listener in self._listeners:
-            listener.revive()
-        self._sweep = context.loop.call_later(until_tick(_interval(context)), self._look_after)
+        return _interval(context)
 
     def _sweep_soon(self, context: ConnectionContext, now: float) -> None:
         """Sweep when all that has come by `now` has been read: this process may have stood still, and not its clients.
@@ -225,11 +189,6 @@ class Listener:
         """
         loop = context.loop
         loop.call_soon(loop.call_soon, self.sweep, now)
-
-    def _stop_listening(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
 
 
 def _protocol(context: ConnectionContext) -> Callable[[], asyncio.Protocol]:

@@ -29,7 +29,7 @@ class MemoryListener(Listener):
     async def open(self) -> None:
         """Get ready for connections."""
         self._context = self._make_context()
-        self._look_after()
+        self.look_after()
 
     def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[MemoryExchange]:
         """Send a request over a connection of its own; requests of one turn of the event loop arrive together."""

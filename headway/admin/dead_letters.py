@@ -84,8 +84,7 @@ class _Routes:
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.
             await soon(self._letters.remove(fresh, entry.tenant))
-            failure = reply.failure
-            return refusal(ID_PREFIX + fresh, failure.code, failure.message, failure.retry_after, failure.reason)
+            return refusal(ID_PREFIX + fresh, reply.failure)
         await soon(self._letters.remove(entry.id, entry.tenant))
         output = reply.output or ""
         return as_json({

@@ -30,6 +30,7 @@ from headway.core.excerpt import excerpt
 from headway.http.error_responses import refusal
 from headway.http.requests import Handler, Request, RouteAnswer
 from headway.identity.api_keys.credential import LIVE
+from headway.model import Failure
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -102,7 +103,7 @@ class Guard:
             refused = self._refusal(request)
             if refused is None and self._starting() and path not in _EARLY and not _is_page(path):
                 message = "this process is starting; ask again when /readyz says 200"
-                refused = refusal(request.id, errors.NO_WORKERS, message)
+                refused = refusal(request.id, Failure(errors.NO_WORKERS, message))
             if refused is not None:
                 return refused
         return await self._router(request)
@@ -115,17 +116,17 @@ class Guard:
                 "no credential is read from an address, which logs and histories keep: send the service token as "
                 "Authorization: Bearer …, or sign in at /dashboard; and change a token that was sent like this"
             )
-            return refusal(id, errors.BAD_REQUEST, message)
+            return refusal(id, Failure(errors.BAD_REQUEST, message))
         credential = _bearer(headers)
         if credential.startswith(LIVE):
             message = "this is a client's key, which is good on the public port only: send the service token"
-            return refusal(id, errors.FORBIDDEN, message)
+            return refusal(id, Failure(errors.FORBIDDEN, message))
         if strange := self._stranger(host):
-            return refusal(id, errors.FORBIDDEN, strange)
+            return refusal(id, Failure(errors.FORBIDDEN, strange))
         foreign = _foreign(headers, host)
         if foreign and request.method not in _SAFE:
             message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
-            return refusal(id, errors.FORBIDDEN, message)
+            return refusal(id, Failure(errors.FORBIDDEN, message))
         if not self._tokens or _is_page(request.path):
             return None
         session = cookie_of(headers.get("cookie", ""), cookie_name(host))
@@ -142,7 +143,7 @@ class Guard:
         message = (
             "this route needs the service token: Authorization: Bearer …, or a browser that signed in at /dashboard"
         )
-        return refusal(id, errors.UNAUTHENTICATED, message)
+        return refusal(id, Failure(errors.UNAUTHENTICATED, message))
 
     def _stranger(self, header: str) -> str:
         """Reason for which a request is not answered under its Host header; empty where it is."""
@@ -163,7 +164,7 @@ def too_many_tries(id: str, wait: float) -> RouteAnswer:
     """Refusal of a credential from where too many wrong ones came. `wait`: seconds until the next try."""
     seconds = math.ceil(wait)
     message = f"too many wrong tokens; the next try is in {seconds} s"
-    return refusal(id, errors.RATE_LIMITED, message, float(seconds), "sign_in")
+    return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))
 
 
 def _bearer(headers: Mapping[str, str]) -> bytes:

@@ -213,7 +213,7 @@ class Call:
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error."""
         self.count_refusal(error)
-        trailers = trailers_of(error.code, self.shown, error.retry_after, error.reason) + self.limits_left()
+        trailers = trailers_of(error, self.shown) + self.limits_left()
         self.stream.end(status_of(error.code), details_of(error.message), trailers + more)
 
     def limits_left(self) -> Metadata:

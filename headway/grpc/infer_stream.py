@@ -213,7 +213,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
     """Message of the answer to a request that has failed."""
     text = error.message.encode("utf-8", "backslashreplace").decode()
     answer = _RESPONSE(error_message=text, infer_response={"id": item.id})
-    for name, value in trailers_of(error.code, item.call.shown, error.retry_after, error.reason):
+    for name, value in trailers_of(error, item.call.shown):
         answer.infer_response.parameters[name].string_param = value
     if item.final:
         answer.infer_response.parameters[FINAL].bool_param = True

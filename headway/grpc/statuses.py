@@ -12,7 +12,7 @@ import math
 from enum import IntEnum
 
 from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
-from headway.http.problem import LABEL
+from headway.http.problem import LABEL, AnyError
 
 
 class StatusCode(IntEnum):
@@ -70,22 +70,16 @@ def details_of(message: str) -> str:
     return message.encode("utf-8", "backslashreplace")[:LONGEST].decode("utf-8", "ignore")
 
 
-def trailers_of(code: str, shown: str, retry_after: float | None, reason: str = "") -> Metadata:
-    """Trailing metadata of an error.
-
-    Arguments:
-        code: error code.
-        shown: the request's id as clients see it.
-        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
-        reason: short label for metrics of why the request was refused.
-    """
+def trailers_of(error: AnyError, shown: str) -> Metadata:
+    """Trailing metadata of an error. `shown`: the request's id as clients see it."""
+    code = error.code
     found = [
         ("x-request-id", shown),
         ("x-headway-error", SHOWN.get(code, code)),
-        ("grpc-retry-pushback-ms", str(pushback(code, retry_after))),
+        ("grpc-retry-pushback-ms", str(pushback(code, error.retry_after))),
     ]
-    if code in REFUSALS and LABEL.fullmatch(reason):
-        found.append(("x-headway-dropped-reason", reason))
+    if code in REFUSALS and LABEL.fullmatch(error.reason):
+        found.append(("x-headway-dropped-reason", error.reason))
     return tuple(found)
 
 

@@ -79,7 +79,7 @@ class Admission:
         return self.gateway.served.seen_by(principal.models)
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
-        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
+        """AnyError of request `id` when its principal is over a limit. The gateway counts it."""
         gateway = self.gateway
         if not principal.limits:
             return None

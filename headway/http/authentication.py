@@ -9,7 +9,7 @@ from functools import partial
 
 from headway.errors import RequestError
 from headway.http.admission import Admission
-from headway.http.error_responses import refuse
+from headway.http.error_responses import refuse, without_reason
 from headway.http.requests import Handler, Request, RouteAnswer
 
 
@@ -39,7 +39,7 @@ class Authentication:
             principal = admission.identify(authorization)
         except RequestError as exc:
             admission.counters.refusals[exc.code.lower(), "none", ""] += 1
-            return refuse(request, exc.code, exc.message, exc.retry_after)
+            return refuse(request, without_reason(exc))
         request.principal = principal
         if not principal.limits:
             return None
@@ -48,6 +48,6 @@ class Authentication:
         if over is None:
             return None
         admission.counters.refusals[over.reason, admission.settings.tier_names[principal.tier], ""] += 1
-        answer = refuse(request, over.code, over.message, over.retry_after, over.reason)
+        answer = refuse(request, over)
         answer.headers["cache-control"] = "no-store"
         return answer

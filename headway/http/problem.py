@@ -7,7 +7,8 @@ import re
 
 import msgspec
 
-from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, UNAUTHENTICATED
+from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, UNAUTHENTICATED, RequestError
+from headway.model import Failure
 
 LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 """Labels of metrics that clients read, too, as the reason of a refusal."""
@@ -29,11 +30,15 @@ class Problem(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 
-def retry_seconds(code: str, retry_after: float | None) -> float | None:
+AnyError = RequestError | Failure
+"""Error that an answer tells: of a request, or of its entry."""
+
+
+def retry_seconds(error: AnyError) -> float | None:
     """Seconds after which a retry makes sense: as given, or 1 where the status must name one."""
-    if retry_after is None and STATUS[code] in (429, 503):
+    if error.retry_after is None and STATUS[error.code] in (429, 503):
         return 1.0
-    return retry_after
+    return error.retry_after
 
 
 def anchor(code: str) -> str:
@@ -41,15 +46,9 @@ def anchor(code: str) -> str:
     return code.lower().replace("_", "-")
 
 
-def problem(code: str, message: str, shown: str, retry_after: float | None = None) -> Problem:
-    """Problem document of one error.
-
-    Arguments:
-        code: a code of `headway.errors`.
-        message: what happened, for the client to read.
-        shown: the request's id as clients see it, `req_…`.
-        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
-    """
+def problem(error: AnyError, shown: str) -> Problem:
+    """Problem document of one error. `shown`: the request's id as clients see it, `req_…`."""
+    code, message = error.code, error.message
     document = Problem(
         type=f"/docs#{anchor(code)}",
         title=TITLE[code],
@@ -59,7 +58,7 @@ def problem(code: str, message: str, shown: str, retry_after: float | None = Non
         message=message,
         request_id=shown,
     )
-    seconds = retry_seconds(code, retry_after)
+    seconds = retry_seconds(error)
     if seconds is not None:
         document.retry_after_ms = math.ceil(max(seconds, 0.0) * 1000)
     return document
@@ -79,16 +78,11 @@ def problem_body(document: Problem) -> bytes:
         return _encode(document)
 
 
-def problem_header(code: str, retry_after: float | None = None, reason: str = "") -> dict[str, str]:
-    """Header fields of an error.
-
-    Arguments:
-        code: a code of `headway.errors`.
-        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
-        reason: short label for metrics of why the request is refused.
-    """
+def problem_header(error: AnyError) -> dict[str, str]:
+    """Header fields of an error."""
+    code = error.code
     fields = {"content-type": "application/problem+json"}
-    seconds = retry_seconds(code, retry_after)
+    seconds = retry_seconds(error)
     if seconds is not None and STATUS[code] in (429, 503):
         fields["retry-after"] = str(max(1, math.ceil(seconds)))
         fields["retry-after-ms"] = str(math.ceil(max(seconds, 0.0) * 1000))
@@ -96,13 +90,11 @@ def problem_header(code: str, retry_after: float | None = None, reason: str = ""
         fields["x-should-retry"] = "false"
     if code == UNAUTHENTICATED:
         fields["www-authenticate"] = "Bearer"
-    if LABEL.fullmatch(reason):
-        fields["x-headway-dropped-reason"] = reason
+    if LABEL.fullmatch(error.reason):
+        fields["x-headway-dropped-reason"] = error.reason
     return fields
 
 
-def encode_problem(
-    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = ""
-) -> tuple[dict[str, str], bytes]:
+def encode_problem(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
     """Encode an error as `problem_header` and `problem_body` do; see `headway.http.server.framing.EncodeError`."""
-    return problem_header(code, retry_after, reason), problem_body(problem(code, message, shown, retry_after))
+    return problem_header(error), problem_body(problem(error, shown))

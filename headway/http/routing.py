@@ -14,8 +14,9 @@ from headway.errors import (
     RequestError,
     StoreUnavailable,
 )
-from headway.http.error_responses import refuse
+from headway.http.error_responses import refuse, without_reason
 from headway.http.requests import Handler, Request, RouteAnswer
+from headway.model import Failure
 
 _PART = re.compile(r"\{(\w+)(:path)?\}")
 
@@ -78,11 +79,11 @@ class Router:
         try:
             response = await self._find(request)(request)
         except RequestError as exc:
-            response = refuse(request, exc.code, exc.message, exc.retry_after)
+            response = refuse(request, without_reason(exc))
         except BrokerUnavailable as exc:
-            response = refuse(request, SERVICE_OVERLOADED, str(exc), 1.0, "broker")
+            response = refuse(request, Failure(SERVICE_OVERLOADED, str(exc), 1.0, "broker"))
         except StoreUnavailable as exc:
-            response = refuse(request, SERVICE_OVERLOADED, str(exc), 1.0, "ledger")
+            response = refuse(request, Failure(SERVICE_OVERLOADED, str(exc), 1.0, "ledger"))
         except NoRoute:
             response = self._nothing(request)
         except WrongMethod as exc:
@@ -113,7 +114,7 @@ class Router:
             message += f"; leave out the slash at its end: {excerpt(bare)}"
         elif path.startswith(self._under):
             message += self._hint
-        return refuse(request, NOT_FOUND, message)
+        return refuse(request, Failure(NOT_FOUND, message))
 
 
 def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
@@ -121,6 +122,6 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
     if request.method == "OPTIONS":
         return RouteAnswer(status=204, headers={"allow": allow})
     message = f"{excerpt(request.method)} is not served at {excerpt(request.path)}, only {allow}"
-    response = refuse(request, METHOD_NOT_ALLOWED, message)
+    response = refuse(request, Failure(METHOD_NOT_ALLOWED, message))
     response.headers["allow"] = allow
     return response

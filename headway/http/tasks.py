@@ -19,7 +19,7 @@ from headway.core import failures, values
 from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.error_responses import refuse
+from headway.http.error_responses import refuse, without_reason
 from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
@@ -78,10 +78,9 @@ class _Tasks:
             else:
                 response = await self._tell(request, principal.tenant, id, wait)
         except RequestError as exc:
-            response = refuse(request, exc.code, exc.message, exc.retry_after)
+            response = refuse(request, without_reason(exc))
         except BrokerUnavailable:
-            failure = self._gateway.out_of_reach()
-            response = refuse(request, failure.code, failure.message, failure.retry_after, failure.reason)
+            response = refuse(request, self._gateway.out_of_reach())
         response.headers["cache-control"] = "no-store"
         return response
 
@@ -145,8 +144,8 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
             failure = no_text()
     else:
         failure = reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure")
-    document = problem(failure.code, escaped(failure.message), shown, failure.retry_after)
-    return _as_json(Result(shown, "FAILED", error=document))
+    told = Failure(failure.code, escaped(failure.message), failure.retry_after)
+    return _as_json(Result(shown, "FAILED", error=problem(told, shown)))
 
 
 def _as_json(result: Result, fields: dict[str, str] | None = None) -> RouteAnswer:

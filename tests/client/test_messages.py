@@ -12,6 +12,7 @@ from headway.client import ApiError, ClientError, DeadlineExceeded, InvalidInput
 from headway.client.errors import BY_CODE
 from headway.client.messages import Answer, inference, read_error, read_outcome, read_result, read_task, task
 from headway.http.problem import encode_problem
+from headway.model import Failure
 
 NO_CLASS = {
     errors.METHOD_NOT_ALLOWED,
@@ -30,7 +31,7 @@ def test_every_error_of_the_service_has_a_class() -> None:
 
 @pytest.mark.parametrize("code", [code for code in errors.CODES if code not in NO_CLASS])
 def test_a_problem_document_becomes_its_error(code: str) -> None:
-    header, body = encode_problem(code, "what happened", "req_7", 1.5)
+    header, body = encode_problem(Failure(code, "what happened", 1.5), "req_7")
     error = read_error(Answer(errors.STATUS[code], header, body))
     assert type(error) is BY_CODE[errors.SHOWN.get(code, code)]
     assert (error.message, error.status, error.request_id) == ("what happened", errors.STATUS[code], "req_7")

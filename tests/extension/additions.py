@@ -364,6 +364,7 @@ import msgspec
 from headway.config import Settings
 from headway.http.inference.bodies import ABSENT, body_reader, value_reader
 from headway.http.inference.codecs import Codec
+from headway.http.problem import AnyError
 from headway.model import TokenCount
 
 
@@ -389,10 +390,8 @@ def _write(shown: str, output: str | msgspec.Raw, milliseconds: float, version: 
     return msgspec.json.encode({"cup": output})
 
 
-def _encode_error(
-    code: str, message: str, shown: str, retry_after: float | None, reason: str
-) -> tuple[dict[str, str], bytes]:
-    text = message.encode("utf-8", "backslashreplace").decode()
+def _encode_error(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
+    text = error.message.encode("utf-8", "backslashreplace").decode()
     return {"content-type": "application/json"}, msgspec.json.encode({"spilt": text})
 '''
     },

@@ -72,7 +72,7 @@ def check_openai(data: bytes) -> None:
             exchange = asked.read(data, asked.options, context.known)
         except RequestError as exc:
             _check_error(exc)
-            _, body = codec.encode_error(exc.code, exc.message, "req_1", None, "")
+            _, body = codec.encode_error(exc, "req_1")
             assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
             continue
         inputs = _inputs(exchange, settings)

@@ -17,6 +17,7 @@ from headway.http.inference.codecs import Codec
 from headway.http.inference.routes import codecs
 from headway.http.problem import encode_problem, problem, problem_body, problem_header
 from headway.http.server.framing import frame_error
+from headway.model import Failure
 
 
 def native(settings: Settings) -> tuple[Codec, ...]:
@@ -144,7 +145,7 @@ def test_answers_of_all_three_shapes_are_written() -> None:
 
 @pytest.mark.parametrize("code", STATUS)
 def test_a_problem_says_everything_twice(code: str) -> None:
-    document = json.loads(problem_body(problem(code, "why", "req_1")))
+    document = json.loads(problem_body(problem(Failure(code, "why"), "req_1")))
     wait = {"retry_after_ms": 1000} if STATUS[code] in (429, 503) else {}
     assert document == {
         "type": f"/docs#{code.lower().replace('_', '-')}",
@@ -156,7 +157,7 @@ def test_a_problem_says_everything_twice(code: str) -> None:
         "request_id": "req_1",
         **wait,
     }
-    header = problem_header(code)
+    header = problem_header(Failure(code, "why"))
     assert ("retry-after" in header) == (STATUS[code] in (429, 503))
     assert ("x-should-retry" in header) == (code in HOPELESS)
     assert not (code in HOPELESS and STATUS[code] in (429, 500, 502, 503, 504))
@@ -167,17 +168,17 @@ def test_a_problem_says_everything_twice(code: str) -> None:
     [(0.0, "1", "0"), (0.25, "1", "250"), (1.0, "1", "1000"), (2.0004, "3", "2001")],
 )
 def test_retry_after_is_rounded_up(seconds: float, whole: str, milliseconds: str) -> None:
-    header = problem_header("SHED", seconds, "queue")
+    header = problem_header(Failure("SHED", "why", seconds, "queue"))
     assert (header["retry-after"], header["retry-after-ms"]) == (whole, milliseconds)
     assert header["x-headway-dropped-reason"] == "queue"
 
 
 def test_a_reason_that_could_break_the_header_is_left_out() -> None:
-    assert "x-headway-dropped-reason" not in problem_header("SHED", 1.0, "a\r\nx: y")
+    assert "x-headway-dropped-reason" not in problem_header(Failure("SHED", "why", 1.0, "a\r\nx: y"))
 
 
 def test_a_message_that_is_no_unicode_is_escaped() -> None:
-    encoded = encode_problem("REJECTED_BY_MODEL", "bad \ud800", "req_1")
+    encoded = encode_problem(Failure("REJECTED_BY_MODEL", "bad \ud800"), "req_1")
     raw = frame_error("REJECTED_BY_MODEL", "req_1", encoded, date=b"now", close=True)
     head, _, body = raw.partition(b"\r\n\r\n")
     assert json.loads(body)["message"] == "bad \\ud800"

@@ -13,6 +13,7 @@ from headway.config import Settings
 from headway.errors import REJECTED_BY_MODEL
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
+from headway.http.problem import AnyError
 from headway.http.server.connection import REQUESTS_PER_TURN
 from headway.http.server.framing import Encoded
 from headway.model import Failure
@@ -26,9 +27,9 @@ KEY = "Authorization: Bearer key"
 KEYS: Keys = {"key": {}}
 
 
-def encode(code: str, message: str, shown: str, retry_after: float | None, reason: str) -> Encoded:
-    text = json.dumps({"error": {"message": message, "type": code, "id": shown, "wait": retry_after, "why": reason}})
-    return {"content-type": "application/json", "x-own": "yes"}, text.encode()
+def encode(error: AnyError, shown: str) -> Encoded:
+    told = {"message": error.message, "type": error.code, "id": shown, "wait": error.retry_after, "why": error.reason}
+    return {"content-type": "application/json", "x-own": "yes"}, json.dumps({"error": told}).encode()
 
 
 def own(settings: Settings) -> Codec:

@@ -15,6 +15,7 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
+from headway.http.problem import AnyError
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
@@ -26,8 +27,9 @@ KEYS: Keys = {"key": {"rate": 60, "burst": 3}}
 PATH = "/own/{model}/run"
 
 
-def encode(code: str, message: str, shown: str, retry_after: float | None, reason: str) -> Encoded:
-    return {"content-type": "application/json", "x-own": "yes"}, json.dumps({"wrong": message, "code": code}).encode()
+def encode(error: AnyError, shown: str) -> Encoded:
+    body = json.dumps({"wrong": error.message, "code": error.code}).encode()
+    return {"content-type": "application/json", "x-own": "yes"}, body
 
 
 def limit_lines(headers: RateLimitHeaders, limits: tuple[Limit, ...]) -> bytes:

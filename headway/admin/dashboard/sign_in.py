@@ -17,6 +17,7 @@ from headway.errors import BadRequest
 from headway.http.error_responses import refusal
 from headway.http.requests import ClientLeft, Request, RouteAnswer
 from headway.http.routing import Route
+from headway.model import Failure
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -74,7 +75,7 @@ class SignIn:
             return too_many_tries(id, wait)
         if not right:
             log.warning("a browser could not sign in: wrong service token", address=address)
-            return refusal(id, errors.UNAUTHENTICATED, "this is not the service token of this process")
+            return refusal(id, Failure(errors.UNAUTHENTICATED, "this is not the service token of this process"))
         return RouteAnswer(status=204, headers={"set-cookie": set_cookie(name, self._sessions.begin(), self._secure)})
 
 

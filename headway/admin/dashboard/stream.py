@@ -11,6 +11,7 @@ from headway.admin.dashboard.hub import MOST_VIEWERS, Hub
 from headway.admin.dashboard.viewers import Viewer
 from headway.http.error_responses import refusal
 from headway.http.requests import Request, RouteAnswer, StreamedAnswer
+from headway.model import Failure
 
 OPENING = b"retry: 1000\n\n"
 """Beginning of a stream: the browser connects again a second after it ended."""
@@ -32,7 +33,7 @@ class EventStream:
         """Answer with the stream."""
         if self._hub.full:
             message = f"{MOST_VIEWERS} pages look at this process already; look at another one of the fleet"
-            return refusal(request.id, errors.SERVICE_OVERLOADED, message, 5.0, "viewers")
+            return refusal(request.id, Failure(errors.SERVICE_OVERLOADED, message, 5.0, "viewers"))
         return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
 
     async def _events(self, request: Request) -> AsyncGenerator[bytes, None]:

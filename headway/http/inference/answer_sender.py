@@ -15,7 +15,6 @@ from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import HEAD
 from headway.http.server.connection import WRITING
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure
 
 if TYPE_CHECKING:
     from headway.http.inference.fast_path import FastPathConnection
@@ -67,9 +66,9 @@ class AnswerSender:
             ending, opening = connection.ending_of(connection.codec), connection.inference.bare_opening
             head = HEAD % (opening, connection.id.encode(), ending, fields, answer.length)
         except UnicodeEncodeError:
-            connection.fail(no_text(), self._marks)
+            connection.write_error(no_text(), self._marks)
         except RequestError as exc:
-            connection.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
+            connection.write_error(exc)
         except Exception as exc:
             connection.fault(exc)
             return

@@ -31,6 +31,7 @@ from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
 from headway.http.inference.compressed_bodies import BodyUnpacker
 from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
+from headway.http.problem import AnyError
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
@@ -230,7 +231,7 @@ class FastPathConnection(Connection):
                     SHOWN + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
                 )
             except UnicodeEncodeError:
-                self.fail(no_text(), b"")
+                self.write_error(no_text())
                 self.rest_from(now)
                 return
             limits = self.principal.limits
@@ -261,7 +262,7 @@ class FastPathConnection(Connection):
             shared = "".join(f"{name}: {value}\r\n" for name, value in marks_of(reply)).encode()
         output = reply.output
         if output is None:
-            self.fail(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
+            self.write_error(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
         else:
             try:
                 milliseconds = int((now - self.begun) * 1e6) / 1000
@@ -280,9 +281,9 @@ class FastPathConnection(Connection):
                     body = b"".join(body)
                 shared += more
             except UnicodeEncodeError:
-                self.fail(no_text(), shared)
+                self.write_error(no_text(), shared)
             except RequestError as exc:
-                self.fail(Failure(exc.code, exc.message, exc.retry_after, exc.reason), b"")
+                self.write_error(exc)
             else:
                 head = HEAD % (inference.bare_opening, self.id.encode(), self.ending_of(self.codec), shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
@@ -364,14 +365,12 @@ class FastPathConnection(Connection):
         self.reserve(0)
         self.inference.admission.refund(self.principal)
 
-    def write_error(
-        self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
-    ) -> None:
+    def write_error(self, error: AnyError, fields: bytes = b"") -> None:
         """Write the answer of an error, with the principal's limits."""
         if self.principal.limits:
             fields += self.codec.limit_lines(self.inference.rate_limits, self.principal.limits)
         self.principal = _NOBODY
-        super().write_error(code, message, retry_after, reason, fields)
+        super().write_error(error, fields)
 
     def reject(self, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error that ends the connection."""
@@ -602,10 +601,6 @@ class FastPathConnection(Connection):
         """Answer an error to a request that was read to its end; see `refuse`."""
         self.inference.trace_refused(request.options, SHOWN + self.id, error, monotonic())
         self.request = None
-        self.write_error(error.code, error.message, error.retry_after, error.reason)
+        self.write_error(error)
         self.context.refused(error, tier)
         self.finish()
-
-    def fail(self, failure: Failure, fields: bytes) -> None:
-        """Answer a failure; `fields` are lines of the header."""
-        self.write_error(failure.code, failure.message, failure.retry_after, failure.reason, fields)

@@ -11,7 +11,7 @@ from headway.errors import BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.requests import LENGTH_FIELD
-from headway.http.problem import escaped, problem_header
+from headway.http.problem import AnyError, escaped, problem_header
 from headway.http.server.framing import Encoded
 from headway.model import Value, ValueKind, added_up
 from headway.oip.elements import element_of
@@ -132,10 +132,10 @@ class _Error(msgspec.Struct, gc=False):
     error: str
 
 
-def encode_error(code: str, message: str, shown: str, retry_after: float | None = None, reason: str = "") -> Encoded:
+def encode_error(error: AnyError, shown: str) -> Encoded:
     """Encode an error as the protocol has it; see `headway.http.server.framing.EncodeError`."""
-    fields = problem_header(code, retry_after, reason) | {"content-type": "application/json"}
+    fields = problem_header(error) | {"content-type": "application/json"}
     try:
-        return fields, _encode(_Error(message))
+        return fields, _encode(_Error(error.message))
     except UnicodeEncodeError:
-        return fields, _encode(_Error(escaped(message)))
+        return fields, _encode(_Error(escaped(error.message)))

@@ -11,8 +11,9 @@ import re
 import msgspec
 
 from headway import errors
-from headway.http.problem import escaped, problem_header
+from headway.http.problem import AnyError, escaped, problem_header
 from headway.http.server.framing import Encoded
+from headway.model import Failure
 
 MODEL_NOT_FOUND = "model_not_found"
 """Code of an error about a model that is not there."""
@@ -51,11 +52,10 @@ class _Body(msgspec.Struct, gc=False):
     error: _Error
 
 
-def encode_error(
-    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = "", name: str = ""
-) -> Encoded:
+def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
     """Encode an error; see `headway.http.server.framing.EncodeError`. `name`: its `code`, where it is a special one."""
-    fields = problem_header(code, retry_after, reason)
+    code, message = error.code, error.message
+    fields = problem_header(error)
     fields["content-type"] = "application/json"
     if code in _SPENT:
         fields["x-should-retry"] = "false"
@@ -68,17 +68,14 @@ def encode_error(
     return fields, msgspec.json.encode(_Body(_Error(text, kind, param, named)))
 
 
-def encode_path_error(
-    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = ""
-) -> Encoded:
+def encode_path_error(error: AnyError, shown: str) -> Encoded:
     """Encode an error of a path below which this API's routes lie. What is not found there is a route."""
-    return encode_error(code, message, shown, retry_after, reason, UNKNOWN_URL if code == errors.NOT_FOUND else "")
+    return encode_error(error, shown, UNKNOWN_URL if error.code == errors.NOT_FOUND else "")
 
 
-def encode_stray_error(
-    code: str, message: str, shown: str, retry_after: float | None = None, reason: str = ""
-) -> Encoded:
+def encode_stray_error(error: AnyError, shown: str) -> Encoded:
     """Encode an error of a path that a client asks whose base URL lacks `/v1`."""
-    if code == errors.NOT_FOUND:
-        message = f"{message}; set the client's base_url to one that ends in /v1, such as http://HOST:8000/v1"
-    return encode_path_error(code, message, shown, retry_after, reason)
+    if error.code == errors.NOT_FOUND:
+        hint = "set the client's base_url to one that ends in /v1, such as http://HOST:8000/v1"
+        error = Failure(error.code, f"{error.message}; {hint}", error.retry_after, error.reason)
+    return encode_path_error(error, shown)

@@ -38,8 +38,7 @@ class _Routes:
         if id in names:
             return self._answer(self._told(id))
         failure = self._gateway.served.absence(id, request.principal.models)
-        after = failure.retry_after
-        return refusal(request.id, failure.code, failure.message, after, failure.reason, encode=encode_error)
+        return refusal(request.id, failure, encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.served.visible(principal.models)

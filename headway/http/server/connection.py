@@ -33,6 +33,7 @@ from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN, refuse
 from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
+from headway.http.problem import AnyError
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
@@ -40,6 +41,7 @@ from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
 from headway.http.server.unread_answers import Unread, bound
+from headway.model import Failure
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -259,7 +261,7 @@ class Connection(asyncio.Protocol):
             log.exception(
                 "a route failed", request_id=request.id, method=excerpt(request.method), path=excerpt(request.path)
             )
-            response = refuse(request, INTERNAL, UNFORESEEN)
+            response = refuse(request, Failure(INTERNAL, UNFORESEEN))
         if request.gone:
             return
         try:
@@ -358,7 +360,7 @@ class Connection(asyncio.Protocol):
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
             self.reject(error, tier)
             return
-        self.write_error(error.code, error.message, error.retry_after, error.reason)
+        self.write_error(error)
         self.context.refused(error, tier)
         if self.expect_body(head):
             self._drop_body()
@@ -377,7 +379,7 @@ class Connection(asyncio.Protocol):
                 self.phase = CLOSED
                 self.transport.abort()
                 return
-        self.write_error(error.code, error.message, error.retry_after, error.reason)
+        self.write_error(error)
         self.linger()
 
     def close_over_quota(self) -> None:
@@ -397,14 +399,12 @@ class Connection(asyncio.Protocol):
         except Exception:
             self.transport.abort()
 
-    def write_error(
-        self, code: str, message: str, retry_after: float | None = None, reason: str = "", fields: bytes = b""
-    ) -> None:
+    def write_error(self, error: AnyError, fields: bytes = b"") -> None:
         """Write the answer of an error, with further lines of its header."""
         context, shown = self.context, SHOWN + self.id
-        encoded = self.encode_error(code, message, shown, retry_after, reason)
+        encoded = self.encode_error(error, shown)
         close = self.last or context.closing
-        self.transport.write(frame_error(code, shown, encoded, date=context.date, close=close, fields=fields))
+        self.transport.write(frame_error(error.code, shown, encoded, date=context.date, close=close, fields=fields))
 
     def linger(self) -> None:
         """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from headway.errors import STATUS
+from headway.http.problem import AnyError
 
 Encoded = tuple[dict[str, str], bytes]
 """Header fields and body of an answer. The fields are ASCII and name the content type, but nothing that framing adds."""
 
-EncodeError = Callable[[str, str, str, float | None, str], Encoded]
+EncodeError = Callable[[AnyError, str], Encoded]
 """Function that encodes an error as an API has it. It takes every error there is, and never raises.
 
-Its arguments: a code of `headway.errors`; the message, which may hold lone surrogates; the request's id as clients see
-it, `req_…`; seconds after which a retry makes sense, None when it does not or is not known; a short label of the reason
-or an empty text.
+Its arguments: the error, whose message may hold lone surrogates; the request's id as clients see it, `req_…`.
 """
 
 

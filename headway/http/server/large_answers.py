@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
 
-from headway.errors import RequestError
+from headway.core.failures import error_of
 from headway.gateway.client_quotas import AnswerRoom
 
 TURN = 0.001
@@ -61,9 +61,7 @@ class LargeAnswer:
         if room is None:
             return whole
         if self.length > room.held and (failure := room.hold(self.length)) is not None:
-            raise RequestError(
-                failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
-            )
+            raise error_of(failure)
         if whole:
             room.shrink(self.length)
         return whole

@@ -13,16 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.prefer_header import Wish
 from headway.http.tasks import PATH, Result
-
-if TYPE_CHECKING:
-    from headway.http.inference.fast_path import FastPathConnection
 
 
 class AsyncHandoff:
@@ -66,17 +61,6 @@ class AsyncHandoff:
         tell, self._tell = self._tell, None
         if tell is not None:
             tell()
-
-
-def give_id(connection: FastPathConnection) -> None:
-    """Answer with the id of the task that the request in hand of a connection has become."""
-    request, inference = connection.request, connection.inference
-    if request is None or request.wish is None:
-        return
-    inference.gateway.detach(connection.principal.tenant, connection.id)
-    ending = connection.ending_of(request.codec)
-    connection.transport.write(task_answer(SHOWN + connection.id, request.wish, inference.date, ending))
-    connection.rest_from()
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:

@@ -7,16 +7,10 @@ there a little in each turn of the event loop, and counts for its client by what
 from __future__ import annotations
 
 import zlib
-from functools import partial
-from typing import TYPE_CHECKING
 
 from headway.config import Settings
-from headway.errors import BadRequest, RequestError
-from headway.http.inference.inference_head import CODINGS, InferenceHead, too_large
-from headway.http.server.connection import ASKED
-
-if TYPE_CHECKING:
-    from headway.http.inference.fast_path import FastPathConnection
+from headway.errors import BadRequest
+from headway.http.inference.inference_head import CODINGS, too_large
 
 WINDOWS = dict(zip(CODINGS, (16 + zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, zlib.MAX_WBITS), strict=True))
 """Window of each coding, as zlib takes it."""
@@ -76,40 +70,3 @@ class Unpacker:
     def whole(self) -> bytes:
         """Body as it was."""
         return b"".join(self._pieces)
-
-
-class BodyUnpacker:
-    """Unpacker of one request's body.
-
-    Arguments:
-        connection: connection that it came on.
-        request: the request.
-        body: compressed body.
-    """
-
-    def __init__(self, connection: FastPathConnection, request: InferenceHead, body: bytes) -> None:
-        self._connection, self._request = connection, request
-        self._unpacker = Unpacker(body, request.coding, connection.inference.settings)
-
-    def wait(self) -> None:
-        """Unpack in a later turn of the loop."""
-        self._connection.inference.large_bodies.wait(self._connection.owner or "", self._step)
-
-    def _step(self) -> None:
-        connection, request, unpacker = self._connection, self._request, self._unpacker
-        if connection.phase != ASKED or connection.request is not request:
-            return
-        try:
-            if not unpacker.step():
-                if not connection.reserve(unpacker.size):
-                    raise connection.inference.quotas.no_room(connection)
-                self.wait()
-                return
-        except RequestError as exc:
-            connection.refuse_body(request, exc)
-            connection.advance()
-        except Exception as exc:
-            connection.fault(exc)
-        else:
-            take = partial(connection.take_large, request, unpacker.whole())
-            connection.inference.large_bodies.wait(connection.owner or "", take)

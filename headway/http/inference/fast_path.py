@@ -24,11 +24,10 @@ from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.http.admission import known
 from headway.http.inference.answer_pieces import PIECE
-from headway.http.inference.answer_sender import AnswerSender
-from headway.http.inference.async_handoff import AsyncHandoff, give_id
+from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
-from headway.http.inference.compressed_bodies import BodyUnpacker
+from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
 from headway.http.problem import AnyError
@@ -73,6 +72,7 @@ class FastPathConnection(Connection):
         "inference",
         "known",
         "lane",
+        "large",
         "latest",
         "memo",
         "open_by",
@@ -83,7 +83,6 @@ class FastPathConnection(Connection):
         "principal",
         "request",
         "reserved",
-        "sender",
         "skipped",
         "still",
         "unfetched",
@@ -101,7 +100,7 @@ class FastPathConnection(Connection):
         self.reserved = self.unfetched = 0
         self.handoff: AsyncHandoff | None = None
         self.fan_out: FanOut | None = None
-        self.sender: AnswerSender | None = None
+        self.large: LargeAnswer | None = None
         self.begun = 0.0
         self.pieces = BodyPieces()
         self.memo = _UNKNOWN
@@ -187,19 +186,19 @@ class FastPathConnection(Connection):
     def pause_writing(self) -> None:
         """Note that the client does not take its answer."""
         super().pause_writing()
-        if self.sender is not None and self.fan_out is None:
-            self.sender.since = self.sender.since or self.unread.since
-            self.unread.count_whole(self.sender.since, self.sender.total)
+        if self.large is not None and self.fan_out is None:
+            self.large.left_since = self.large.left_since or self.unread.since
+            self.unread.count_whole(self.large.left_since, self.large.total)
         self._count_unfetched()
 
     def resume_writing(self) -> None:
         """Note that the client has taken all of its answer."""
         super().resume_writing()
-        if self.sender is None:
+        if self.large is None:
             self.inference.quotas.keep(self, 0)
         else:
             self._count_unfetched()
-            self.sender.send_later()
+            self._send_later()
 
     def inspect(self, now: float) -> None:
         """End what takes too long; `now` is a monotonic instant in seconds."""
@@ -275,8 +274,8 @@ class FastPathConnection(Connection):
                 more, body = write(Outcome(shown, outputs or (output,), milliseconds, version, used))
                 if isinstance(body, Iterator):
                     if len(output) > PIECE if room is None else room.held > 0:
-                        self.sender = AnswerSender(self, LargeAnswer(body, room), more, shared)
-                        self.sender.make_later()
+                        self.large = LargeAnswer(body, room)
+                        self._in_turn(partial(self._make, self.large, more, shared))
                         return
                     body = b"".join(body)
                 shared += more
@@ -285,17 +284,64 @@ class FastPathConnection(Connection):
             except RequestError as exc:
                 self.write_error(exc)
             else:
-                head = HEAD % (inference.bare_opening, self.id.encode(), self.ending_of(self.codec), shared, len(body))
+                head = HEAD % (inference.bare_opening, self.id.encode(), self._ending(), shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
         self.rest_from(now)
 
-    def ending_of(self, codec: Codec) -> bytes:
+    def _ending(self) -> bytes:
         """Lines of an answer's header on the end of the connection and on the principal's limits."""
         ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
         if self.principal.limits:
-            ending += codec.limit_lines(self.inference.rate_limits, self.principal.limits)
+            ending += self.codec.limit_lines(self.inference.rate_limits, self.principal.limits)
         return ending
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        """Have some of a large body read, or of a large answer made or sent, when it is the turn of the connection's tenant."""
+        self.inference.large_bodies.wait(self.known_tenant(), work)
+
+    def _make(self, answer: LargeAnswer, kind: bytes, marks: bytes) -> None:
+        """Make some of a large answer, and begin to send it when it is whole.
+
+        Arguments:
+            answer: the answer, which is dropped if its request has ended meanwhile.
+            kind: lines of its header that say what it is.
+            marks: further lines, which the header of its failure has, too.
+        """
+        if self.large is not answer:
+            return
+        try:
+            if not answer.make():
+                self._in_turn(partial(self._make, answer, kind, marks))
+                return
+        except UnicodeEncodeError:
+            self.write_error(no_text(), marks)
+        except RequestError as exc:
+            self.write_error(exc)
+        except Exception as exc:
+            self.fault(exc)
+            return
+        else:
+            self.phase, answer.total = WRITING, answer.length
+            opening, id = self.inference.bare_opening, self.id.encode()
+            self.transport.write(HEAD % (opening, id, self._ending(), marks + kind, answer.length))
+            self._send_later()
+            return
+        self.rest_from()
+
+    def _send_later(self) -> None:
+        """Send some of a large answer when it is its turn, unless the client leaves what was sent."""
+        if self.phase == WRITING and self.large is not None and not self.unread.since:
+            self._in_turn(partial(self._send, self.large))
+
+    def _send(self, answer: LargeAnswer) -> None:
+        if self.large is not answer or self.phase != WRITING or self.unread.since:
+            return
+        self.transport.write(answer.take())
+        if answer.length:
+            self._send_later()
+        else:
+            self.rest_from()
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the inference routes here, all others by their handlers."""
@@ -341,11 +387,30 @@ class FastPathConnection(Connection):
             return
         self.phase = ASKED
         if request.coding:
-            BodyUnpacker(self, request, body).wait()
+            unpacker = Unpacker(body, request.coding, self.inference.settings)
+            self._in_turn(partial(self._unpack, request, unpacker))
         else:
-            self.inference.large_bodies.wait(self.known_tenant(), partial(self.take_large, request, body))
+            self._in_turn(partial(self._take_large, request, body))
 
-    def take_large(self, request: InferenceHead, body: bytes) -> None:
+    def _unpack(self, request: InferenceHead, unpacker: Unpacker) -> None:
+        """Unpack some of a compressed body, unless the connection has ended meanwhile."""
+        if self.phase != ASKED or self.request is not request:
+            return
+        try:
+            if unpacker.step():
+                self._in_turn(partial(self._take_large, request, unpacker.whole()))
+            elif self.reserve(unpacker.size):
+                self._in_turn(partial(self._unpack, request, unpacker))
+            else:
+                raise self.inference.quotas.no_room(self)
+        except RequestError as exc:
+            self._give_back()
+            self._charge_and_deny(request, exc)
+            self.advance()
+        except Exception as exc:
+            self.fault(exc)
+
+    def _take_large(self, request: InferenceHead, body: bytes) -> None:
         """Go on with a large body, unless the connection has ended meanwhile."""
         if self.phase == ASKED and self.request is request:
             try:
@@ -403,8 +468,8 @@ class FastPathConnection(Connection):
 
     def _count_unfetched(self) -> None:
         left = self.transport.get_write_buffer_size()
-        if self.sender is not None and self.fan_out is None:
-            left += self.sender.left
+        if self.large is not None and self.fan_out is None:
+            left += self.large.length
         self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _serve_inference(self, codec: Codec, target: RequestTarget, head: Head, raw: bytes) -> None:
@@ -546,11 +611,6 @@ class FastPathConnection(Connection):
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
         self.fan_out = inference.admission.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
 
-    def refuse_body(self, request: InferenceHead, error: RequestError) -> None:
-        """Answer an error to a request whose body has come in pieces."""
-        self._give_back()
-        self._charge_and_deny(request, error)
-
     def _charge_and_deny(self, request: InferenceHead, error: RequestError) -> None:
         over = self.inference.admission.charge_wrong(self.principal, self.id)
         self._deny(request, over or error, None if over else self.inference.tiers[self.principal.tier])
@@ -568,7 +628,11 @@ class FastPathConnection(Connection):
         """Answer with the id of the task that the request in hand has become."""
         try:
             self._end_handoff()
-            give_id(self)
+            request, inference = self.request, self.inference
+            if request is not None and request.wish is not None:
+                inference.gateway.detach(self.principal.tenant, self.id)
+                self.transport.write(task_answer(SHOWN + self.id, request.wish, inference.date, self._ending()))
+                self.rest_from()
         except Exception as exc:
             self.fault(exc)
 
@@ -580,13 +644,13 @@ class FastPathConnection(Connection):
     def _end_fan_out(self) -> None:
         if self.fan_out is not None:
             self.fan_out.room.shrink(0)
-        self.fan_out = self.sender = None
+        self.fan_out = self.large = None
 
     def rest_from(self, now: float = 0.0) -> None:
         """End the request in hand, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
         self.request = self.exchange = None
         self.principal = _NOBODY
-        if self.fan_out is not None or self.sender is not None:
+        if self.fan_out is not None or self.large is not None:
             self._end_fan_out()
             self._count_unfetched()
         if self.last or self.inference.closing or self.unread.since:

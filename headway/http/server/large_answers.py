@@ -1,4 +1,7 @@
-"""Large answers with several outputs: made bit by bit, in turns of the event loop, and held for their owner meanwhile.
+"""Large answers: made bit by bit, in turns of the event loop that they share with large bodies, and held for their owner meanwhile.
+
+    make ──▶ make ──▶ … ──▶ the header ──▶ send ──▶ send ──▶ … ──▶ the connection goes on
+                                            └── the client takes nothing: when it has taken all that was sent ──▶ send
 
 An answer is made before any of it is sent, since an output may turn out to be none that can be sent.
 """
@@ -29,16 +32,19 @@ class LargeAnswer:
 
     Attributes:
         length: bytes that are made, and not sent.
+        total: bytes of all of it, once that is made.
+        left_since: monotonic instant at which its client first left some of it, in seconds; 0.0: it has not.
     """
 
-    __slots__ = ("_clock", "_made", "_pieces", "_room", "length")
+    __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
 
     def __init__(
         self, pieces: Iterator[bytes], room: AnswerRoom | None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._pieces, self._room, self._clock = pieces, room, clock
         self._made: deque[bytes] = deque()
-        self.length = 0
+        self.length = self.total = 0
+        self.left_since = 0.0
 
     def make(self) -> bool:
         """Make some more of it, for one turn of the loop. True: it is whole.

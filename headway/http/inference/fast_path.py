@@ -41,7 +41,7 @@ MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _NOBODY = Principal(user="", tenant="", tier=0)
-_UNKNOWN = InferenceHead(NO_ROUTE, Head(b"POST", b"/", "1.1", []), "", RequestOptions(0.0), NO_ROUTE.read_json)
+_UNKNOWN = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""

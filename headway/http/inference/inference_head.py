@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from headway.config import Settings
 from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest, PayloadTooLarge
@@ -36,15 +38,15 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 
-class InferenceHead:
+class InferenceHead(msgspec.Struct, eq=False, frozen=True):
     """Inference request without its body.
 
     Attributes:
         codec: codec of its route.
-        authorization: value of its header field, empty when there was none.
-        id: UUID text the client chose, empty when it chose none.
         options: options of the request.
         read: reader of its body.
+        authorization: value of its header field, empty when there was none.
+        id: UUID text the client chose, empty when it chose none.
         expects: whether the client waits for `100 Continue` before it sends the body.
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
         is_plain: whether its body is one text in JSON, of which no task can come.
@@ -53,21 +55,17 @@ class InferenceHead:
         coding: coding of its body; empty for none.
     """
 
-    __slots__ = (
-        "authorization", "codec", "coding", "expects", "id", "is_plain", "options", "read", "repeatable", "wait", "wish",
-    )  # fmt: skip
-
-    def __init__(self, codec: Codec, head: Head, id: str, options: RequestOptions, read: ReadRequest) -> None:
-        self.codec = codec
-        self.options, self.read = options, read
-        self.authorization = head.single.get(b"authorization", b"")
-        self.id = id
-        self.expects = head.expects
-        self.repeatable = head.keep and head.length > 0 and not head.expects
-        self.wish: Wish | None = None
-        self.wait = 0.0
-        self.coding = ""
-        self.is_plain = False
+    codec: Codec
+    options: RequestOptions
+    read: ReadRequest
+    authorization: bytes = b""
+    id: str = ""
+    expects: bool = False
+    repeatable: bool = False
+    is_plain: bool = False
+    wish: Wish | None = None
+    wait: float = 0.0
+    coding: str = ""
 
 
 def read_inference_head(
@@ -106,11 +104,19 @@ def read_inference_head(
         target.refuse_named("name it in the body of /v1/inference")
     else:
         options, read = codec.open(head, target, options, context.seen_by(only))
-    asked = InferenceHead(codec, head, id, options, read or codec.read_json)
-    asked.wish, asked.wait, asked.coding = wish, min(wait, options.timeout), coding
-    asked.repeatable = asked.repeatable and not coding
-    asked.is_plain = read is None and wish is None
-    return asked
+    return InferenceHead(
+        codec,
+        options,
+        read or codec.read_json,
+        authorization=single.get(b"authorization", b""),
+        id=id,
+        expects=head.expects,
+        repeatable=head.keep and head.length > 0 and not (head.expects or coding),
+        is_plain=read is None and wish is None,
+        wish=wish,
+        wait=min(wait, options.timeout),
+        coding=coding,
+    )
 
 
 def _coding(value: bytes, compressed: bool) -> str:

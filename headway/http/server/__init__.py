@@ -1,1 +1,10 @@
-"""Listeners and connections, on which requests begin and end, and the bounds of their cost."""
+"""Listeners and connections, on which requests begin and end, and the bounds of their cost.
+
+listener            a port: bind, open, retire, drain, close
+connection          one client: its requests in order, and their answers
+connection_context  what the connections of a port share
+head, chunks        parsers of heads and of chunked bodies
+framing             errors as responses
+large_answers, unread_answers, hangups  answers that take long to make or to take, and clients that leave meanwhile
+memory_listener     a port without a socket, for tests of targets
+"""

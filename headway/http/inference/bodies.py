@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -125,10 +126,7 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
-    if text.count(b",") < MOST_INPUTS:
-        elements = _decode_few(text)
-    else:
-        elements = [one for one in msgspec.structs.astuple(_decode_elements(text)) if one is not ABSENT]
+    elements = (_decode_few if text.count(b",") < MOST_INPUTS else first_elements(msgspec.Raw))(text)
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     if len(elements) > most:
@@ -143,15 +141,17 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
 
 
 _decode_few: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_elements: Any = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Elements",
-        [(f"e{number}", msgspec.Raw, ABSENT) for number in range(MOST_INPUTS + 1)],
-        array_like=True,
-        gc=False,
-    )
-).decode
-"""Decoder of the first elements of an array. The others are skipped, and nothing is made of them."""
+
+
+@cache
+def first_elements(kind: Any) -> Callable[[bytes], list[Any]]:
+    """Decoder of the first elements of an array, one more than may be. The others are skipped, and nothing is made of them.
+
+    Making it takes 10 ms, which only a process pays that is sent very many elements.
+    """
+    fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_INPUTS + 1)]
+    decode = msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False)).decode
+    return lambda text: [one for one in msgspec.structs.astuple(decode(text)) if one is not msgspec.UNSET]
 
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:

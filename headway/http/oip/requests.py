@@ -7,8 +7,8 @@ means that the whole body is one element, without any length before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 
@@ -16,7 +16,7 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.inference.bad_bodies import why_not
-from headway.http.inference.bodies import ABSENT, CheckValue, parameter_members
+from headway.http.inference.bodies import ABSENT, CheckValue, first_elements, parameter_members
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.model import RequestOptions, ValueKind
 from headway.oip.elements import Element, values_of
@@ -127,17 +127,6 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 _decode_figure = msgspec.json.Decoder(int | float | bool).decode
 
 
-@cache
-def _bounded(kind: Any) -> Callable[[bytes], Any]:
-    """Decoder of the first elements of an array. The others are skipped, and nothing is made of them.
-
-    Making it takes 10 ms, which only a process pays that is sent very many elements.
-    """
-    fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_INPUTS + 1)]
-    decode = msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False)).decode
-    return lambda text: [one for one in msgspec.structs.astuple(decode(text)) if one is not msgspec.UNSET]
-
-
 def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferRequest]:
     """Make the function that reads bodies; its second argument is the length of the JSON object, None for all of the body.
 
@@ -222,9 +211,9 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
     many = text.count(b",") > _MANY_COMMAS
     try:
         if nested:
-            found = [one for (one,) in (_bounded(tuple[str]) if many else _decode_nested)(text)]
+            found = [one for (one,) in (first_elements(tuple[str]) if many else _decode_nested)(text)]
         else:
-            found = (_bounded(str) if many else _decode_texts)(text)
+            found = (first_elements(str) if many else _decode_texts)(text)
     except msgspec.MsgspecError as exc:
         raise BadRequest(_placed(exc, "data")) from None
     if len(found) != count:

@@ -11,7 +11,7 @@ from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
-from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit
+from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 
 CANCELLED = "cancelled"
 """Reason label of an entry that was cancelled."""
@@ -198,6 +198,16 @@ def too_large(bytes: int) -> Failure:
         f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; ask for it with a request that waits"
     )
     return Failure(errors.PAYLOAD_TOO_LARGE, message, None, "kept")
+
+
+def failure_of(reply: Reply) -> Failure:
+    """Failure of a request whose reply has no output."""
+    return reply.failure or Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
+
+
+def no_text() -> Failure:
+    """Failure of a request whose output cannot be sent, as it is no proper text."""
+    return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
 def left() -> Failure:

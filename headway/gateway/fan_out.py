@@ -179,7 +179,7 @@ class FanOut:
         self._replies[position] = reply
         if reply.failure is not None or reply.output is None:
             self._failed_part = reply.id if position else ""
-            self._end([self._failed(self._shown(position, reply.failure), reply)])
+            self._end([self._failed(self._shown(position, reply), reply)])
             return
         self._bytes += values.room(reply.output)
         if self._bytes > UNHELD and (failure := self.room.hold(self._bytes)) is not None:
@@ -261,12 +261,10 @@ class FanOut:
             options, timeout=max(left, LEAST_TIME), key=key, whole=self._whole, chosen=chosen, task=False, count=count
         )
 
-    def _shown(self, position: int, failure: Failure | None) -> Failure:
+    def _shown(self, position: int, reply: Reply) -> Failure:
         """Failure of a part, as that of the whole request."""
-        if failure is None:
-            return Failure(errors.INTERNAL, "the reply is neither an output nor a failure")
-        count = self._count
-        if count == 1:
+        failure, count = failures.failure_of(reply), self._count
+        if count == 1 or reply.failure is None:
             return failure
         if failure.reason == failures.POLICY:  # It names the input itself.
             return failure

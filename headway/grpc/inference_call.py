@@ -9,18 +9,17 @@ from time import monotonic
 
 import msgspec
 
-from headway.core.failures import error_of
-from headway.errors import INTERNAL, RequestError
+from headway.core.failures import error_of, failure_of, no_text
+from headway.errors import RequestError
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import joined
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
-from headway.http.inference.codecs import no_text
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, marks_of
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure, Reply, RequestOptions
+from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
 """Most bytes of the outputs of one request together, as a message is sent in one piece."""
@@ -166,7 +165,7 @@ class InferenceCall(Call):
         reply = self._reply = joined(replies[0].id, replies)
         self.tier = None
         if reply.output is None:
-            raise error_of(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"))
+            raise error_of(failure_of(reply))
         milliseconds = int((monotonic() - self._begun) * 1e6) / 1000
         outputs = [one.output for one in replies if one.output is not None]
         try:

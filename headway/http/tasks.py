@@ -16,11 +16,10 @@ import re
 import msgspec
 
 from headway.core import failures, values
-from headway.errors import INTERNAL, BadRequest, BrokerUnavailable, NotFound, RequestError
+from headway.errors import BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refuse, without_reason
-from headway.http.inference.codecs import no_text
 from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
@@ -141,9 +140,9 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
             metadata = TaskRun(None if used is None else used.used, (ran.version if ran is not None else "") or version)
             return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))
         except UnicodeEncodeError:
-            failure = no_text()
+            failure = failures.no_text()
     else:
-        failure = reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure")
+        failure = failures.failure_of(reply)
     told = Failure(failure.code, escaped(failure.message), failure.retry_after)
     return _as_json(Result(shown, "FAILED", error=problem(told, shown)))
 

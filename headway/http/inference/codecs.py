@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core import values
-from headway.errors import BACKEND_ERROR, BadRequest
+from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json_pieces, released, value_within
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
@@ -26,7 +26,7 @@ from headway.http.inference.octets import open_octets
 from headway.http.problem import encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.framing import EncodeError
-from headway.model import Failure, Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
+from headway.model import Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
 
 
 class WriteText(Protocol):
@@ -231,11 +231,6 @@ def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
     texts = Codec(None, body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
     return replace(texts, open=open_octets(text_reader(settings), texts.read_json, texts.write_one))
-
-
-def no_text() -> Failure:
-    """Failure of a request whose output cannot be sent, as it is no proper text."""
-    return Failure(BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
 
 
 def _write_inference(

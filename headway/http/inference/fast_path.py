@@ -19,14 +19,15 @@ from functools import partial
 from operator import attrgetter
 from time import monotonic
 
-from headway.errors import INTERNAL, RequestError
+from headway.core.failures import failure_of, no_text
+from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.http.admission import known
 from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
-from headway.http.inference.codecs import NO_ROUTE, Codec, no_text
+from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
 from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
@@ -35,7 +36,7 @@ from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOS
 from headway.http.server.connection_context import LARGE, InferenceContext
 from headway.http.server.head import Head
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
+from headway.model import InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
 
 MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
@@ -261,7 +262,7 @@ class FastPathConnection(Connection):
             shared = "".join(f"{name}: {value}\r\n" for name, value in marks_of(reply)).encode()
         output = reply.output
         if output is None:
-            self.write_error(reply.failure or Failure(INTERNAL, "the reply is neither an output nor a failure"), shared)
+            self.write_error(failure_of(reply), shared)
         else:
             try:
                 milliseconds = int((now - self.begun) * 1e6) / 1000

@@ -130,21 +130,20 @@ class ServedModel:
             any_version: whether any worker may answer it, whatever it runs.
         """
         principal, options = request.principal, request.options
-        id, model, input = request.id, request.model, request.input
         timeout, longest = options.timeout, self.longest_task if options.task else self.longest
         if timeout > longest:
             timeout = longest
         choice, origin, tenant, known = self.versions, options.origin, principal.tenant, b""
         version, label = "", choice.label
         if not (choice.any or any_version):
-            version = label = choice.version(tenant, id, options, several)
+            version = label = choice.version(tenant, request.id, options, several)
         dedup_keys: tuple[DedupKey, ...] = ()
         if self.sharing or options.key or options.chosen or options.task:
             if several is None:
-                asked = digest(model, options.version, input, request.parameters)
+                asked = digest(request.model, options.version, request.input, request.parameters)
             else:
-                asked = several.digest_of(model, options.version, input)
-            dedup_keys = dedup_keys_of(self.settings, id, asked, options, label)
+                asked = several.digest_of(request.model, options.version, request.input)
+            dedup_keys = dedup_keys_of(self.settings, request.id, asked, options, label)
             known = asked if options.chosen and not options.task else b""
         trace, traces = b"", self.traces
         if traces is not None and (
@@ -157,9 +156,9 @@ class ServedModel:
                 several.payer, count = nonce, several.count
             payer = several.payer
         return Entry(
-            id, model, input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
+            request.id, request.model, request.input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, request.parameters, limits, dedup_keys, nonce, known,
-            principal.user if origin is None else origin, self.weigh(input) if self._weighs else 1,
+            principal.user if origin is None else origin, self.weigh(request.input) if self._weighs else 1,
             version, bool(options.version), trace, payer, count, options.task and options.chosen,
         )  # fmt: skip
 

@@ -36,12 +36,10 @@ log = get_logger(__name__)
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 """Message of a request, and its principal, to the message of the answer. Raises RequestError."""
 
-_SINGLE = frozenset(
-    (
-        b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
-    )
-)  # fmt: skip
-read_fields = partial(picked, single=_SINGLE, lists=TRACE_FIELDS, kind="metadata")
+_LOOKED_AT = TRACE_FIELDS | {
+    b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
+}  # fmt: skip
+read_fields = partial(picked, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
 """Reader of the metadata of a call. They have the names and the meaning of the HTTP header fields."""
 
 
@@ -226,7 +224,7 @@ class Call:
         admission = self.port.admission
         traces = admission.refusal_traces
         if traces is not None and self._way and not self.submitted:
-            fields = picked(self.headers, lists=TRACE_FIELDS)
+            fields = picked(self.headers, TRACE_FIELDS, TRACE_FIELDS)
             traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
             admission.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1

@@ -62,8 +62,9 @@ class InferenceCall(Call):
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
         options, id = self.begin()
-        self.port.admission.charge(self.principal)  # Until the message is there: else any number could be on their way.
-        self._charged = True
+        if self.principal.limits:  # Until the message is there: else any number could be on their way.
+            self.port.admission.charge(self.principal)
+            self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
         self.keep(len(message))
         return message, (("x-request-id", self.shown), *marks, *self.limits_left())
@@ -81,7 +82,7 @@ class InferenceCall(Call):
         id = id or admission.new_id()
         self.shown = SHOWN + id
         principal = self.identify(fields.get(b"authorization", b""))
-        if (over := admission.excess(principal, id)) is not None:
+        if principal.limits and (over := admission.excess(principal, id)) is not None:
             self.tier = None
             raise over
         origin = self.stream.connection.address if admission.anonymous else None
@@ -119,11 +120,12 @@ class InferenceCall(Call):
             RequestError: it is wrong.
         """
         admission = self.port.admission
+        served, only = admission.gateway.served, self.principal.models
         self._begun = monotonic() - waited
         if self._charged:
             admission.refund(self.principal)
         try:
-            exchange = self._read(body, options, admission.models_of(self.principal))
+            exchange = self._read(body, options, served.seen_by(only) if only else served)
         except RequestError:
             admission.charge(self.principal)
             raise

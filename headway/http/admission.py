@@ -15,7 +15,6 @@ from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.served_models import KnownModels
 from headway.http.inference.exchange import Exchange
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.identity.anonymous import AnonymousIdentity
@@ -67,16 +66,15 @@ class Admission:
         Raises:
             RequestError: it is not known, or that cannot be told yet.
         """
-        return known(self._identify(authorization), authorization)
+        principal = self._identify(authorization)
+        if principal is None:
+            raise stranger(authorization)
+        return principal
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
         """Function that tells whose a credential is at the time; see Identity."""
         found = None if self._watch is None else self._watch(authorization)
         return partial(self._identify, authorization) if found is None else found
-
-    def models_of(self, principal: Principal) -> KnownModels:
-        """Models as a principal may know them."""
-        return self.gateway.served.seen_by(principal.models)
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
         """AnyError of request `id` when its principal is over a limit. The gateway counts it."""
@@ -126,30 +124,24 @@ class Admission:
             most: most bytes that several outputs may have together; 0: half of what all clients may hold.
             why: what that bound comes from.
         """
-        gateway, input, exchange.input = self.gateway, exchange.input, ""
-        model, options, parameters = exchange.model or "", exchange.options, exchange.parameters
-        if not isinstance(input, list):
-            gateway.submit(sink, InferenceRequest(principal, id, options, model, input, parameters))
-            return None
-        room = gateway.quotas.answer_room(owner, most, why)
-        request = InferenceRequest(principal, id, options, model, parameters=parameters)
-        fan_out = FanOut(gateway, request, input, sink.answer_all, room)
-        fan_out.start()
-        return fan_out
+        gateway, model = self.gateway, exchange.model or ""
+        input, exchange.input = exchange.input, ""
+        if isinstance(input, list):
+            request = InferenceRequest(principal, id, exchange.options, model, parameters=exchange.parameters)
+            room = gateway.quotas.answer_room(owner, most, why)
+            fan_out = FanOut(gateway, request, input, sink.answer_all, room)
+            fan_out.start()
+            return fan_out
+        gateway.submit(sink, InferenceRequest(principal, id, exchange.options, model, input, exchange.parameters))
+        return None
 
 
-def known(principal: Principal | None, authorization: bytes) -> Principal:
-    """Principal of a request whose `Authorization` had this value.
-
-    Raises:
-        Unauthenticated: it is not known.
-    """
-    if principal is not None:
-        return principal
+def stranger(authorization: bytes) -> Unauthenticated:
+    """Error of a request without a known principal, whose `Authorization` had this value."""
     if authorization[7:].strip().startswith(SERVICE):
-        raise Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
+        return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
     if authorization:
-        raise Unauthenticated(
+        return Unauthenticated(
             "the credential is not valid: it is mistyped, revoked or expired, or of another service; send Authorization: Bearer KEY with one that is good here"
         )
-    raise Unauthenticated("a key is required: send Authorization: Bearer KEY")
+    return Unauthenticated("a key is required: send Authorization: Bearer KEY")

@@ -156,14 +156,16 @@ def first_elements(kind: Any) -> Callable[[bytes], list[Any]]:
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:
     """Make the function that reads bodies that are the input itself."""
-    check = input_checker(settings)
+    check = text_checker(settings)
 
     def read(body: bytes) -> str:
         try:
             text = body.decode()
         except UnicodeDecodeError as exc:
             raise BadRequest(why_not(exc, body)) from None
-        return check(text)
+        if "\x00" in text:
+            raise BadRequest(_NUL)
+        return text if check is None else check(text)
 
     return read
 

@@ -23,7 +23,7 @@ from headway.core.failures import failure_of, no_text
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
-from headway.http.admission import known
+from headway.http.admission import stranger
 from headway.http.inference.answer_pieces import PIECE
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
@@ -534,7 +534,9 @@ class FastPathConnection(Connection):
         self.codec, self.encode_error = request.codec, request.codec.encode_error
         try:
             if (found := self.still()) is not self.known:
-                self._belong(known(found, request.authorization))
+                if found is None:
+                    raise stranger(request.authorization)
+                self._belong(found)
         except RequestError as exc:
             self._deny(request, exc)
             return

@@ -175,7 +175,7 @@ class InferenceContext(ConnectionContext):
         """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
         if self.refusal_traces is None or status < 400:
             return
-        if fields := picked(request.fields, lists=TRACE_FIELDS):
+        if fields := picked(request.fields, TRACE_FIELDS, TRACE_FIELDS):
             self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:

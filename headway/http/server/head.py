@@ -35,22 +35,10 @@ _NAMES = b"/v1/models/", b"/v2/models/"
 
 TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
-_SINGLE = frozenset(
-    (
-        b"authorization",
-        b"content-encoding",
-        b"content-length",
-        b"content-type",
-        b"expect",
-        b"host",
-        b"idempotency-key",
-        b"inference-header-content-length",
-        b"transfer-encoding",
-        b"x-request-id",
-        b"x-request-tier",
-        b"x-request-timeout-ms",
-    )
-)
+_LOOKED_AT = _LISTS | {
+    b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host",
+    b"idempotency-key", b"inference-header-content-length", b"transfer-encoding", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
+}  # fmt: skip
 
 
 class Head:
@@ -143,17 +131,15 @@ def read_head(raw: bytes) -> Head:
 
 
 def picked(
-    fields: Iterable[tuple[bytes, bytes]],
-    single: Collection[bytes] = (),
-    lists: Collection[bytes] = (),
-    kind: str = "header",
+    fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
     """Values of those header fields, or metadata, that are looked at, by name.
 
     Arguments:
         fields: names, in lower case, and values.
-        single: names of those that may come only once.
-        lists: names of those whose values are joined by commas. A `traceparent` that comes twice is so malformed.
+        names: names of those that are looked at.
+        lists: names of those among them whose values are joined by commas, while others may come only once. A `traceparent` that
+            comes twice is so malformed.
         kind: what they are, for the message.
 
     Raises:
@@ -161,17 +147,18 @@ def picked(
     """
     found: dict[bytes, bytes] = {}
     for name, value in fields:
-        if name in single:
-            if name in found:
+        if name in names:
+            if name not in found:
+                found[name] = value
+            elif name in lists:
+                found[name] = b"%b, %b" % (found[name], value)
+            else:
                 raise BadRequest(f"the {kind} {name.decode()} was sent twice; send it once")
-            found[name] = value
-        elif name in lists:
-            found[name] = b"%b, %b" % (found[name], value) if name in found else value
     return found
 
 
 def _weigh(head: Head) -> None:
-    single = head.single = picked(head.fields, _SINGLE, _LISTS)
+    single = head.single = picked(head.fields, _LOOKED_AT, _LISTS)
     if b"connection" in single and b"close" in map(bytes.strip, single[b"connection"].lower().split(b",")):
         head.keep = False
     host = single.get(b"host")

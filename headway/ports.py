@@ -33,6 +33,7 @@ from headway.model import (
     NoWork,
     Principal,
     ProcessInfo,
+    QueueName,
     Reply,
     Signature,
     Slot,
@@ -233,8 +234,8 @@ class Registry(Protocol):
         """Queue depth by model and tier."""
         ...
 
-    async def loads(self) -> Mapping[str, Load]:
-        """Arrivals, pace and slots of each model that this broker knows, by model."""
+    async def loads(self) -> Mapping[QueueName, Load]:
+        """Arrivals, pace and slots of each queue that this broker knows, of all zones together."""
         ...
 
 

@@ -134,7 +134,7 @@ def test_versions_of_a_model_have_workers_that_claim_for_them(broker: str, prefi
     targets = dict.fromkeys(("a@1", "a@2", "b"), TARGET)
     made = within_a_loop(lambda: wiring.build(settings, Role.SERVE, targets))
     assert made.pool is not None
-    slots = [(one.slot.worker, one.slot.queue, one.slot.runs.version) for one in made.pool.batchers]
+    slots = [(one.slot.worker, str(one.slot.queue), one.slot.runs.version) for one in made.pool.batchers]
     assert slots == [
         (f"{prefix}a@1/cpu-0", "a@1", "1"),
         (f"{prefix}a@2/cpu-0", "a@2", "2"),

@@ -120,7 +120,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    letters = RedisDeadLetters(connection, broker.models, settings.shards, settings.zone)
+    letters = RedisDeadLetters(connection, broker.queue_names, settings.shards, settings.zone)
     board = RedisBoard(connection)
     return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
 

@@ -19,7 +19,7 @@ from headway.core.departure import Load
 from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.model import Capacity, ProcessInfo, TierDepth, WorkerInfo, WorkerStatus, model_and_version
+from headway.model import Capacity, ProcessInfo, QueueName, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Fleet
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
@@ -41,7 +41,7 @@ class _Seen(msgspec.Struct, frozen=True):
     """The fleet as it was seen at one look; the last two for the autoscaler."""
 
     workers: Sequence[WorkerInfo]
-    loads: Mapping[str, Load]
+    loads: Mapping[QueueName, Load]
     depths: Sequence[TierDepth] = ()
     members: Sequence[ProcessInfo] = ()
 
@@ -170,10 +170,9 @@ class Controller:
         rates: dict[str, float] = {}
         for queue, load in loads.items():
             # Versions of a model mostly cost alike; that which has run most is known best.
-            model, _ = model_and_version(queue)
-            rates[model] = rates.get(model, 0.0) + load.rate
-            if model not in of_models or load.departures > of_models[model].departures:
-                of_models[model] = load
+            rates[queue.model] = rates.get(queue.model, 0.0) + load.rate
+            if queue.model not in of_models or load.departures > of_models[queue.model].departures:
+                of_models[queue.model] = load
         served = of_models if self.models is None else of_models.keys() & set(self.models())
         found = [
             capacity(model, workers, of_models.get(model), target, scarce)

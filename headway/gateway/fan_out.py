@@ -26,7 +26,7 @@ from headway.core import failures, ratelimit, values
 from headway.gateway.client_quotas import UNHELD, AnswerRoom
 from headway.gateway.gateway import Gateway
 from headway.gateway.several_inputs import PART, SeveralInputs
-from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions, Value, added_up, queue_name
+from headway.model import Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions, Value, added_up
 from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024
@@ -255,7 +255,7 @@ class FanOut:
         chosen = options.chosen and not position
         count = 0 if position else self._count
         if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
-            self._whole = self._several.digest(queue_name(self._model, options.version))
+            self._whole = self._several.digest(QueueName(self._model, options.version))
         left = options.timeout - (asyncio.get_running_loop().time() - self._begun)
         return msgspec.structs.replace(
             options, timeout=max(left, LEAST_TIME), key=key, whole=self._whole, chosen=chosen, task=False, count=count

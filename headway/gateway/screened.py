@@ -17,7 +17,7 @@ from headway.gateway.lane import Lane
 from headway.gateway.limiter import CHARGED
 from headway.gateway.pending import Ending, PendingRequest, ReplySink
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Entry, EntryState, Failure, InferenceRequest, Principal, Reply, RequestOptions, queue_name
+from headway.model import Entry, EntryState, Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions
 
 
 class ScreenedGateway(Gateway):
@@ -50,7 +50,7 @@ class ScreenedGateway(Gateway):
             found = self._gate.inspect(caller, request, self.served, several)
             failure, self._judgement = found.failure, found.judgement
             if first and options.whole and several is not None:
-                whole = several.digest(queue_name(model, options.version))
+                whole = several.digest(QueueName(model, options.version))
                 options = msgspec.structs.replace(options, whole=whole)
             request = msgspec.structs.replace(request, options=options, input=found.input, parameters=found.parameters)
         if failure is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.core import dedup, values
-from headway.model import BatchRun, DedupKind, Failure, Reply, Value
+from headway.model import BatchRun, DedupKind, Failure, QueueName, Reply, Value
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import Judgement
@@ -100,10 +100,10 @@ class SeveralInputs:
         self.inputs, self.parameters, self.judgement = inputs, parameters, judgement
         self.inspected = True
 
-    def digest(self, model: str) -> bytes:
-        """SHA-256 of the whole request. `model` names the model, with the version that is asked for."""
+    def digest(self, queue: QueueName) -> bytes:
+        """SHA-256 of the whole request. `queue` names the model, with the version that is asked for."""
         hashed = hashlib.sha256()
-        for part in (model.encode(), self.parameters):
+        for part in (str(queue).encode(), self.parameters):
             hashed.update(len(part).to_bytes(8, "big"))
             hashed.update(part)
         before, found = None, b""

@@ -21,6 +21,7 @@ from headway.model.fleet import Capacity, ProcessInfo, Role, Scaling, TierDepth,
 from headway.model.gpu import MODEL_XIDS, GpuFigures
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
+from headway.model.queue_name import QueueName
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import InferenceRequest, RequestOptions
@@ -38,7 +39,6 @@ from headway.model.value import (
     WeightLine,
     added_up,
 )
-from headway.model.versions import in_zone, model_and_version, name_and_zone, queue_name
 
 __all__ = [
     "BatchFailure",
@@ -58,6 +58,7 @@ __all__ = [
     "Limit",
     "ModelLimit",
     "ProcessInfo",
+    "QueueName",
     "BatchRun",
     "LedgerRecord",
     "Reply",
@@ -89,8 +90,4 @@ __all__ = [
     "WorkerInfo",
     "WorkerStatus",
     "added_up",
-    "in_zone",
-    "model_and_version",
-    "name_and_zone",
-    "queue_name",
 ]

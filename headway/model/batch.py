@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.model.entry import Entry
+from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
 from headway.model.value import TokenCount, Value
-from headway.model.versions import queue_name
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
@@ -42,9 +42,9 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     zone: str | None = None
 
     @property
-    def queue(self) -> str:
+    def queue(self) -> QueueName:
         """Name of the queue that it claims from."""
-        return queue_name(self.model, self.version)
+        return QueueName(self.model, self.version)
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from headway.model.identity import Limit
+from headway.model.queue_name import QueueName
 from headway.model.value import Value
-from headway.model.versions import queue_name
 
 
 class DedupKind(enum.Enum):
@@ -106,9 +106,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     claims: bool = False
 
     @property
-    def queue(self) -> str:
+    def queue(self) -> QueueName:
         """Name of the queue that it waits in."""
-        return queue_name(self.model, self.version) if self.version else self.model
+        return QueueName(self.model, self.version)
 
     @property
     def submission(self) -> Submission:

@@ -7,9 +7,9 @@ import enum
 import msgspec
 
 from headway.model.gpu import GpuFigures
+from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
 from headway.model.value import WeightLine
-from headway.model.versions import queue_name
 
 
 class Role(enum.Enum):
@@ -153,9 +153,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.pid, self.restarts
 
     @property
-    def queue(self) -> str:
+    def queue(self) -> QueueName:
         """Name of the queue that it claims from, in its zone."""
-        return queue_name(self.model, self.version)
+        return QueueName(self.model, self.version)
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,3 +228,8 @@ class TierDepth(msgspec.Struct, frozen=True):
     oldest_seconds: float
     version: str = ""
     zone: str = ""
+
+    @property
+    def queue(self) -> QueueName:
+        """Name of the queue, in whatever zone."""
+        return QueueName(self.model, self.version)

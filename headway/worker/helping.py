@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from headway.core.departure import Policy
 from headway.core.health import degraded_at
-from headway.model import Entry, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus, queue_name
+from headway.model import Entry, ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic
 from headway.runtime.resource import PeriodicResource
@@ -153,7 +153,7 @@ class StrayWatcher(PeriodicResource):
         self._batchers, self._registry, self._clock = batchers, registry, clock
         super().__init__(Periodic("strays", self._look_in_turn, clock, every=FIND_UNSERVED_EVERY))
         self._next_at = 0.0
-        self._healthy_at: dict[str, float] = {}
+        self._healthy_at: dict[QueueName, float] = {}
         """Instant at which each queue last had a healthy worker."""
 
     async def _look_in_turn(self) -> None:
@@ -166,7 +166,7 @@ class StrayWatcher(PeriodicResource):
         served = self._served(workers)
         strays: dict[str, set[str]] = {}
         for one in depths:
-            if one.depth and queue_name(one.model, one.version) not in served:
+            if one.depth and one.queue not in served:
                 strays.setdefault(one.model, set()).add(one.version)
         for batcher in self._batchers():
             slot = batcher.slot
@@ -174,7 +174,7 @@ class StrayWatcher(PeriodicResource):
                 batcher.claims.help(sorted(strays.get(slot.model, set()) - {slot.version}))
         return len(workers)
 
-    def _served(self, workers: Sequence[WorkerInfo]) -> set[str]:
+    def _served(self, workers: Sequence[WorkerInfo]) -> set[QueueName]:
         """Queues with a healthy worker, or lately with one and now with one that says that it will be healthy again."""
         now, newest = self._clock(), max((worker.last_heartbeat for worker in workers), default=0.0)
         healthy = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}

@@ -24,7 +24,7 @@ from headway.core.departure import Load
 from headway.core.locality.demand import Asked
 from headway.core.locality.placement import Move, Placement
 from headway.errors import BrokerUnavailable
-from headway.model import ModelReport, Signature, TierDepth, WorkerInfo, WorkerStatus, queue_name
+from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
@@ -106,7 +106,7 @@ class SharedGpus:
         self.slots = slots
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
         self._may_load = may_load
-        self._queues = {queue_name(name, model.version): name for name, model in models.items()}
+        self._queues = {QueueName(name, model.version): name for name, model in models.items()}
         """Models by the queues that their batchers claim from."""
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
@@ -390,7 +390,7 @@ class SharedGpus:
         served = {one.queue for one in workers if one.status is WorkerStatus.HEALTHY} - self._queues.keys()
         waiting = Counter[str]()
         for one in depths:
-            if queue_name(one.model, one.version) not in served:
+            if one.queue not in served:
                 waiting[one.model] += one.depth
         return waiting
 

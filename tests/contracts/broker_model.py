@@ -12,7 +12,7 @@ import msgspec
 
 from headway import errors
 from headway.core import ratelimit
-from headway.model import Entry, EntryState, Failure, Lease, Reply, Submission, TierDepth, queue_name
+from headway.model import Entry, EntryState, Failure, Lease, QueueName, Reply, Submission, TierDepth
 from tests.contracts.brokers import MOST_ATTEMPTS, QUEUES, output
 from tests.contracts.culprits import Culprits
 
@@ -134,7 +134,7 @@ class BrokerModel:
         for rider in keys:
             known = self.let_in[rider]
             assert uncharged(known.entry) in riders
-            assert known.entry.queue == model
+            assert str(known.entry.queue) == model
             assert not known.cancelled
             assert rider not in self.outcomes
             assert rider not in busy
@@ -197,9 +197,9 @@ class BrokerModel:
         waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
         running = {one for one, state in states.items() if state is EntryState.PROCESSING}
         counted = Counter((self.let_in[one].entry.queue, self.let_in[one].entry.tier) for one in waiting)
-        told = Counter[tuple[str, int]]()
+        told = Counter[tuple[QueueName, int]]()
         for one in depths:
-            told[queue_name(one.model, one.version), one.tier] += one.depth
+            told[one.queue, one.tier] += one.depth
         assert +told == counted
         leased = {key(rider) for held in self.leases for rider in held.lease.entries}
         certain = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}

@@ -41,13 +41,13 @@ from headway.model import (
     Limit,
     NoWork,
     Octets,
+    QueueName,
     Reply,
     Slot,
     Subscription,
     Value,
     WorkerInfo,
     WorkerStatus,
-    model_and_version,
 )
 from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
@@ -227,7 +227,7 @@ class RedisHarness(Harness):
             for link, zone in zip(self._links, zones, strict=True)
         ]
         self.broker = self._brokers[0]
-        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].models, shards, zones[0])
+        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].queue_names, shards, zones[0])
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
         self.board, self.board_peer = (RedisBoard(link) for link in self._links)
         self.run(self._open())
@@ -333,7 +333,7 @@ def ask(
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
-    model, of_queue = model_and_version(model)
+    model, of_queue = queue(model).model, queue(model).version
     input = f"input of {id}" if input is None else input
     return Entry(
         id,
@@ -369,9 +369,15 @@ def output(input: Value) -> Value:
     return f"<{input}>" if isinstance(input, str) else b"[" + input + b"]"
 
 
+def queue(text: str) -> QueueName:
+    """Name of a queue in no zone, by its text."""
+    model, _, version = text.partition("@")
+    return QueueName(model, version)
+
+
 def slot(worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Slot:
-    model, version = model_and_version(model)
-    return Slot(worker, model, limit, version=version)
+    name = queue(model)
+    return Slot(worker, name.model, limit, version=name.version)
 
 
 def failed(cause: Cause = Cause.RAISED, worker: str = "gpu-0") -> BatchFailure:

@@ -56,4 +56,4 @@ class Culprits:
 
 
 def _asked(entry: Entry) -> tuple[str, str, str]:
-    return entry.queue, entry.tenant, str(entry.input)
+    return str(entry.queue), entry.tenant, str(entry.input)

@@ -243,7 +243,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def use_an_id_again(self, data: st.DataObject, gateway: str, peer: bool) -> None:
         """Law 6: a conflict while the id is live, and a request like any other afterwards, read or not."""
         tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
-        model = self.let_in[tenant, id, nonce].entry.queue
+        model = str(self.let_in[tenant, id, nonce].entry.queue)
         entry = self.ask(
             f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0
         )

@@ -29,9 +29,8 @@ from headway.model import (
     Subscription,
     WorkerInfo,
     WorkerStatus,
-    model_and_version,
 )
-from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, slot
+from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, queue, slot
 from tests.contracts.culprits import Culprits
 from tests.contracts.dedup_keys import key, offer, poll, same, task
 from tests.servers.redis import SharedServers
@@ -96,9 +95,9 @@ class SharingLaws(RuleBasedStateMachine):
 
     async def _hear_of_the_version(self) -> None:
         """As gateways do from the heartbeats of its workers."""
-        model, version = model_and_version(QUEUES[1])
+        name = queue(QUEUES[1])
         await self.broker.heartbeat(
-            WorkerInfo(worker_id="old", model=model, status=WorkerStatus.STARTING, version=version)
+            WorkerInfo(worker_id="old", model=name.model, status=WorkerStatus.STARTING, version=name.version)
         )
         for broker in (self.broker, self.harness.peer()):
             await broker.workers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.departure import Load, Rule
-from headway.model import EntryState, Lease, WeightLine, WorkerInfo, WorkerStatus
+from headway.model import EntryState, Lease, QueueName, WeightLine, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -131,18 +131,18 @@ async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
 @story
 async def test_what_policies_go_by_is_told_to_all(harness: Harness) -> None:
     idle = await harness.peer().loads()
-    assert set(idle) == set(MODELS)
+    assert set(idle) == {*map(QueueName, MODELS)}
     assert [(one.rate, one.alpha, one.slots, one.depth, one.departures) for one in idle.values()] == [
         (0, 0, 0, 0, 0)
     ] * 2
     await measure(harness, 0.1, workers=("gpu-0", "gpu-1"))
     await harness.broker.enqueue([ask() for _ in range(5)])
-    load = (await harness.peer().loads())["m"]
+    load = (await harness.peer().loads())[QueueName("m")]
     assert (load.slots, load.depth, load.departures, load.max_batch) == (2, 5, 3, MAX_BATCH)
     assert load.rate > 0.0
     assert load.batch_seconds(MAX_BATCH) == pytest.approx(0.1, rel=0.05)
     assert 0.0 < load.utilisation <= 1.0
-    other = (await harness.broker.loads())["other"]
+    other = (await harness.broker.loads())[QueueName("other")]
     assert (other.rate, other.slots, other.depth, other.departures) == (0.0, 0, 0, 0)
 
 
@@ -166,14 +166,14 @@ async def test_before_any_batch_the_pace_is_that_of_the_warm_up(harness: Harness
         await harness.broker.heartbeat(
             WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, warm_up=warm_up)
         )
-    load = (await harness.peer().loads())["m"]
+    load = (await harness.peer().loads())[QueueName("m")]
     assert (load.alpha, load.beta, load.largest) == pytest.approx((0.01, 0.01, MAX_BATCH))
     await harness.broker.enqueue([ask()])
     lease = await harness.claim()
     await harness.advance(0.02)
     await harness.answer(lease)
     await harness.healthy("gpu-0")
-    assert (await harness.peer().loads())["m"].batch_seconds(MAX_BATCH) == pytest.approx(0.09, rel=0.1)
+    assert (await harness.peer().loads())[QueueName("m")].batch_seconds(MAX_BATCH) == pytest.approx(0.09, rel=0.1)
 
 
 @story
@@ -202,7 +202,7 @@ async def test_requests_are_admitted_by_the_share_of_its_gpu_that_a_slot_can_hav
     assert await admitted(1.0, 1.0) == pytest.approx(whole, abs=2)
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.COLD))
     assert await admitted(1.0) == pytest.approx(whole / 2, abs=2)
-    assert (await harness.broker.loads())["m"].slots == 1
+    assert (await harness.broker.loads())[QueueName("m")].slots == 1
 
 
 @story

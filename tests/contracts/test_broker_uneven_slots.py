@@ -6,7 +6,7 @@ import asyncio
 
 from headway.core.departure import Rule
 from headway.core.slot_factors import FACTORS, USUAL
-from headway.model import Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import MAX_BATCH, Fixed, Harness, ask, slot, story
 
 TELLS_APART = Fixed(Rule(size=1, headway=10.0, team=2.0, speed=1.5))
@@ -30,9 +30,9 @@ async def one_slow(harness: Harness) -> None:
 @story
 async def test_the_load_tells_how_many_slots_are_how_fast(harness: Harness) -> None:
     await harness.healthy("gpu-0", "gpu-1", "gpu-2")
-    assert (await harness.broker.loads())["m"].paces == ()
+    assert (await harness.broker.loads())[QueueName("m")].paces == ()
     await one_slow(harness)
-    load = (await harness.peer().loads())["m"]
+    load = (await harness.peer().loads())[QueueName("m")]
     known = [position for position, count in enumerate(load.paces) for _ in range(count)]
     assert len(known) == 3
     assert known[0] == known[1] < known[2]
@@ -48,7 +48,7 @@ async def test_what_is_known_of_a_slot_goes_with_it(harness: Harness) -> None:
         for worker in ("gpu-1", "gpu-2"):
             await harness.healthy("gpu-1", "gpu-2")
             await run(harness, worker, 0.1)
-    assert (await harness.broker.loads())["m"].paces == ()
+    assert (await harness.broker.loads())[QueueName("m")].paces == ()
 
 
 @story

@@ -28,7 +28,7 @@ from headway.core.fair_queue import PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, WorkerInfo, WorkerStatus
+from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, ask, slot
 from tests.servers.redis import SharedServers
@@ -50,7 +50,7 @@ class Pair:
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
-        self.there: Queue = self.broker._queues["m"][0]
+        self.there: Queue = self.broker._queues[QueueName("m")][0]
         self.queue = ModelQueue(limits)
         self.known: dict[str, QueuedEntry] = {}
         self.running: list[tuple[Granted, Departure]] = []

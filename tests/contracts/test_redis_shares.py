@@ -39,6 +39,7 @@ from headway.model import (
     Lease,
     Limit,
     ModelReport,
+    QueueName,
     Reply,
     Subscription,
     TierDepth,
@@ -83,10 +84,10 @@ class Pair:
         ]
         self.letters = DeadLetterBox()
         self.here = MemoryBroker(models, self.letters, Counters(), now, lambda: 0.5, KEPT)
-        known: list[Broker] = [*self.there, self.here]
+        known: list[RedisBroker | MemoryBroker] = [*self.there, self.here]
         for broker in known:  # As each does that hears of a worker of the version.
-            broker.know(models | {"m@3": LIMITS})
-        self.letters_there = RedisDeadLetters(links[0], self.there[0].models)
+            broker._queues.has(QueueName("m", "3"))
+        self.letters_there = RedisDeadLetters(links[0], self.there[0].queue_names)
         self.asked: list[Entry] = []
         self.cursors = dict.fromkeys(GATEWAYS, (0, 0))
         self.running: list[tuple[RedisBroker, Lease, Lease]] = []
@@ -96,7 +97,7 @@ class Pair:
 
     def asked_of(self, queue: str) -> list[Entry]:
         """Entries for a queue that were offered. What several queues have in common is another test's."""
-        return [one for one in self.asked if one.queue == queue]
+        return [one for one in self.asked if str(one.queue) == queue]
 
     def dedup_keys(self, id: str, queue: str) -> tuple[DedupKey, ...]:
         rng, asked = self.rng, self.asked_of(queue)

@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.health import REST_EVERY
 from headway.fleet.reaper import reap_on
-from headway.model import Cause, Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import Cause, Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Resting
 from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, failed, slot, story
 from tests.contracts.dedup_keys import poll, task
@@ -111,9 +111,9 @@ async def test_a_slot_that_falls_silent_counts_no_more_on_time(harness: Harness)
         info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY)
         await other.heartbeat(info)
         await harness.advance(1.4)
-        assert (await other.loads())["m"].slots == 1
+        assert (await other.loads())[QueueName("m")].slots == 1
         await harness.advance(0.1 + LATE)
-        assert (await other.loads())["m"].slots == 0
+        assert (await other.loads())[QueueName("m")].slots == 0
 
 
 @story
@@ -122,10 +122,10 @@ async def test_a_slot_that_rests_is_given_as_long_beyond_the_heartbeat_that_fail
         info = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, every=REST_EVERY)
         await other.heartbeat(info)
         await harness.advance(1.9)
-        assert (await other.loads())["m"].slots == 1
+        assert (await other.loads())[QueueName("m")].slots == 1
         assert [worker.status for worker in await other.workers()] == [WorkerStatus.HEALTHY]
         await harness.advance(0.1 + LATE)
-        assert (await other.loads())["m"].slots == 0
+        assert (await other.loads())[QueueName("m")].slots == 0
         assert [worker.status for worker in await other.workers()] == [WorkerStatus.DEGRADED]
 
 

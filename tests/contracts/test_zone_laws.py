@@ -11,9 +11,9 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from headway import errors
 from headway.brokers.redis.broker import RedisBroker
-from headway.model import Entry, Failure, Lease, WorkerInfo, WorkerStatus, model_and_version
+from headway.model import Entry, Failure, Lease, WorkerInfo, WorkerStatus
 from headway.ports import Broker
-from tests.contracts.brokers import NAMED_QUEUES, RedisHarness, ask
+from tests.contracts.brokers import NAMED_QUEUES, RedisHarness, ask, queue
 from tests.contracts.culprits import Culprits
 from tests.contracts.test_broker_laws import EXPLORE_SERVER, GATEWAYS, BrokerLaws
 from tests.servers.redis import SharedServers
@@ -68,9 +68,9 @@ class ZonedLaws(BrokerLaws):
     def stay_alive(self) -> None:
         for worker in self.last:
             for model in NAMED_QUEUES:
-                name, version = model_and_version(model)
+                name = queue(model)
                 info = WorkerInfo(
-                    worker_id=f"{worker} {model}", model=name, version=version, status=WorkerStatus.HEALTHY
+                    worker_id=f"{worker} {model}", model=name.model, version=name.version, status=WorkerStatus.HEALTHY
                 )
                 self.do(self.host(worker).heartbeat(info))
 

@@ -11,7 +11,7 @@ import pytest
 
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
-from headway.model import DeadLetter
+from headway.model import DeadLetter, QueueName
 from tests.contracts.brokers import ask
 from tests.dashboard.chromium import Chromium, Page
 from tests.e2e.fleet import Fleet
@@ -71,7 +71,7 @@ class Stage:
 
     async def letter(self, id: str) -> None:
         """Put a dead letter there whose every name is a script."""
-        letters = RedisDeadLetters(self.link, ["default"])
+        letters = RedisDeadLetters(self.link, [QueueName("default")])
         entry = ask(f"text of {id} {EVIL}", id=id, tenant=f"tenant {EVIL}", model="default")
         await letters.add(
             DeadLetter(entry=entry, error=f"error {EVIL}", cause="item", attempts=1, worker=EVIL, died_at=4e9)

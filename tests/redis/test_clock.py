@@ -12,7 +12,7 @@ from headway import errors
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.core.departure import Rule
-from headway.model import EntryState, Lease, NoWork, ProcessInfo, Role
+from headway.model import EntryState, Lease, NoWork, ProcessInfo, QueueName, Role
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
 
@@ -40,11 +40,11 @@ async def worked(harness: Stand, batches: int, each: int = 3) -> list[float]:
 async def test_departures_and_rates_go_on_as_before(harness: Stand, step: float) -> None:
     await harness.healthy("gpu-0")
     assert max(await worked(harness, 10)) <= 0.15
-    before = (await harness.broker.loads())["m"]
+    before = (await harness.broker.loads())[QueueName("m")]
     harness.clock_error += step
     await harness.healthy("gpu-0")
     assert max(await worked(harness, 10)) <= 0.15
-    after = (await harness.broker.loads())["m"]
+    after = (await harness.broker.loads())[QueueName("m")]
     assert after.slots == 1
     assert after.departures == before.departures + 10
     assert after.rate <= 2.0 * before.rate
@@ -78,7 +78,7 @@ async def test_slots_that_are_gone_do_not_count_although_the_clock_was_put_back(
     for _ in range(4):
         await harness.healthy("here")
         await harness.reaping(1.0)
-    assert (await harness.broker.loads())["m"].slots == 1
+    assert (await harness.broker.loads())[QueueName("m")].slots == 1
 
 
 @story

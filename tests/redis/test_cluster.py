@@ -23,6 +23,7 @@ from headway.model import (
     Limit,
     NoWork,
     ProcessInfo,
+    QueueName,
     Role,
     Value,
     WorkerInfo,
@@ -135,14 +136,14 @@ async def test_entries_on_all_nodes_of_a_cluster_are_run_withdrawn_and_answered(
             found, _ = await here.replies("g", 0)
         assert set(ids(found)) == wanted
         assert len(await here.workers()) == len(WORKERS)
-        assert (await here.loads())["m"].slots == len(WORKERS)
+        assert (await here.loads())[QueueName("m")].slots == len(WORKERS)
         assert await here.reap() > 0.0
 
 
 @real
 async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
-        fleet, letters = RedisFleet(link), RedisDeadLetters(link, ["m"], SHARDS)
+        fleet, letters = RedisFleet(link), RedisDeadLetters(link, [QueueName("m")], SHARDS)
         await fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
         assert [member.id for member in await fleet.members()] == ["a"]
         await beaten(broker)

@@ -11,7 +11,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.completion import MOST_BYTES, fitting, pack, parts
 from headway.errors import BrokerUnavailable
-from headway.model import MOST_OUTPUT, Entry, EntryState, ItemResult, Lease, Reply
+from headway.model import MOST_OUTPUT, Entry, EntryState, ItemResult, Lease, QueueName, Reply
 from tests.contracts.brokers import ask, drained, story
 from tests.contracts.dedup_keys import admit, task
 from tests.contracts.dedup_keys import sharing as asked_with
@@ -93,7 +93,9 @@ async def test_an_output_that_is_answered_and_kept_is_sent_once(harness: Stand) 
     assert isinstance(lease, Lease)
     items = [ItemResult(f"of {entry.id}") for entry in lease.entries]
     assert isinstance(harness.broker, RedisBroker)
-    sent = wire.encode(harness.broker._queues["m"][0].completions._arguments(pack(lease, items, [0.0, 0.0], range(2))))
+    sent = wire.encode(
+        harness.broker._queues[QueueName("m")][0].completions._arguments(pack(lease, items, [0.0, 0.0], range(2)))
+    )
     assert [sent.count(b"of task"), sent.count(b"of id")] == [1, 1]
     assert (await harness.broker.complete(lease, items)).answered == 2
     kept = await harness.broker.outcome("t", "task")

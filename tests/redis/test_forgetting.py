@@ -17,6 +17,7 @@ from headway.model import (
     ItemResult,
     Lease,
     ModelReport,
+    QueueName,
     Reply,
     Slot,
     Subscription,
@@ -105,15 +106,15 @@ async def test_versions_that_come_and_go_leave_nothing_in_a_process(harness: Sta
     gateway, found = await harness.another(), list[Reply]()
     reading = asyncio.ensure_future(read_on(gateway, found))
     await pass_time(harness, 2 * STEP, gateway)
-    models, before = sorted(gateway.models), reads()
+    models, before = sorted(map(str, gateway.queue_names)), reads()
     for version in ("1", "2", "3"):
         await serve(harness, gateway, version)
         await pass_time(harness, STEP, gateway)
-    assert {"m@1", "m@2", "m@3"} <= {*gateway.models}
+    assert {"m@1", "m@2", "m@3"} <= {*map(str, gateway.queue_names)}
     assert reads() > before
     await pass_time(harness, PAST, gateway)
-    assert sorted(gateway.models) == models
-    assert {queue.name for queue in gateway._reaping._due_at} == {*models}
+    assert sorted(map(str, gateway.queue_names)) == models
+    assert {str(queue.name) for queue in gateway._reaping._due_at} == {*models}
     assert reads() == before
     assert len(found) == 3
     reading.cancel()
@@ -125,14 +126,14 @@ async def test_no_model_of_the_process_itself_is_forgotten_when_it_is_told_of_ot
     await pass_time(harness, PAST, gateway)
     gateway.know({"m": LIMITS})
     await pass_time(harness, PAST, gateway)
-    assert sorted(gateway.models) == ["m", "other"]
+    assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
 
 
 @story
 async def test_the_version_of_a_processs_own_slot_is_never_forgotten(harness: Stand) -> None:
     worker = await host(harness, "7")
     await pass_time(harness, PAST, worker)
-    assert "m@7" in worker.models
+    assert "m@7" in map(str, worker.queue_names)
 
 
 @story
@@ -140,9 +141,9 @@ async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(
     gateway = await harness.another()
     for _ in range(2):
         await serve(harness, gateway, "1", "learnt")
-        assert {"learnt", "learnt@1"} <= {*gateway.models}
+        assert {"learnt", "learnt@1"} <= {*map(str, gateway.queue_names)}
         await pass_time(harness, PAST, gateway)
-        assert sorted(gateway.models) == ["m", "other"]
+        assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
     assert len(await drained(harness)) == 0
 
 
@@ -152,19 +153,19 @@ async def test_zones_that_know_a_queue_do_not_keep_it_known_to_one_another(harne
     for gateway in gateways:
         await serve(harness, gateway, "1", zone="east")
     await pass_time(harness, 2 * STEP, *gateways)
-    assert all({"m@1", "m@1+east"} <= {*gateway.models} for gateway in gateways)
+    assert all({"m@1", "m@1+east"} <= {*map(str, gateway.queue_names)} for gateway in gateways)
     await pass_time(harness, PAST, *gateways)
-    assert sorted(gateways[0].models) == ["m", "m+east", "other", "other+east"]
-    assert sorted(gateways[2].models) == ["m", "m+west", "other", "other+west"]
+    assert sorted(map(str, gateways[0].queue_names)) == ["m", "m+east", "other", "other+east"]
+    assert sorted(map(str, gateways[2].queue_names)) == ["m", "m+west", "other", "other+west"]
 
 
 @story
 async def test_a_zone_that_is_gone_is_forgotten_by_processes_without_one(harness: Stand) -> None:
     gateway = await harness.another()
     await serve(harness, gateway, "", zone="east")
-    assert "m+east" in gateway.models or not gateway._router.alone
+    assert "m+east" in map(str, gateway.queue_names) or not gateway._router.alone
     await pass_time(harness, PAST, gateway)
-    assert sorted(gateway.models) == ["m", "other"]
+    assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
     assert gateway._router.alone
 
 
@@ -181,25 +182,27 @@ async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(
         assert isinstance(found, Reply)
         assert found.output == output(f"input of {id}")
     await pass_time(harness, 2 * HOUR + PAST, gateway, late)
-    assert sorted(gateway.models) == sorted(late.models) == ["m", "other"]
+    assert sorted(map(str, gateway.queue_names)) == sorted(map(str, late.queue_names)) == ["m", "other"]
 
 
 @story
 async def test_dead_letters_of_a_model_that_is_gone_are_found_by_a_gateway_that_starts_later(harness: Stand) -> None:
     gateway = await harness.another()
     await serve(harness, gateway, "1", "learnt")
-    letters = RedisDeadLetters(gateway._connection, gateway.models)
+    letters = RedisDeadLetters(gateway._connection, gateway.queue_names)
     bad = ask("bad", model="learnt", version="1", id="bad")
     await letters.add(DeadLetter(entry=bad, error="no", cause="raised", attempts=3, worker="gpu", died_at=1.0))
     await pass_time(harness, 2 * PAST, gateway)
     late, worker = await harness.another(), await harness.another()
     late.know({}, others=True)
     await pass_time(harness, 2 * STEP, late, worker)
-    assert sorted(worker.models) == ["m", "other"], "only a process that answers for all models needs to know"
-    assert [one.entry.id for one in await RedisDeadLetters(late._connection, late.models).list()] == ["bad"]
+    assert sorted(map(str, worker.queue_names)) == ["m", "other"], (
+        "only a process that answers for all models needs to know"
+    )
+    assert [one.entry.id for one in await RedisDeadLetters(late._connection, late.queue_names).list()] == ["bad"]
     await letters.remove("bad")
     await pass_time(harness, PAST, gateway)
-    assert sorted(gateway.models) == ["m", "other"]
+    assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
 
 
 @story
@@ -209,7 +212,7 @@ async def test_a_task_in_a_queue_that_others_use_anew_is_found_at_once_where_tha
     first, second = await harness.another(), await harness.another()
     await serve(harness, first, "1")
     await pass_time(harness, PAST, first, second)
-    assert "m@1" not in second.models
+    assert "m@1" not in map(str, second.queue_names)
     id = await serve(harness, first, "1", keep=HOUR)
     assert isinstance(await second.outcome("t", id), Reply)
 
@@ -251,7 +254,7 @@ async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(h
         assert len(found) == count
         await worker.close()
         await pass_time(harness, PAST, gateway)
-        assert "m@1" not in gateway.models
+        assert "m@1" not in map(str, gateway.queue_names)
     reading.cancel()
 
 
@@ -293,7 +296,7 @@ async def test_a_process_that_helped_an_old_version_listens_there_no_longer(harn
     await helper.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
     assert reads() > before
     await pass_time(harness, PAST, gateway, helper)
-    assert "m@1" not in helper.models
+    assert "m@1" not in map(str, helper.queue_names)
     assert reads() == before
 
 
@@ -307,7 +310,7 @@ async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
     lost = gateway.epoch
     assert lost != "0"
     await pass_time(harness, PAST, gateway)
-    assert "m@1" not in gateway.models
+    assert "m@1" not in map(str, gateway.queue_names)
     assert gateway.epoch == lost
 
 
@@ -317,10 +320,10 @@ async def test_nothing_is_forgotten_by_what_servers_that_are_away_do_not_list(
 ) -> None:
     gateway = await harness.another(shards=2)
     await serve(harness, gateway, "1", keep=5 * HOUR)
-    [away] = {queue for queue in gateway._queues["m"] if not (await queue.siblings())[0]}
+    [away] = {queue for queue in gateway._queues[QueueName("m")] if not (await queue.siblings())[0]}
     monkeypatch.setattr(away, "siblings", unreachable)
     await pass_time(harness, PAST, gateway)
-    assert "m@1" in gateway.models
+    assert "m@1" in map(str, gateway.queue_names)
 
 
 async def unreachable() -> tuple[Sequence[str], float]:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway.errors import BrokerUnavailable
-from headway.model import EntryState, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, read_mailbox, slot, story
 from tests.redis.stand import Stand
@@ -64,7 +64,7 @@ async def test_a_lease_that_was_granted_unheard_is_granted_again(harness: Stand)
         await lost_claim(harness)
     lease = await harness.claim()
     assert ids(lease.entries) == ids(entries)
-    assert (await harness.broker.loads())["m"].departures == 1
+    assert (await harness.broker.loads())[QueueName("m")].departures == 1
     await harness.advance(0.9 * harness.lease_seconds)
     assert await harness.broker.extend(lease)
     await harness.answer(lease)
@@ -141,7 +141,7 @@ async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
     assert isinstance(lease, Lease)
     await harness.answer(lease)
     assert harness.server.command("HLEN", harness.key("x")) == 0
-    assert (await harness.broker.loads())["m"].departures == 1
+    assert (await harness.broker.loads())[QueueName("m")].departures == 1
 
 
 @story

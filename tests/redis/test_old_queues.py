@@ -16,6 +16,7 @@ from headway.model import (
     ItemResult,
     Lease,
     ModelReport,
+    QueueName,
     Reply,
     Slot,
     WorkerInfo,
@@ -105,15 +106,15 @@ async def test_outcomes_and_dead_letters_of_before_a_restart_are_found(harness: 
     found = await broker.outcome("t", "good")
     assert isinstance(found, Reply)
     assert found.output == output("good")
-    letters = RedisDeadLetters(broker._connection, broker.models)
+    letters = RedisDeadLetters(broker._connection, broker.queue_names)
     assert [letter.entry.id for letter in await letters.list()] == ["bad"]
     await pass_time(harness, broker, 3 * HOUR, "2")
     late = await restarted(harness, "3")
-    assert "m@1" in late.models, "it is known for as long as there is a dead letter"
-    letters = RedisDeadLetters(late._connection, late.models)
+    assert "m@1" in map(str, late.queue_names), "it is known for as long as there is a dead letter"
+    letters = RedisDeadLetters(late._connection, late.queue_names)
     assert [letter.entry.id for letter in await letters.list()] == ["bad"]
     await letters.remove("bad")
-    assert "m@1" not in (await restarted(harness, "3")).models
+    assert "m@1" not in map(str, (await restarted(harness, "3")).queue_names)
 
 
 @story
@@ -125,11 +126,15 @@ async def test_a_queue_without_anything_is_not_found_an_hour_after_its_last_use(
     assert isinstance(lease, Lease)
     await harness.answer(lease)
     broker = await restarted(harness, "2")
-    assert "m@1" in broker.models
+    assert "m@1" in map(str, broker.queue_names)
     await pass_time(harness, broker, HOUR / 2, "2")
-    assert "m@1" in broker.models
+    assert "m@1" in map(str, broker.queue_names)
     await pass_time(harness, broker, HOUR / 2, "2")
-    assert sorted(broker.models) == sorted((await restarted(harness, "2")).models) == ["m", "m@2", "other"]
+    assert (
+        sorted(map(str, broker.queue_names))
+        == sorted(map(str, (await restarted(harness, "2")).queue_names))
+        == ["m", "m@2", "other"]
+    )
 
 
 @story
@@ -139,7 +144,7 @@ async def test_a_queue_of_another_zone_is_found(harness: Stand) -> None:
     await there.enqueue([ask("a", version="1", dedup_keys=(task("t"),), id="t", timeout=LONG, queue_timeout=LONG)])
     broker = await restarted(harness, "2")
     assert await broker.outcome("t", "t") is EntryState.QUEUED
-    assert {"m@1", "m@1+east"} <= {*broker.models}
+    assert {"m@1", "m@1+east"} <= {*map(str, broker.queue_names)}
 
 
 @story
@@ -149,8 +154,8 @@ async def test_of_servers_that_answer_queues_are_found_and_reaped_while_another_
     await beat(harness.broker, "1")  # type: ignore[arg-type]
     await harness.advance(FORGOTTEN)
     broker = await harness.another(shards=2)
-    there, away = broker._queues["m"]
+    there, away = broker._queues[QueueName("m")]
     monkeypatch.setattr(away, "siblings", AsyncMock(side_effect=BrokerUnavailable("it is away")))
     await broker.reap()
-    assert "m@1" in broker.models
+    assert "m@1" in map(str, broker.queue_names)
     assert {*broker._reaping._due_at} >= {away, there}

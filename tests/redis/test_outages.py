@@ -14,7 +14,7 @@ import pytest
 from headway.brokers.redis import connection as links
 from headway.brokers.redis.broker import RedisBroker
 from headway.errors import BrokerUnavailable
-from headway.model import EntryState, ItemResult, Lease, NoWork, Value, WorkerInfo, WorkerStatus
+from headway.model import EntryState, ItemResult, Lease, NoWork, QueueName, Value, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, ask, failed, ids, output, slot
 from tests.e2e.client import wait_until
 from tests.redis.stand import TIMEOUT, Steady, answered, brokers, hasty, real, refused, until
@@ -159,7 +159,7 @@ async def test_a_claim_that_a_silent_server_did_later_is_not_lost(server: RedisS
             server.resume()
         lease = await until(lambda: answered(broker))
         assert ids(lease.entries) == ["b"]
-        assert (await broker.loads())["m"].departures == 2
+        assert (await broker.loads())[QueueName("m")].departures == 2
 
 
 @real

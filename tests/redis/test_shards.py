@@ -10,7 +10,18 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.core.queue_limits import QueueLimits
-from headway.model import Entry, EntryState, Failure, ItemResult, Lease, NoWork, Reply, WorkerInfo, WorkerStatus
+from headway.model import (
+    Entry,
+    EntryState,
+    Failure,
+    ItemResult,
+    Lease,
+    NoWork,
+    QueueName,
+    Reply,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.ports import Broker
 from headway.runtime.counters import Counters
 from tests.contracts import dedup_keys as common
@@ -295,8 +306,8 @@ async def test_a_slot_that_was_interrupted_tells_its_home_only_once_that_it_wait
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert harness.idle() + harness.idle(1) == 0
-    home = broker._router.home("gpu", "m")
-    [other] = [queue for queue in broker._queues["m"] if queue is not home]
+    home = broker._router.home("gpu", QueueName("m"))
+    [other] = [queue for queue in broker._queues[QueueName("m")] if queue is not home]
     await other.enqueue([ask()])
     broker._hints[slot("gpu")] = other
     assert isinstance(await broker.claim(slot("gpu"), AT_ONCE), Lease)

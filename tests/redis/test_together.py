@@ -12,7 +12,7 @@ from headway.brokers.redis.connection import Overdue
 from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.together import MOST, Together
 from headway.errors import BrokerUnavailable
-from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.model.board import Notice
 from tests.redis.stand import brokers, real
 from tests.servers.redis import RunningServer, SharedServers
@@ -59,7 +59,7 @@ async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: 
             broker.workers(), broker.loads(), fleet.members(), fleet.capacities()
         )
         assert calls(server) - before == 2
-        assert {one.worker_id for one in workers} == {"gpu-0", "gpu-1"} and loads["m"].slots == 2
+        assert {one.worker_id for one in workers} == {"gpu-0", "gpu-1"} and loads[QueueName("m")].slots == 2
         assert [one.id for one in members] == ["host"] and [one.model for one in capacities] == ["m"]
 
 
@@ -87,7 +87,7 @@ async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: Sh
         known = queue._steps.clock
         known._best, known._best_before = known._best - 100.0, -math.inf
         await asyncio.gather(broker.heartbeat(worker("gpu-0")), broker.workers())
-        assert (await broker.loads())["m"].slots == 1
+        assert (await broker.loads())[QueueName("m")].slots == 1
 
 
 class Server:

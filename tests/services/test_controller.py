@@ -12,7 +12,7 @@ from headway.controller.controller import GONE_AFTER, LEADS_FOR, PUBLISH_EVERY, 
 from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.pace import Pace
-from headway.model import Capacity
+from headway.model import Capacity, QueueName
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import Clock
@@ -53,7 +53,7 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     stood, loads = 0.0, broker.loads
 
-    async def stand_still() -> Mapping[str, Load]:
+    async def stand_still() -> Mapping[QueueName, Load]:
         nonlocal stood
         found = await loads()
         stood = LEADS_FOR

@@ -18,7 +18,7 @@ from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, RES
 from headway.fleet.board_reporter import PERIOD, BoardReporter
 from headway.fleet.pace import RESTS_AFTER, Pace
 from headway.fleet.reaper import reap_on
-from headway.model import Capacity, Lease, NoWork, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Lease, NoWork, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -109,9 +109,9 @@ async def test_what_has_left_needs_no_reap(harness: MemoryHarness) -> None:
 async def test_a_worker_that_falls_silent_counts_no_more_as_soon_as_it_is_not_believed(harness: MemoryHarness) -> None:
     await harness.healthy("gpu-0")
     await asyncio.sleep(DEGRADED_AFTER - 0.01)
-    assert (await harness.broker.loads())["m"].slots == 1
+    assert (await harness.broker.loads())[QueueName("m")].slots == 1
     await asyncio.sleep(0.03)
-    assert (await harness.broker.loads())["m"].slots == 0
+    assert (await harness.broker.loads())[QueueName("m")].slots == 0
 
 
 async def test_what_is_periodic_wakes_up_together(clock: Clock) -> None:
@@ -188,7 +188,7 @@ def test_workers_at_rest_are_still_believed() -> None:
         for _ in range(6):
             await harness.broker.heartbeat(info)
             await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
-            assert (await harness.broker.loads())["m"].slots == 1
+            assert (await harness.broker.loads())[QueueName("m")].slots == 1
         reaper.cancel()
 
     harness.run(main())

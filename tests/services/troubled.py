@@ -35,6 +35,7 @@ from headway.model import (
     Lease,
     Limit,
     NoWork,
+    QueueName,
     Reply,
     Slot,
     Submission,
@@ -260,7 +261,7 @@ class Connection:
     async def depths(self) -> Sequence[TierDepth]:
         return await self._call("depths", None, lambda inner: inner.depths())
 
-    async def loads(self) -> Mapping[str, Load]:
+    async def loads(self) -> Mapping[QueueName, Load]:
         return await self._call("loads", None, lambda inner: inner.loads())
 
     async def reap(self) -> float:

@@ -45,6 +45,7 @@ from headway.model import (
     Lease,
     Limit,
     NoWork,
+    QueueName,
     Reply,
     Slot,
     Submission,
@@ -52,13 +53,12 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
     WorkerStatus,
-    model_and_version,
 )
 from headway.ports import DeadLetters
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
-_OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
+_OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
 
 LEASE_SECONDS = 10.0
@@ -157,7 +157,7 @@ class MemoryBroker:
                 answers.append(failure := self._admit(entry, now))
                 if failure is not None and entry.count > 1:
                     turned_away[entry.nonce] = failure
-        for name in {entry.queue for entry in entries} & self._queues.keys():
+        for name in set(map(_QUEUE, entries)) & self._queues.keys():
             self._wake_idle(name, now)
             self._reaping.move_up(self._queues[name].next_due(), now)
         return answers
@@ -173,10 +173,11 @@ class MemoryBroker:
 
     def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
         """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
-        queue = self._queues.get(entry.model)
+        found = self._queues.for_any.get(entry.model)
         size = len(entry.input)
-        if queue is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
+        if found is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
             return self._enter_rarely(entry, key, held, now)
+        queue, wakeups = found
         limits = entry.limits
         if limits:
             judged = charge(limits, self._rate_debts.tats, now)
@@ -193,9 +194,8 @@ class MemoryBroker:
             tats = self._rate_debts.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - see below
                 tats[limit.id] = tat
-        wakeups = self._wakeups[entry.model]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
-            self._look_soon(entry.model)
+            self._look_soon(entry.queue)
         return None
 
     def _enter_rarely(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
@@ -215,7 +215,7 @@ class MemoryBroker:
             self._look_soon(name)
         return failure
 
-    def _look_soon(self, name: str) -> None:
+    def _look_soon(self, name: QueueName) -> None:
         """Wake an idle worker for what has come, on a later turn of the loop."""
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
@@ -235,7 +235,7 @@ class MemoryBroker:
     async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
         """See Broker."""
         first = next(iter(self._queues))
-        return await self.enqueue([follower(one, one.model or first, one.version) for one in subscriptions])
+        return await self.enqueue([follower(one, one.model or first.model, one.version) for one in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""
@@ -428,13 +428,12 @@ class MemoryBroker:
         """See Broker."""
         now = self._clock()
         return [
-            TierDepth(model, tier, depth, oldest, version)
+            TierDepth(name.model, tier, depth, oldest, name.version)
             for name, queue in self._queues.items()
-            for model, version in [model_and_version(name)]
             for tier, (depth, oldest) in enumerate(queue.depths(now))
         ]
 
-    async def loads(self) -> Mapping[str, Load]:
+    async def loads(self) -> Mapping[QueueName, Load]:
         """See Broker."""
         now = self._clock()
         return {name: queue.load(now) for name, queue in self._queues.items()}
@@ -635,7 +634,7 @@ class MemoryBroker:
                 forget_read(self._entries, queued.entry.gateway, (reply,))
             box.put((reply,))
 
-    def _wake_idle(self, name: str, now: float) -> None:
+    def _wake_idle(self, name: QueueName, now: float) -> None:
         """Wake an idle worker if there is something to claim, else set the timer for when there may be."""
         if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
@@ -647,7 +646,7 @@ class MemoryBroker:
             again = found if math.isinf(found) else min(found, now + LOOK_AGAIN)
             wakeups.arm(again, now, lambda: self._wake_idle(name, self._clock()))
 
-    def _count_slots(self, name: str, now: float) -> None:
+    def _count_slots(self, name: QueueName, now: float) -> None:
         own = (believed(worker, now) for worker in self._workers.values() if worker.queue == name)
         healthy = {worker.worker_id: worker.share for worker in own if worker.status is WorkerStatus.HEALTHY}
         queue, whole = self._queues[name], math.fsum(healthy.values())

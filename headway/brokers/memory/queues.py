@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import model_and_version
+from headway.model import QueueName
 
 TIMER_GRAIN = 0.001
 """Least seconds for which a timer is set, as event loops count in milliseconds."""
@@ -57,7 +57,7 @@ class Wakeups:
         look()
 
 
-class Queues(dict[str, ModelQueue]):
+class Queues(dict[QueueName, ModelQueue]):
     """Queues by their names: of each model one for any version, and one for each version that has been heard of.
 
     Arguments:
@@ -66,28 +66,31 @@ class Queues(dict[str, ModelQueue]):
     Attributes:
         limits: bounds of the queues of each model that is known.
         wakeups: wake-ups at each queue.
+        for_any: queue for any version of each model, and its wake-ups.
     """
 
     def __init__(self, models: Mapping[str, QueueLimits]) -> None:
         super().__init__()
         self.limits: dict[str, QueueLimits] = {}
-        self.wakeups: dict[str, Wakeups] = {}
+        self.wakeups: dict[QueueName, Wakeups] = {}
+        self.for_any: dict[str, tuple[ModelQueue, Wakeups]] = {}
         self.know(models)
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
         """Have queues of these models too. The bounds of those that are there stay."""
         for model in models.keys() - self.limits.keys():
             self.limits[model] = models[model]
-            self._add(model, models[model])
+            self.for_any[model] = self._add(QueueName(model), models[model])
 
-    def has(self, name: str) -> bool:
+    def has(self, name: QueueName) -> bool:
         """Whether there is a queue of a name. That of a version of a model that is known is made."""
         if name in self:
             return True
-        limits = self.limits.get(model_and_version(name)[0])
+        limits = self.limits.get(name.model)
         if limits is not None:
             self._add(name, limits)
         return limits is not None
 
-    def _add(self, name: str, limits: QueueLimits) -> None:
-        self[name], self.wakeups[name] = ModelQueue(limits), Wakeups()
+    def _add(self, name: QueueName, limits: QueueLimits) -> tuple[ModelQueue, Wakeups]:
+        self[name], self.wakeups[name] = made = ModelQueue(limits), Wakeups()
+        return made

@@ -55,16 +55,13 @@ from headway.model import (
     Lease,
     Limit,
     NoWork,
+    QueueName,
     Reply,
     Slot,
     Submission,
     Subscription,
     TierDepth,
     WorkerInfo,
-    in_zone,
-    model_and_version,
-    name_and_zone,
-    queue_name,
 )
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
@@ -144,7 +141,7 @@ class RedisBroker:
         self._lookup = Lookup(self._queues, self._router)
         self._task_ids = TaskIds(connection, self._lookup)
         self._reaping = Reaping(self._queues, shards, counters, rng)
-        self._queues.keep(models)
+        self._queues.keep(map(QueueName, models))
         self.know(models)
         self._doubts: dict[Slot, _UnansweredClaim] = {}
         self._idle_at: dict[Slot, Queue] = {}
@@ -187,7 +184,7 @@ class RedisBroker:
         return self._values.threshold
 
     @property
-    def models(self) -> Collection[str]:
+    def queue_names(self) -> Collection[QueueName]:
         """Names of the queues, as they are at any time."""
         return self._queues.keys()
 
@@ -195,7 +192,7 @@ class RedisBroker:
         """See Broker. The queues of its versions have the bounds of a model."""
         self._queues.know(models, others)
 
-    def _make_queue(self, name: str, shard: int, limits: QueueLimits) -> Queue:
+    def _make_queue(self, name: QueueName, shard: int, limits: QueueLimits) -> Queue:
         debts = RateLimitCache() if self._debts is None else self._debts
         of_process = self._lease_seconds, self._budgets, self._values, self._offers
         made = Queue(self._connection, name, shard, limits, *of_process, debts)
@@ -206,7 +203,7 @@ class RedisBroker:
         """Have the replies in these queues read, too. Slots that rest look at zones from then on."""
         for box in self._mailboxes.values():
             box.add(added)
-        for queue in self._every if any(queue.zone for queue in added) else ():
+        for queue in self._every if any(queue.name.zone for queue in added) else ():
             queue.wakeups.wake_all()
 
     async def close(self) -> None:
@@ -220,7 +217,7 @@ class RedisBroker:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         asked = set(map(_MODEL_AND_VERSION, entries))
-        if not all(self._queues.has(queue_name(*one) if one[1] else one[0]) for one in asked):
+        if not all(self._queues.has(QueueName(*one)) for one in asked):
             return await self._enqueue_known(entries)
         offer = self._offers.begin(entries)
         try:
@@ -234,9 +231,9 @@ class RedisBroker:
         """See Broker."""
         followers = []
         for one in subscriptions:
-            where = one.model, one.version
-            model, version = where if one.model else await self._lookup.queue_with(one.tenant, one.task)
-            followers.append(follower(one, model, version))
+            asked = QueueName(one.model, one.version)
+            queue = asked if one.model else await self._lookup.queue_with(one.tenant, one.task)
+            followers.append(follower(one, queue.model, queue.version))
         return await self.enqueue(followers)
 
     def _debt_of_queues(self, limit: Limit) -> float:
@@ -290,7 +287,7 @@ class RedisBroker:
         if turn % 2:
             return None
         queue = queues[turn // 2 % len(queues)]
-        return queue if queue.zone == self._zone or await self._may_help(queue, home) else None
+        return queue if queue.name.zone == self._zone or await self._may_help(queue, home) else None
 
     async def _may_help(self, queue: Queue, home: Queue) -> bool:
         """Whether a slot may claim from another zone that was behind, and its own one can spare it."""
@@ -413,22 +410,21 @@ class RedisBroker:
 
     async def depths(self) -> Sequence[TierDepth]:
         """See Broker."""
-        sums: dict[tuple[str, int], tuple[int, float]] = {}
+        sums: dict[tuple[QueueName, int], tuple[int, float]] = {}
         for queue, look in await self._look():
             for tier, (depth, waited) in enumerate(look.tiers):
                 known, longest = sums.get((queue.name, tier), (0, 0.0))
                 sums[queue.name, tier] = known + depth, max(longest, waited)
         return [
-            TierDepth(model, tier, depth, oldest, version, name_and_zone(name)[1])
+            TierDepth(name.model, tier, depth, oldest, name.version, name.zone)
             for (name, tier), (depth, oldest) in sums.items()
-            for model, version in [model_and_version(name)]
         ]
 
-    async def loads(self) -> Mapping[str, Load]:
+    async def loads(self) -> Mapping[QueueName, Load]:
         """See Broker. Of several shards and zones: their sums, and the costs of the shards that have seen most batches."""
-        found: dict[str, list[Load]] = {}
+        found: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
-            found.setdefault(name_and_zone(queue.name)[0], []).append(look.load)
+            found.setdefault(queue.name.in_zone(""), []).append(look.load)
         return {name: sharding.load_of(loads) for name, loads in found.items()}
 
     async def reap(self) -> float:
@@ -449,7 +445,7 @@ class RedisBroker:
 
     async def _forget(self, queues: Collection[Queue]) -> None:
         """Let go of queues that are not in the table any more, and end all reads there."""
-        log.info("queues are forgotten", queues=sorted({queue.name for queue in queues}))
+        log.info("queues are forgotten", queues=sorted({str(queue.name) for queue in queues}))
         self._router.forget_queues(queues)
         self._reaping.forget(queues)
         self._hints = {slot: queue for slot, queue in self._hints.items() if queue not in queues}
@@ -474,8 +470,8 @@ class RedisBroker:
         if doubt is None or not again:
             doubt = _UnansweredClaim(queue, f"{self._connection.process}:{next(self._numbers)}")
         there = slot
-        if queue.zone != self._zone:
-            there, policy = replace(slot, zone=queue.zone), zones.HELP
+        if queue.name.zone != self._zone:
+            there, policy = replace(slot, zone=queue.name.zone), zones.HELP
         try:
             claimed = await queue.claim(there, policy, doubt.token, guest)
         except BrokerUnavailable:
@@ -526,7 +522,7 @@ class RedisBroker:
             with contextlib.suppress(BrokerUnavailable):
                 if self._router.may_help(queue, await queue.glance(), slot.max_batch):
                     self._hints[slot] = queue
-                    if queue.zone != self._zone:
+                    if queue.name.zone != self._zone:
                         self._router.note_behind(queue)
                     return
 
@@ -537,7 +533,7 @@ class RedisBroker:
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
         zone = self._zone if lease.slot.zone is None else lease.slot.zone
-        name = in_zone(lease.slot.queue, zone)
+        name = lease.slot.queue.in_zone(zone)
         if name not in self._queues:
             self._queues.learn([name])
         return self._queues[name][shard], fence

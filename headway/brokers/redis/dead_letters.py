@@ -13,7 +13,7 @@ from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.entry_wire import Apart, pack_letter, payload_of, read_letter
 from headway.brokers.redis.large_values import LargeValues
-from headway.model import DeadLetter, in_zone, model_and_version
+from headway.model import DeadLetter, QueueName
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -26,14 +26,16 @@ class RedisDeadLetters:
 
     Arguments:
         connection: connection to the server.
-        models: names of the queues, to which others may be added.
+        queues: names of the queues, to which others may be added.
         shards: queues that each model is split into.
         zone: zone of the process; empty for none.
     """
 
-    def __init__(self, connection: RedisConnection, models: Collection[str], shards: int = 1, zone: str = "") -> None:
+    def __init__(
+        self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1, zone: str = ""
+    ) -> None:
         self._connection = connection
-        self._models = models
+        self._queues = queues
         self._shards, self._zone = shards, zone
         self._values = LargeValues(connection, math.inf)
 
@@ -41,15 +43,15 @@ class RedisDeadLetters:
     def _keys(self) -> list[str]:
         """Prefix of the keys of each queue."""
         prefix, shards = self._connection.prefix, range(self._shards)
-        return [wire.prefix_of(prefix, name, shard) for name in self._models for shard in shards]
+        return [wire.prefix_of(prefix, name, shard) for name in self._queues for shard in shards]
 
     async def add(self, letter: DeadLetter) -> None:
         """See DeadLetters."""
         told = wire.WireFailure(letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id)
         failure = wire.encode(told)
         entry = letter.entry
-        names = (in_zone(entry.queue, self._zone), entry.queue, entry.model)
-        name = next((name for name in names if name in self._models), next(iter(self._models)))
+        names = (entry.queue.in_zone(self._zone), entry.queue, QueueName(entry.model))
+        name = next((name for name in names if name in self._queues), next(iter(self._queues)))
         key = wire.prefix_of(self._connection.prefix, name, 0)
         packed = pack_letter(letter.died_at, letter.attempts, failure, entry_wire.pack_entry(entry))
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
@@ -95,10 +97,10 @@ class RedisDeadLetters:
 
     async def _counted(self, which: int) -> Mapping[str, int]:
         """Sums of one of the numbers that `letters` returns, by model."""
-        names = [name for name in self._models for _ in range(self._shards)]
+        names = [name for name in self._queues for _ in range(self._shards)]
         counts = Counter[str]()
         for name, found in zip(names, await self._listed(0), strict=True):
-            counts[model_and_version(name)[0]] += found[which]
+            counts[name.model] += found[which]
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:

@@ -11,7 +11,7 @@ from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.together import all_of
-from headway.model import EntryState, Reply, model_and_version
+from headway.model import EntryState, QueueName, Reply
 
 T = TypeVar("T")
 
@@ -54,9 +54,9 @@ class Lookup:
         """Whether a task of the tenant's is in any queue, or its outcome."""
         return await self._found(tenant, id, _name_of) is not None
 
-    async def queue_with(self, tenant: str, id: str) -> tuple[str, str]:
-        """Model and version of a queue in which a task is; of a task that is nowhere those of the first one."""
-        return model_and_version(await self._found(tenant, id, _name_of) or self._queues.every[0].name)
+    async def queue_with(self, tenant: str, id: str) -> QueueName:
+        """Name of a queue in which a task is; of a task that is nowhere that of the first one."""
+        return await self._found(tenant, id, _name_of) or self._queues.every[0].name
 
     async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
         """Answer of the queue that knows an entry: one that it went to before or, as its id may be another's now, any."""
@@ -72,7 +72,7 @@ class Lookup:
         await self._queues.look(at_once=True)
 
 
-async def _name_of(queue: Queue, key: bytes) -> str | None:
+async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
     """Name of a queue, if a task is there."""
     return queue.name if await queue.knows(key) else None
 

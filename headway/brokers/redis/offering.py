@@ -14,21 +14,21 @@ from headway.brokers.redis.shard_queue import Moved, Queue, Verdict
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.together import all_of
 from headway.core import failures
-from headway.model import DedupKind, Entry, Failure
+from headway.model import DedupKind, Entry, Failure, QueueName
 
 MOVES = 4
 """Most queues that an entry is offered to: what it has in common may end, and begin elsewhere, on its way there."""
 
 
 async def offer(
-    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, str, str], Queue]
+    entries: Sequence[Entry], router: ShardRouter, beside: Callable[[Queue, QueueName], Queue]
 ) -> list[Failure | None]:
     """Offer entries whose queues there are. Returns the verdicts in order, None for an admitted one.
 
     Arguments:
         entries: entries to offer.
         router: router that deals them out.
-        beside: returns the queue of another version or zone of the same model and shard.
+        beside: returns the queue of another name in the same shard.
     """
     await router.count()
     result: list[Failure | None] = [None] * len(entries)
@@ -44,7 +44,7 @@ async def offer(
         moved: dict[int, Queue] = {}
         for position, queue, verdict in answers:
             if isinstance(verdict, Moved):
-                moved[position] = beside(queue, verdict.version, verdict.zone)
+                moved[position] = beside(queue, verdict.queue)
                 offered[position] = _without_identical(entries[position])
                 router.place(entries[position], moved[position])
             else:

@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from headway.brokers.redis.shard_queue import Queue
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.model import in_zone, model_and_version, name_and_zone, queue_name
+from headway.model import QueueName
 
 LIST_QUEUES_EVERY = 10.0
 """Seconds between two looks at what the server lists."""
 FORGET_AFTER = 120.0
 """Seconds without a sign of a queue after which it is forgotten. A server that has lost its state lists nothing meanwhile."""
 
-MakeQueue = Callable[[str, int, QueueLimits], Queue]
+MakeQueue = Callable[[QueueName, int, QueueLimits], Queue]
 """Function that makes a queue, of its name, its shard and its bounds."""
 
 
-class QueueTable(dict[str, list[Queue]]):
-    """Queues of one process by name, see `headway.model.in_zone`; of each name one for each shard.
+class QueueTable(dict[QueueName, list[Queue]]):
+    """Queues of one process by name; of each name one for each shard.
 
     Arguments:
         make: makes a queue.
@@ -55,9 +55,9 @@ class QueueTable(dict[str, list[Queue]]):
         self.untold: dict[str, float] = {}
         self._make, self._shards = make, shards
         self._look_at = -math.inf
-        self._own: set[str] = set()
+        self._own: set[QueueName] = set()
         """Names without a zone that are never forgotten."""
-        self._signs: dict[str, float] = {}
+        self._signs: dict[QueueName, float] = {}
         """Instant of the last sign of each queue."""
         self._looked: dict[str, float] = {}
         """Instant of the last look at each model that all of its shards have answered."""
@@ -77,13 +77,12 @@ class QueueTable(dict[str, list[Queue]]):
         self._strangers |= strangers
         for model, limits in models.items():
             self.limits[model] = limits
-            self.has(model)
-            for name in self:
-                if model_and_version(name)[0] == model:
-                    for queue in self[name]:
-                        queue.limits = limits
+            self.has(QueueName(model))
+            for queue in self.every:
+                if queue.name.model == model:
+                    queue.limits = limits
 
-    def has(self, name: str) -> bool:
+    def has(self, name: QueueName) -> bool:
         """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""
         if name in self:
             return True
@@ -91,25 +90,25 @@ class QueueTable(dict[str, list[Queue]]):
             self._add(one)
         return name in self
 
-    def keep(self, names: Iterable[str]) -> None:
+    def keep(self, names: Iterable[QueueName]) -> None:
         """Never forget the queues of these names, without a zone."""
         self._own.update(names)
 
-    def learn(self, names: Iterable[str]) -> None:
+    def learn(self, names: Iterable[QueueName]) -> None:
         """Take note of a sign of each of these names, in whatever zones, and have their queues.
 
         Names of models that are not known are left out.
         """
         now = asyncio.get_running_loop().time()
         for name in names:
-            plain, zone = name_and_zone(name)
+            plain = name.in_zone("")
             if self.has(plain):
-                if zone and name not in self:
+                if name not in self:
                     self._add(name)
-                model = model_and_version(plain)[0]
-                self._signs |= dict.fromkeys((name, *self._both(plain), *self._both(model)), now)
+                signs = name, *self._both(plain), *self._both(QueueName(name.model))
+                self._signs |= dict.fromkeys(signs, now)
 
-    def learn_registry(self, names: Iterable[str], models: Iterable[str]) -> None:
+    def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
         """Have the queues that workers claim from, and those of models in which something may be known.
 
         A stranger among them has the bounds of the first model; nobody enqueues for it here.
@@ -119,7 +118,7 @@ class QueueTable(dict[str, list[Queue]]):
             if model not in self.limits and self._strangers:
                 self.know({model: next(iter(self.limits.values()))})
                 self._look_at = -math.inf
-            self.learn([model])
+            self.learn([QueueName(model)])
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
@@ -134,7 +133,7 @@ class QueueTable(dict[str, list[Queue]]):
 
     async def _look_at_model(self, model: str, now: float) -> None:
         """Learn the queues that the shards of a model list."""
-        answers = await asyncio.gather(*map(_siblings, self[model]))
+        answers = await asyncio.gather(*map(_siblings, self[QueueName(model)]))
         found = [answer for answer in answers if answer is not None]
         self.learn({name for names, _ in found for name in names})
         until = max((until for _, until in found), default=0.0)
@@ -150,57 +149,52 @@ class QueueTable(dict[str, list[Queue]]):
         gone = [queue for name in names for queue in self.pop(name)]
         for name in names:
             del self._signs[name]
-            if name in self.limits:
-                del self.limits[name], self._looked[name]
+            if name == QueueName(name.model):
+                del self.limits[name.model], self._looked[name.model]
         if gone:
             self.every[:] = [queue for queues in self.values() for queue in queues]
-            self.zones = bool(self.zone) or any(queue.zone for queue in self.every)
+            self.zones = bool(self.zone) or any(queue.name.zone for queue in self.every)
             self._former_losses += sum(queue.losses for queue in gone)
         return gone
 
-    def _is_past(self, name: str) -> bool:
+    def _is_past(self, name: QueueName) -> bool:
         """Whether there was no sign of a queue for long, as a look has shown and, of a learnt model, the registry too."""
-        plain, zone = name_and_zone(name)
-        if plain in self._own and zone in ("", self.zone):
+        if name.in_zone("") in self._own and name.zone in ("", self.zone):
             return False
-        model = model_and_version(plain)[0]
-        looked = self._looked.get(model, -math.inf)
-        if model not in self._own:
+        looked = self._looked.get(name.model, -math.inf)
+        if QueueName(name.model) not in self._own:
             looked = min(looked, self._registry_read)
         return looked - self._signs[name] > FORGET_AFTER
 
-    def _both(self, plain: str) -> tuple[str, ...]:
+    def _both(self, plain: QueueName) -> tuple[QueueName, ...]:
         """Names of the queues that this process has of a name: that without a zone and, where it has one, that in its own."""
-        return (plain, in_zone(plain, self.zone)) if self.zone else (plain,)
+        return (plain, plain.in_zone(self.zone)) if self.zone else (plain,)
 
-    def own(self, name: str) -> list[Queue]:
-        """Queues of a name in the zone of the process."""
-        return self[in_zone(name, self.zone) if self.zone else name]
-
-    def everywhere(self, name: str) -> list[Queue]:
+    def everywhere(self, name: QueueName) -> list[Queue]:
         """Queues of a name in all zones; those of the process's zone come first."""
-        own = self.own(name)
+        own = self[name.in_zone(self.zone)]
         if not self.zones:
             return own
-        others = (queue for other in self if name_and_zone(other)[0] == name for queue in self[other])
-        return [*own, *(queue for queue in others if queue.zone != self.zone)]
+        return [
+            *own,
+            *(queue for queue in self.every if queue.name.zone != self.zone and queue.name.in_zone("") == name),
+        ]
 
-    def beside(self, queue: Queue, version: str, zone: str) -> Queue:
-        """Queue of another version or zone, of the same model and shard."""
-        name = in_zone(queue_name(queue.model, version), zone)
+    def beside(self, queue: Queue, name: QueueName) -> Queue:
+        """Queue of another name in the same shard."""
         self.learn([name])
         return self[name][queue.shard]
 
-    def _add(self, name: str) -> None:
-        limits = self.limits.get(model_and_version(name)[0])
+    def _add(self, name: QueueName) -> None:
+        limits = self.limits.get(name.model)
         if limits is not None:
             self[name] = made = [self._make(name, shard, limits) for shard in range(self._shards)]
             self.every += made
-            self.zones = self.zones or any(queue.zone for queue in made)
+            self.zones = self.zones or bool(name.zone)
             self.added(made)
 
 
-async def _siblings(queue: Queue) -> tuple[Sequence[str], float] | None:
+async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
     """Queues that the server of one lists, and until when; None without an answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()

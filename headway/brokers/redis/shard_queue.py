@@ -39,15 +39,12 @@ from headway.model import (
     Lease,
     Limit,
     NoWork,
+    QueueName,
     Reply,
     Slot,
     Value,
     WorkerInfo,
     WorkerStatus,
-    in_zone,
-    model_and_version,
-    name_and_zone,
-    queue_name,
 )
 from headway.runtime.logger import get_logger
 
@@ -82,8 +79,7 @@ class Granted(msgspec.Struct, frozen=True):
 class Moved(msgspec.Struct, frozen=True):
     """Verdict on an entry that has something in common with another, which is in the queue of another version or zone."""
 
-    version: str
-    zone: str
+    queue: QueueName
 
 
 Verdict = Failure | Moved | None
@@ -118,7 +114,7 @@ class Queue:
 
     Arguments:
         connection: connection to the server.
-        name: name of the queue, which is that of the model unless it is for one version, or in a zone.
+        name: name of the queue.
         shard: number of the shard.
         limits: bounds of the queue.
         lease_seconds: seconds for which a lease lasts.
@@ -130,8 +126,7 @@ class Queue:
     Attributes:
         born: instant at which the server's state of this queue began; another one after it was lost. 0: not known yet.
         losses: number of times that it was lost.
-        model: name of the model.
-        zone: zone of the queue; empty: that of processes without one.
+        name, shard: as given.
         offered_at: instant of the event loop at which entries were last offered.
         in_use: shards that the queue's load is spread over now.
         spread: shards that the tenants of the model are spread over now.
@@ -142,7 +137,7 @@ class Queue:
     def __init__(
         self,
         connection: RedisConnection,
-        name: str,
+        name: QueueName,
         shard: int,
         limits: QueueLimits,
         lease_seconds: float,
@@ -152,8 +147,7 @@ class Queue:
         debts: RateLimitCache,
     ) -> None:
         self.connection = connection
-        self.name, self.model, self.zone = name, model_and_version(name)[0], name_and_zone(name)[1]
-        self.shard = shard
+        self.name, self.shard = name, shard
         self.born = 0.0
         self.losses = 0
         self.offered_at = self._free_at = -math.inf
@@ -166,7 +160,7 @@ class Queue:
         self._budgets = budgets
         self._values = values
         self._settings: tuple[tuple[int, bool, KeptLimits, int, QueueLimits] | None, str] = None, ""
-        counted_at = wire.prefix_of(connection.prefix, self.model, shard)
+        counted_at = wire.prefix_of(connection.prefix, QueueName(name.model), shard)
         self._counts_key = f"{counted_at}w" if connection.clustered else f"{connection.prefix}:{{limits}}:w"
         self._debts = debts
         self._steps = Steps(connection, self._key, self._head)
@@ -237,7 +231,7 @@ class Queue:
             if why == RefusalCode.UNDIGESTED:
                 undigested.append(position)
             elif why == RefusalCode.MOVED:
-                result[position] = Moved(*wire.version_and_zone(wait))
+                result[position] = Moved(wire.queue_of(self.name.model, wait))
             else:
                 result[position] = _refusal(entry_wire.payer_of(entries, position), why, wait)
         if undigested:
@@ -368,11 +362,10 @@ class Queue:
         depth, slots, waited, seconds, *_ = wire.read_numbers(await self._call("glance"))
         return QueueGlance(int(depth), int(slots), waited, seconds)
 
-    async def siblings(self) -> tuple[Sequence[str], float]:
+    async def siblings(self) -> tuple[Sequence[QueueName], float]:
         """Names of the model's queues in which something may be known, and until when; told by that for any version, in no zone."""
         until, found = await self._steps.join("siblings")
-        there = map(wire.version_and_zone, found)
-        return [in_zone(queue_name(self.model, version), zone) for version, zone in there], float(until)
+        return [wire.queue_of(self.name.model, ending) for ending in found], float(until)
 
     async def contender(self, model: str) -> Contender:
         """Contender for a GPU, for what waits in the queue."""

@@ -19,7 +19,7 @@ from headway.brokers.redis.shard_queue import Queue, QueueGlance
 from headway.core import shards as sharding
 from headway.core import zones
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, WorkerInfo, WorkerStatus, in_zone, model_and_version, name_and_zone
+from headway.model import Entry, QueueName, WorkerInfo, WorkerStatus
 
 CENSUS_AGE = 1.0
 """Seconds for which a census is good."""
@@ -44,15 +44,15 @@ class ShardRouter:
         self._queues = queues
         self._registry = registry
         self._shards = shards
-        self._census: dict[str, list[str]] = {}
-        self._slots: dict[str, dict[str, int]] = {}
+        self._census: dict[QueueName, list[str]] = {}
+        self._slots: dict[QueueName, dict[str, int]] = {}
         """Healthy slots by zone, of each queue that has any."""
-        self._strays: dict[str, list[Queue]] = {}
+        self._strays: dict[QueueName, list[Queue]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
-        self._homes: dict[tuple[str, str], Queue] = {}
+        self._homes: dict[tuple[QueueName, str], Queue] = {}
         self._backends: dict[str, tuple[int, int]] = {}
         self._turn = int(rng() * 1_000_003)
         self._placed: dict[_Key, Queue] = {}
@@ -93,9 +93,9 @@ class ShardRouter:
         await self.count()
         return math.inf if self.alone else max(rest, CENSUS_AGE)
 
-    def home(self, worker: str, model: str) -> Queue:
-        """Home shard of a slot, which `move` changes."""
-        return self._homes.get((model, worker)) or self._found_home(worker, model)
+    def home(self, worker: str, name: QueueName) -> Queue:
+        """Home shard of a slot that claims from queues of a name; `move` changes it."""
+        return self._homes.get((name, worker)) or self._found_home(worker, name)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
         """Give a slot the home that it has by the last census. Returns its former home if that was another."""
@@ -112,14 +112,14 @@ class ShardRouter:
         before, self._backends[worker.worker_id] = self._backends.get(worker.worker_id), worker.backend
         return before != worker.backend
 
-    def apart(self, name: str) -> Sequence[Queue]:
+    def apart(self, name: QueueName) -> Sequence[Queue]:
         """Queues in which entries for the slots of a queue may be that wait for no slot at home there.
 
         Those are shards where tenants of the model are, as other versions have more slots; and queues of zones that were
         behind when they were last looked at.
         """
-        own, strays = in_zone(name, self._queues.zone), self._strays.get(name, [])
-        spread = self._spread.get(model_and_version(name)[0], 1) if own in self._census else 0
+        own, strays = name.in_zone(self._queues.zone), self._strays.get(name, [])
+        spread = self._spread.get(name.model, 1) if own in self._census else 0
         return [*self._queues[own][self._in_use(own) : spread], *strays]
 
     def others(self, queue: Queue) -> list[Queue]:
@@ -128,16 +128,16 @@ class ShardRouter:
         Those are the other shards, the shards in use of zones with slots of their own, and whatever was behind in other zones
         when that was last looked at: a zone whose last slot has left is among the last only.
         """
-        name, spread = name_and_zone(queue.name)[0], self._spread.get(queue.model, 1)
+        name, spread = queue.name.in_zone(""), self._spread.get(queue.name.model, 1)
         found = [one for one in self._queues[queue.name] if one is not queue]
         for zone in self._slots.get(name, {}):
-            if zone != queue.zone:
-                found += self._queues[in_zone(name, zone)][:spread]
+            if zone != queue.name.zone:
+                found += self._queues[name.in_zone(zone)][:spread]
         return [*found, *(stray for stray in self._strays.get(name, []) if stray not in found)]
 
     def may_help(self, queue: Queue, glance: QueueGlance, max_batch: int) -> bool:
         """Whether a slot that is at home in another shard or zone may claim from a queue."""
-        if queue.zone == self._queues.zone:
+        if queue.name.zone == self._queues.zone:
             return sharding.behind(glance.depth, glance.slots, max_batch)
         return zones.behind(*glance)
 
@@ -154,9 +154,7 @@ class ShardRouter:
             return [self._queue_before(entry) or self._queues[entry.queue][0] for entry in entries]
         counts = Counter(entry.queue for entry in entries)
         limits = self._queues.limits
-        parts = {
-            name: sharding.parts(count, limits[model_and_version(name)[0]].max_batch) for name, count in counts.items()
-        }
+        parts = {name: sharding.parts(count, limits[name.model].max_batch) for name, count in counts.items()}
         dealt = []
         paying = {entry.nonce for entry in entries if entry.count > 1 and entry.limits}
         for position, entry in enumerate(entries):
@@ -169,7 +167,7 @@ class ShardRouter:
         self._turn += max(parts.values(), default=0)
         return dealt
 
-    def _zone_of(self, name: str, turn: int) -> str:
+    def _zone_of(self, name: QueueName, turn: int) -> str:
         """Zone of entries that wait for a queue's turn: this process's while a slot is there."""
         return zones.choose(self._queues.zone, self._slots.get(name, {}), turn)
 
@@ -178,7 +176,7 @@ class ShardRouter:
 
         `paid`: another entry's limits are charged for it.
         """
-        name = in_zone(entry.queue, zone)
+        name = entry.queue.in_zone(zone)
         if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
         slots = len(self._census.get(name, []))
@@ -193,7 +191,7 @@ class ShardRouter:
     def _queue_before(self, entry: Entry) -> Queue | None:
         """The queue that an entry went to before."""
         queue = self._placed.get((entry.tenant, entry.id)) if self._placed else None
-        return queue if queue is not None and queue.model == entry.model else None
+        return queue if queue is not None and queue.name.model == entry.model else None
 
     def where(self, key: _Key) -> Sequence[Queue]:
         """Queues in which an entry may be, by (tenant, id)."""
@@ -212,11 +210,11 @@ class ShardRouter:
         for strays in self._strays.values():
             strays[:] = [queue for queue in strays if queue not in queues]
 
-    def _in_use(self, name: str) -> int:
+    def _in_use(self, name: QueueName) -> int:
         return sharding.active(self._shards, len(self._census.get(name, [])))
 
-    def _found_home(self, worker: str, name: str) -> Queue:
-        own = in_zone(name, self._queues.zone)
+    def _found_home(self, worker: str, name: QueueName) -> Queue:
+        own = name.in_zone(self._queues.zone)
         alive = self._census.get(own, [])
         return self._queues[own][sharding.home(worker, alive, self._in_use(own))]
 
@@ -235,36 +233,36 @@ class ShardRouter:
         except BrokerUnavailable:
             self._queues.untold = told | self._queues.untold
             raise
-        self._queues.learn_registry({in_zone(worker.queue, worker.zone) for worker in workers}, models)
+        self._queues.learn_registry({worker.queue.in_zone(worker.zone) for worker in workers}, models)
         self._learn(workers)
         return workers
 
     def _learn(self, workers: Sequence[WorkerInfo]) -> None:
         if self.alone:
             return
-        census: dict[str, list[str]] = {}
+        census: dict[QueueName, list[str]] = {}
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY:
-                census.setdefault(in_zone(worker.queue, worker.zone), []).append(worker.worker_id)
+                census.setdefault(worker.queue.in_zone(worker.zone), []).append(worker.worker_id)
         self._census, self._slots = census, {}
         of_zones = Counter[tuple[str, str]]()
         for name, there in census.items():
-            plain, zone = name_and_zone(name)
-            self._slots.setdefault(plain, {})[zone] = len(there)
-            of_zones[model_and_version(name)[0], zone] += len(there)
+            self._slots.setdefault(name.in_zone(""), {})[name.zone] = len(there)
+            of_zones[name.model, name.zone] += len(there)
         self._spread = {}
         for (model, _), count in of_zones.items():  # As many in each zone, so that a tenant has the same shard in all.
             self._spread[model] = max(self._spread.get(model, 1), sharding.active(self._shards, count))
         for name, queues in self._queues.items():
-            in_use, served = self._parts(name), name_and_zone(name)[0] in self._slots
+            in_use, served = self._parts(name), name.in_zone("") in self._slots
             for queue in queues:
-                queue.in_use, queue.spread, queue.served = in_use, self._spread.get(queue.model, 1), served
+                queue.in_use, queue.spread, queue.served = in_use, self._spread.get(name.model, 1), served
 
-    def _parts(self, name: str) -> int:
+    def _parts(self, name: QueueName) -> int:
         """Number of parts, as large as a shard of this queue, into which its load is split over all zones."""
-        plain, zone = name_and_zone(name)
-        slots, used = self._slots.get(plain, {}), self._in_use(name)
-        return max(1, round(used * sum(slots.values()) / slots[zone])) if zone in slots else max(used, len(slots))
+        slots, used = self._slots.get(name.in_zone(""), {}), self._in_use(name)
+        if name.zone not in slots:
+            return max(used, len(slots))
+        return max(1, round(used * sum(slots.values()) / slots[name.zone]))
 
     async def _look_for_strays(self) -> None:
         """Look which zones are behind, for slots here that never rest. One of which nothing is heard is none of them."""
@@ -272,10 +270,10 @@ class ShardRouter:
             (name, queue)
             for name in {queue for queue, _ in self._homes}
             for queue in self._queues.everywhere(name)
-            if queue.zone != self._queues.zone and self._may_hold_some(queue)
+            if queue.name.zone != self._queues.zone and self._may_hold_some(queue)
         ]
         seen = await asyncio.gather(*(queue.glance() for _, queue in asked), return_exceptions=True)
-        strays: dict[str, list[Queue]] = {}
+        strays: dict[QueueName, list[Queue]] = {}
         for (name, queue), glance in zip(asked, seen, strict=True):
             if isinstance(glance, QueueGlance):
                 if zones.behind(*glance):
@@ -286,16 +284,16 @@ class ShardRouter:
 
     def _may_hold_some(self, queue: Queue) -> bool:
         """Whether a shard of another zone is in use, or has no slot of its zone."""
-        return queue.name not in self._census or queue.shard < self._spread.get(queue.model, 1)
+        return queue.name not in self._census or queue.shard < self._spread.get(queue.name.model, 1)
 
     def note_behind(self, queue: Queue) -> None:
         """Note that another zone is behind, so that all slots here help at every second claim."""
-        strays = self._strays.setdefault(name_and_zone(queue.name)[0], [])
+        strays = self._strays.setdefault(queue.name.in_zone(""), [])
         if queue not in strays:
             strays.append(queue)
 
     def note_ahead(self, queue: Queue) -> None:
         """Note that another zone needs no help any more."""
-        strays = self._strays.get(name_and_zone(queue.name)[0], [])
+        strays = self._strays.get(queue.name.in_zone(""), [])
         if queue in strays:
             strays.remove(queue)

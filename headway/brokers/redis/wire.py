@@ -31,13 +31,10 @@ from headway.model import (
     Lease,
     Octets,
     ProcessInfo,
+    QueueName,
     Reply,
     TokenCount,
     WorkerInfo,
-    in_zone,
-    model_and_version,
-    name_and_zone,
-    queue_name,
 )
 from headway.model.board import Notice, ScalingChange
 
@@ -160,21 +157,19 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
     return NONCE.pack(nonce) + key_of(tenant, id)
 
 
-def prefix_of(prefix: str, queue: str, shard: int) -> str:
-    """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common."""
-    model, version = model_and_version(queue)
-    return f"{prefix}:{{{model}:{shard}}}{_ending(version, name_and_zone(queue)[1])}"
+def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
+    """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common.
+
+    Its end, which tells version and zone, has no colon but the last. No version has a percent sign, and no zone a colon.
+    """
+    ending = QueueName("", queue.version.replace(":", "%"), queue.zone)
+    return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
 
-def _ending(version: str, zone: str) -> str:
-    """End of the prefix of a queue, which has no colon but the last. No version has a percent sign, and no zone a colon."""
-    return in_zone(queue_name("", version.replace(":", "%")), zone) + ":"
-
-
-def version_and_zone(ending: bytes) -> tuple[str, str]:
-    """Version and zone of the queue of whose prefix this is the end."""
-    name, zone = name_and_zone(ending.decode()[:-1])
-    return name[1:].replace("%", ":"), zone
+def queue_of(model: str, ending: bytes) -> QueueName:
+    """Name of the queue of a model of whose prefix this is the end."""
+    version, _, zone = ending.decode()[:-1].partition("+")
+    return QueueName(model, version[1:].replace("%", ":"), zone)
 
 
 def worth(failure: Failure | None) -> int:

@@ -350,10 +350,11 @@ class Gateway:
         sink = FutureSink()
         self.submit(sink, request)
         try:
-            return await sink.reply
+            [reply] = await sink.replies
         except asyncio.CancelledError:
             self.abandon(sink, request.principal.tenant, request.id)
             raise
+        return reply
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """Outcome or state of a task; None when it is unknown, forgotten, or no task of the tenant's.

@@ -41,15 +41,25 @@ class ReplySink(Protocol):
 
 
 class FutureSink:
-    """Sink of a coroutine that waits."""
+    """Sink of a coroutine that waits.
+
+    Attributes:
+        replies: the reply, or those to several inputs.
+    """
+
+    __slots__ = ("replies",)
 
     def __init__(self) -> None:
-        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; one that comes after the coroutine has left is dropped."""
-        if not self.reply.done():
-            self.reply.set_result(reply)
+        self.answer_all((reply,))
+
+    def answer_all(self, replies: Sequence[Reply]) -> None:
+        """Take the replies to several inputs, or the failure of one."""
+        if not self.replies.done():
+            self.replies.set_result(replies)
 
     def admitted(self) -> None:
         """Do nothing."""

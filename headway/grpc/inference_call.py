@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from time import monotonic
 
@@ -11,8 +11,8 @@ import msgspec
 
 from headway.core.failures import error_of, failure_of, no_text
 from headway.errors import RequestError
-from headway.gateway.client_quotas import AnswerRoom
-from headway.gateway.fan_out import joined
+from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.pending import FutureSink
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
@@ -39,25 +39,28 @@ class InferenceCall(Call):
         way: see RequestOptions.
     """
 
-    __slots__ = ("_begun", "_charged", "_read", "_reply", "_submission")
+    __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
     def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
         super().__init__(port, stream, way)
         self._read = read
         self._begun = self.begun
         self._charged = False
-        self._submission: _Submission | None = None
+        self._exchange: Exchange | None = None
+        self._sink: FutureSink | None = None
+        """Sink of the request, from its submission to its outcome."""
+        self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
     @property
     def asked_id(self) -> str:
         """Id that the message gives the request, once that is submitted."""
-        return self._submission.exchange.id if self._submission is not None else ""
+        return self._exchange.id if self._exchange is not None else ""
 
     @property
     def asks_final(self) -> bool:
         """Whether the message asks that an answer on a stream says that it is the last."""
-        return self._submission is not None and self._submission.exchange.final
+        return self._exchange is not None and self._exchange.final
 
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
@@ -132,20 +135,19 @@ class InferenceCall(Call):
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         principal = self.principal = admission.principal_for(exchange, self.principal)
         self.submitted = True
-        replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        sink = _Sink(replies)
-        fan_out = admission.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
-        if fan_out is None:
-            leave = partial(admission.gateway.abandon, sink, principal.tenant, id)
-            self._submission = _Submission(exchange, replies, leave)
-        else:
-            self._submission = _Submission(exchange, replies, fan_out.abandon, fan_out.room)
+        self._exchange, sink = exchange, FutureSink()
+        self._fan_out = admission.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
+        self._sink = sink
 
     def abandon(self) -> None:
         """Drop the request, if it is submitted and has no outcome."""
-        if self._submission is not None and self._submission.leave is not None:
-            self._submission.leave()
-            self._submission.leave = None
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        if self._fan_out is not None:
+            self._fan_out.abandon()
+        else:
+            self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(SHOWN))
 
     async def outcome(self) -> tuple[bytes, Metadata]:
         """Wait for the outcome of the request that was submitted.
@@ -155,15 +157,16 @@ class InferenceCall(Call):
         Raises:
             RequestError: it has failed.
         """
-        port, asked = self.port, self._submission
-        if asked is None:
+        exchange, sink = self._exchange, self._sink
+        if exchange is None or sink is None:
             raise RuntimeError("no request is submitted")
         try:
-            replies = await asked.replies
+            replies = await sink.replies
         except asyncio.CancelledError:
             self.abandon()
             raise
-        asked.leave = None
+        room = None if self._fan_out is None else self._fan_out.room
+        self._sink = self._fan_out = None
         reply = self._reply = joined(replies[0].id, replies)
         self.tier = None
         if reply.output is None:
@@ -171,19 +174,19 @@ class InferenceCall(Call):
         milliseconds = int((monotonic() - self._begun) * 1e6) / 1000
         outputs = [one.output for one in replies if one.output is not None]
         try:
-            version = (reply.ran.version if reply.ran is not None else "") or port.settings.model_version
+            version = (reply.ran.version if reply.ran is not None else "") or self.port.settings.model_version
             tokens = [one.tokens for one in replies]
-            _, message = asked.exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
+            _, message = exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
             if isinstance(message, Iterator):
-                if asked.room is None or not asked.room.held:
+                if room is None or not room.held:
                     message = b"".join(message)
                 else:
-                    message = await self._made(LargeAnswer(message, asked.room))
+                    message = await self._made(LargeAnswer(message, room))
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
         finally:
-            if asked.room is not None:
-                asked.room.shrink(0)
+            if room is not None:
+                room.shrink(0)
         return message, marks_of(reply)
 
     async def _made(self, large: LargeAnswer) -> bytes:
@@ -200,47 +203,6 @@ class InferenceCall(Call):
         """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
-
-
-class _Submission(msgspec.Struct):
-    """Request that the gateway has.
-
-    Attributes:
-        exchange: the request between its message and its answer.
-        replies: replies to it.
-        leave: drops it; None once it has an outcome.
-        room: room for its outputs, where there are several.
-    """
-
-    exchange: Exchange
-    replies: asyncio.Future[Sequence[Reply]]
-    leave: Callable[[], None] | None
-    room: AnswerRoom | None = None
-
-
-class _Sink:
-    """Sink that settles a future with the replies to a request.
-
-    Arguments:
-        replies: the future; one that is cancelled is left alone.
-    """
-
-    __slots__ = ("_replies",)
-
-    def __init__(self, replies: asyncio.Future[Sequence[Reply]]) -> None:
-        self._replies = replies
-
-    def answer(self, reply: Reply) -> None:
-        """Take the only reply."""
-        self.answer_all((reply,))
-
-    def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take all replies."""
-        if not self._replies.done():
-            self._replies.set_result(replies)
-
-    def admitted(self) -> None:
-        """Do nothing."""
 
 
 def _begin(turn: asyncio.Future[None]) -> None:

@@ -218,7 +218,7 @@ async def test_what_has_gathered_goes_to_the_broker_in_calls_that_no_turn_is_lon
         asked = [FutureSink() for _ in range(2 * MOST_OFFERED + 1)]
         for sink in asked:
             stand.gateway.submit(sink, InferenceRequest(ADA, new_id(), RequestOptions(30.0, 1), "m", "a", b""))
-        assert len(await asyncio.gather(*(sink.reply for sink in asked))) == len(asked)
+        assert len(await asyncio.gather(*(sink.replies for sink in asked))) == len(asked)
         assert calls == [MOST_OFFERED, MOST_OFFERED, 1]
 
 

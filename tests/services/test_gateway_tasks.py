@@ -470,7 +470,7 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
-    assert (await unknown.reply).failure is not None
+    assert (await unknown.replies)[0].failure is not None
     gateway.refuse_all(Failure(errors.DRAINING, "shutting down"))
     await gateway.emptied()
     await asyncio.sleep(10.0)

@@ -360,13 +360,13 @@ async def test_a_task_is_admitted_only_after_its_verdict(clock: Clock) -> None:
         sink, id, begun = Sink(), new_id(), stand._clock()
         stand.gateway.submit(sink, InferenceRequest(ANYBODY, id, RequestOptions(4.0, 1, task=True), "m", "good", b""))
         assert await stand.gateway.outcome(ANYBODY.tenant, id) is EntryState.QUEUED
-        assert (await sink.reply).output == "GOOD"
+        assert (await sink.replies)[0].output == "GOOD"
         assert sink.admitted_at - begun == pytest.approx(0.3)
         refused, other = Sink(), new_id()
         stand.gateway.submit(
             refused, InferenceRequest(ANYBODY, other, RequestOptions(4.0, 1, task=True), "m", "bad", b"")
         )
-        assert codes([await refused.reply]) == [errors.REJECTED_BY_POLICY]
+        assert codes(await refused.replies) == [errors.REJECTED_BY_POLICY]
         assert refused.admitted_at == 0.0
         cancelled, third = Sink(), new_id()
         stand.gateway.submit(

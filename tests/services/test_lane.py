@@ -55,7 +55,8 @@ async def entered(stand: Stand, principal: Principal = ANYBODY, options: Request
     assert lane.open
     sink = FutureSink()
     stand.gateway.enter(sink, lane, new_id(), "a", b"")
-    return await sink.reply
+    [reply] = await sink.replies
+    return reply
 
 
 async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand) -> None:
@@ -174,10 +175,10 @@ async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_
     stand.gateway.abandon(sinks[0], ANYBODY.tenant, ids[0])
     held[1].deadline = stand._clock() - 1.0
     stand.gateway._shared._settled(held, replies)
-    late, answered = await sinks[1].reply, await sinks[2].reply
+    late, answered = (await sinks[1].replies)[0], (await sinks[2].replies)[0]
     assert late.failure is not None
     assert (late.failure.code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")
-    assert not sinks[0].reply.done()
+    assert not sinks[0].replies.done()
     assert stand.gateway.pending == 0
     assert stand.counters.requests["m", "paid", "ok"] == 1
     assert stand.counters.requests["m", "paid", "cancelled"] == 1
@@ -191,7 +192,7 @@ async def test_requests_of_several_tiers_and_tenants_in_one_batch_are_each_count
         assert lane is stand.gateway.lane(principal, options, None), "requests that ask alike have one in common"
         stand.gateway.enter(sink, lane, new_id(), "a", b"")
         sinks.append(sink)
-    replies = [await sink.reply for sink in sinks]
+    replies = [(await sink.replies)[0] for sink in sinks]
     assert [stand.counters.requests["m", tier, "ok"] for tier in ("paid", "free")] == [3, 3]
     found = [await stand.gateway.status(reply.id) for reply in replies]
     assert [(one.tenant, one.tier) for one in found if one is not None] == [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from headway import errors
 from headway.errors import RequestError
-from headway.http.problem import AnyError, encode_problem
+from headway.http.problem import AnyError, EncodeError, encode_problem
 from headway.http.requests import Request, RouteAnswer
-from headway.http.server.framing import EncodeError
 from headway.model import Failure
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"

@@ -1,9 +1,14 @@
-"""Problem documents of RFC 9457: the errors of all routes whose API has no form of its own."""
+"""Errors as answers: what encodes one, the response around it, and the problem documents of RFC 9457.
+
+The latter are those of all routes whose API has no form of its own.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from http import HTTPStatus
 
 import msgspec
 
@@ -32,6 +37,15 @@ _encode = msgspec.json.Encoder().encode
 
 AnyError = RequestError | Failure
 """Error that an answer tells: of a request, or of its entry."""
+
+Encoded = tuple[dict[str, str], bytes]
+"""Header fields and body of an answer. The fields are ASCII and name the content type, but nothing that framing adds."""
+
+EncodeError = Callable[[AnyError, str], Encoded]
+"""Function that encodes an error as an API has it. It takes every error there is, and never raises.
+
+Its arguments: the error, whose message may hold lone surrogates; the request's id as clients see it, `req_…`.
+"""
 
 
 def retry_seconds(error: AnyError) -> float | None:
@@ -95,6 +109,29 @@ def problem_header(error: AnyError) -> dict[str, str]:
     return fields
 
 
-def encode_problem(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
-    """Encode an error as `problem_header` and `problem_body` do; see `headway.http.server.framing.EncodeError`."""
+def encode_problem(error: AnyError, shown: str) -> Encoded:
+    """Encode an error as `problem_header` and `problem_body` do; see EncodeError."""
     return problem_header(error), problem_body(problem(error, shown))
+
+
+def frame_error(
+    code: str, shown: str, encoded: Encoded, *, date: bytes, close: bool = False, fields: bytes = b""
+) -> bytes:
+    """Whole HTTP/1.1 response with one error.
+
+    Arguments:
+        code: a code of `headway.errors`, which decides the status.
+        shown: the request's id as clients see it, `req_…`.
+        encoded: header fields and body of the error.
+        date: value of its Date header.
+        close: whether the response says that the connection ends.
+        fields: further lines of its header, each with its end.
+    """
+    named, body = encoded
+    status = STATUS[code]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date.decode()}\r\nx-request-id: {shown}"]
+    lines.extend(f"{name}: {value}" for name, value in named.items())
+    if close:
+        lines.append("connection: close")
+    lines.append(f"content-length: {len(body)}\r\n")
+    return b"%b%b\r\n%b" % ("\r\n".join(lines).encode("ascii"), fields, body)

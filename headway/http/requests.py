@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import cached_property
 from urllib.parse import parse_qs, unquote
 
-from headway.http.server.framing import EncodeError
+from headway.http.problem import EncodeError
 from headway.http.server.head import Head
 from headway.model import Principal
 

@@ -15,8 +15,7 @@ from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest, PayloadTo
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.codecs import Codec
 from headway.http.inference.routes import codecs
-from headway.http.problem import encode_problem, problem, problem_body, problem_header
-from headway.http.server.framing import frame_error
+from headway.http.problem import encode_problem, frame_error, problem, problem_body, problem_header
 from headway.model import Failure
 
 

@@ -15,9 +15,8 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
-from headway.http.problem import AnyError
+from headway.http.problem import AnyError, Encoded
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.http.server.framing import Encoded
 from headway.http.server.head import Head
 from headway.model import DedupKind, Failure, Limit, RequestOptions, Value, ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served

@@ -23,9 +23,8 @@ from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
 from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
 from headway.http.inference.octets import open_octets
-from headway.http.problem import encode_problem
+from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.http.server.framing import EncodeError
 from headway.model import Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
 
 

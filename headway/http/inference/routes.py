@@ -19,8 +19,7 @@ from headway.http.openai.completions import completions
 from headway.http.openai.embeddings import embeddings
 from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.openai.responses import responses
-from headway.http.problem import encode_problem
-from headway.http.server.framing import EncodeError
+from headway.http.problem import EncodeError, encode_problem
 
 ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,

@@ -11,8 +11,7 @@ from headway.errors import BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.requests import LENGTH_FIELD
-from headway.http.problem import AnyError, escaped, problem_header
-from headway.http.server.framing import Encoded
+from headway.http.problem import AnyError, Encoded, escaped, problem_header
 from headway.model import Value, ValueKind, added_up
 from headway.oip.elements import element_of
 from headway.oip.tensors import BYTES, OUTPUT, head_of, packed_size
@@ -133,7 +132,7 @@ class _Error(msgspec.Struct, gc=False):
 
 
 def encode_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error as the protocol has it; see `headway.http.server.framing.EncodeError`."""
+    """Encode an error as the protocol has it; see `headway.http.problem.EncodeError`."""
     fields = problem_header(error) | {"content-type": "application/json"}
     try:
         return fields, _encode(_Error(error.message))

@@ -11,8 +11,7 @@ import re
 import msgspec
 
 from headway import errors
-from headway.http.problem import AnyError, escaped, problem_header
-from headway.http.server.framing import Encoded
+from headway.http.problem import AnyError, Encoded, escaped, problem_header
 from headway.model import Failure
 
 MODEL_NOT_FOUND = "model_not_found"
@@ -53,7 +52,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
-    """Encode an error; see `headway.http.server.framing.EncodeError`. `name`: its `code`, where it is a special one."""
+    """Encode an error; see `headway.http.problem.EncodeError`. `name`: its `code`, where it is a special one."""
     code, message = error.code, error.message
     fields = problem_header(error)
     fields["content-type"] = "application/json"

@@ -33,11 +33,10 @@ from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN, refuse
 from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
-from headway.http.problem import AnyError
+from headway.http.problem import AnyError, frame_error
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
-from headway.http.server.framing import frame_error
 from headway.http.server.hangups import descriptor_of
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
 from headway.http.server.unread_answers import Unread, bound

@@ -12,9 +12,8 @@ from headway.errors import RequestError
 from headway.http.admission import Admission, NewId
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
-from headway.http.problem import encode_problem
+from headway.http.problem import EncodeError, encode_problem
 from headway.http.requests import Handler, Request
-from headway.http.server.framing import EncodeError
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import TRACE_FIELDS, Head, OtherProtocol, picked
 from headway.model import RequestOptions

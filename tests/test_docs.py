@@ -160,6 +160,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("0*.md")), ids=lambda record: record.stem)
+def test_a_decision_is_short_and_in_the_list(record: Path) -> None:
+    """What the docs or the code tell, and figures, which age, belong elsewhere."""
+    heading, *lines = record.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 32, "about 20 lines: what, why, what was rejected, which limits hold"
+    assert max(map(len, lines)) <= 132
+    number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
+    assert f"| [{number}]({record.name}) | {title} |" in (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+
+
 SOURCES = ("headway", "bench", "tests")
 FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
 """Files that are the reader's own in the documents."""

@@ -167,6 +167,7 @@ def test_a_decision_is_short_and_in_the_list(record: Path) -> None:
     assert len(lines) < 32, "about 20 lines: what, why, what was rejected, which limits hold"
     assert max(map(len, lines)) <= 132
     number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
+    assert list(record.parent.glob(f"{number}-*")) == [record], "each number is of one record"
     assert f"| [{number}]({record.name}) | {title} |" in (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
 
 

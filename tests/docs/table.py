@@ -70,6 +70,7 @@ ROWS: list[Row] = [
         r"/srv/headway/env/bin/pip install |useradd |cp \S+ (/srv/headway|/etc/systemd/system)/",
         Parse("it changes the machine"),
     ),
+    ("*", r"promtool test rules ", Parse("it takes seconds; tests/docs/test_alerts.py runs it")),
     ("*", r"promtool ", Run(optional=True)),
     ("*", r"docker ", Parse("it takes a container engine; tests/deploy has the steps of the image")),
     ("*", r"helm |kubectl ", Parse("it takes a cluster; tests/charts renders what Helm would install")),

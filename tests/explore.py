@@ -28,7 +28,7 @@ MACHINE = "run_state_machine_as_test"
 ENDED, NOTHING_LEFT = 0, 5
 """Exit codes of pytest: all passed; there was nothing to run."""
 
-settings.register_profile(PROFILE, deadline=None, derandomize=False, print_blob=True, database=None)
+settings.register_profile(PROFILE, deadline=None, derandomize=False, print_blob=True, database=None, max_examples=100)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

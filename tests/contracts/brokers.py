@@ -14,12 +14,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
+from headway.brokers.redis import function_library
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
@@ -199,6 +200,21 @@ class MemoryHarness(Harness):
         return [] if busy or self.room == self._queue_bytes else ["room of entries that are gone"]
 
 
+class KnownServer(RedisConnection):
+    """A connection that brings the library only to a server to which no other one has brought it: that takes longer than most tests.
+
+    A server that has lost it is given it by the next call, as in service.
+    """
+
+    _known: ClassVar[set[tuple[str, str]]] = set()
+
+    async def _try_library(self) -> None:
+        server = self._url, function_library.VERSION
+        if server not in self._known:
+            await super()._try_library()
+            self._known.add(server)
+
+
 class RedisHarness(Harness):
     """A broker of several processes, of which there are two, over a real server with nothing else in it."""
 
@@ -218,7 +234,9 @@ class RedisHarness(Harness):
         super().__init__(loop)
         self._server = server
         self._queue_bytes, self.reads_apart = queue_bytes, apart_from < math.inf
-        self._links = [RedisConnection(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
+        self._links: list[RedisConnection] = [
+            KnownServer(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)
+        ]
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
         budgets = self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
@@ -237,7 +255,7 @@ class RedisHarness(Harness):
 
     async def of_zone(self, zone: str) -> RedisBroker:
         """One more process, in a zone."""
-        link = RedisConnection(self._server.url, timeout=math.inf, clock=self._loop.time)
+        link = KnownServer(self._server.url, timeout=math.inf, clock=self._loop.time)
         self._links.append(link)
         await link.open()
         broker = RedisBroker(link, QUEUES, Counters(), random.Random(9).random, zone=zone)

@@ -69,8 +69,8 @@ GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
 """Tenants, callers, and texts that several callers ask; a replay has no caller."""
-EXPLORE = settings(max_examples=60, stateful_step_count=50)
-EXPLORE_SERVER = settings(EXPLORE, max_examples=20)
+EXPLORE = settings(max_examples=40, stateful_step_count=50)
+EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
 """Each step is a round trip, and looking at all entries, which is done now and then, is one for each."""
 EXPLORED = {"memory": EXPLORE, "near": EXPLORE, "valkey": EXPLORE_SERVER}
 EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)

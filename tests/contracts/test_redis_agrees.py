@@ -30,7 +30,7 @@ from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
-from tests.contracts.brokers import Fixed, ask, slot
+from tests.contracts.brokers import Fixed, KnownServer, ask, slot
 from tests.servers.redis import SharedServers
 from tests.virtual_time import ServedLoop
 
@@ -241,7 +241,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLi
     server = servers.of(kind)
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         loop = runner.get_loop()
-        link = RedisConnection(server.url, timeout=math.inf, clock=loop.time)
+        link = KnownServer(server.url, timeout=math.inf, clock=loop.time)
 
         async def main() -> None:
             await link.open()

@@ -30,6 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headway
 from tests.e2e.client import PATIENCE, Answer, Asked, Connection, Gate, wait_until
+from tests.e2e.fork_server import Forked, the_fork_server
 from tests.targets.gates import SETUP_GATE
 
 ROOT = Path(headway.__file__).parent.parent
@@ -103,6 +104,7 @@ class Server:
         answer_to: what the target makes of an input.
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
         stdout, stderr: descriptors, where it should not write to files.
+        fresh: it is a new Python, though that takes longer than a fork; a test looks at what `/proc` shows of it.
         role: the command that it is started by.
 
     Attributes:
@@ -124,6 +126,7 @@ class Server:
         stdout: int | None = None,
         stderr: int | None = None,
         role: str = "serve",
+        fresh: bool = False,
     ) -> None:
         self.role = role
         self.logs_json = logs_json
@@ -138,14 +141,21 @@ class Server:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
         own = {"PYTHONPATH": str(ROOT), "HEADWAY_LOG_JSON": str(logs_json), MARK: self.mark, **GPUS, **_patient(flags)}
         command = [role, *([target] if role in RUN else []), *(["--port", "0"] if role in TAKE else [])]
+        command += ["--admin-port", "0", *flags]
+        environ = {**inherited, **own, **(environ or {})}
+        self.process: subprocess.Popen[bytes] | Forked
         with self._files[0].open("wb") as out, self._files[1].open("wb") as log:
+            outputs = out.fileno() if stdout is None else stdout, log.fileno() if stderr is None else stderr
+            if before is None and not fresh and environ["PYTHONPATH"] == str(ROOT):
+                self.process = the_fork_server().start(command, folder, environ, *outputs)
+                return
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headway", *command, "--admin-port", "0", *flags],
+                [sys.executable, "-m", "headway", *command],
                 cwd=folder,
-                env={**inherited, **own, **(environ or {})},
+                env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=log if stderr is None else stderr,
+                stdout=outputs[0],
+                stderr=outputs[1],
                 preexec_fn=before,
             )
 
@@ -324,7 +334,7 @@ class Server:
 
     def processes(self) -> list[int]:
         """Process ids of all that runs of it, whoever its parent is."""
-        found = []
+        found = [self.process.pid] if isinstance(self.process, Forked) and self.process.poll() is None else []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():

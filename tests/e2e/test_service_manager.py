@@ -53,7 +53,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def test_a_service_manager_is_told_when_it_serves_and_when_it_ends(tmp_path: Path, manager: Manager) -> None:
-    with launched(tmp_path, environ={VARIABLE: manager.address}) as server:
+    with launched(tmp_path, environ={VARIABLE: manager.address}, fresh=True) as server:
         assert "READY=1" in manager.told()
         server.ready()
         assert server.get("/readyz").status == 200

@@ -24,7 +24,7 @@ from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import ItemResult, Lease, Reply
 from headway.runtime.counters import Counters
-from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, RedisHarness, ask, output, slot
+from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, KnownServer, RedisHarness, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.servers.redis import RunningServer
 
@@ -58,7 +58,7 @@ class Stand(RedisHarness):
         served: Sequence[str] = MODELS,
     ) -> RedisBroker:
         """One more process, which may know of fewer shards or models, or have budgets of its own."""
-        link = RedisConnection(self.server.url, timeout=math.inf, clock=self.now)
+        link = KnownServer(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
         models = dict.fromkeys(served, LIMITS)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import pytest
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 
 from headway.simulator.engine import simulate
 from headway.simulator.plot import picture, windows
 from headway.simulator.scenario import Kill, Scenario, Step
 
-matplotlib.use("agg")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RUN = Scenario(
     rate=300.0,
@@ -32,10 +30,19 @@ RUN = Scenario(
 )
 
 
-@pytest.fixture
-def drawn() -> Iterator[Figure]:
-    yield picture([simulate(RUN)])
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Draw on no screen, and close what was drawn. The library is not imported by who only collects tests: that takes long."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("agg")
+    yield
     pyplot.close("all")
+
+
+@pytest.fixture
+def drawn() -> Figure:
+    return picture([simulate(RUN)])
 
 
 def xs(line: Any) -> list[float]:
@@ -82,7 +89,6 @@ def test_policies_have_colours_and_tiers_styles() -> None:
     lines = figure.axes[0].lines
     assert (lines[0].get_color(), lines[2].get_color()) == ("C0", "C1")
     assert (lines[0].get_linestyle(), lines[1].get_linestyle()) == ("-", "--")
-    pyplot.close("all")
 
 
 def test_deaths_by_chance_are_marked() -> None:
@@ -90,7 +96,6 @@ def test_deaths_by_chance_are_marked() -> None:
     figure = picture([record])
     assert record.deaths == len(record.died_at) > 0
     assert "a worker dies" in names(figure)
-    pyplot.close("all")
 
 
 def test_a_short_run_without_tiers_is_one_line() -> None:
@@ -98,4 +103,3 @@ def test_a_short_run_without_tiers_is_one_line() -> None:
     assert windows(record)[1] == 1
     figure = picture([record])
     assert names(figure) == ["paced"]
-    pyplot.close("all")

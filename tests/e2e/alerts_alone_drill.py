@@ -79,13 +79,14 @@ def watched(
     missed: list[str],
     certificate: tuple[Path, Path] | None = None,
     window: str = "10s",
+    interval: str = "1s",
 ) -> Iterator[Drill]:
     """Drill of running processes; they are killed at its end, as none of what they were through is in good order."""
     try:
         for server in servers:
             server.ready()
         with Prometheus(
-            folder / "prometheus", servers, shortened(folder / "rules", window), certificate=certificate
+            folder / "prometheus", servers, shortened(folder / "rules", window), interval, certificate
         ) as prometheus:
             prometheus.scraped()
             yield Drill(prometheus, missed)
@@ -157,7 +158,7 @@ def rejections(folder: Path, missed: list[str]) -> None:
     obstacle, numbers = folder / "obstacle", itertools.count()
     obstacle.touch()
     server = Server(folder, flags=("--workers", "1"))
-    with watched(folder, server, missed=missed, window="5s") as drill:
+    with watched(folder, server, missed=missed, window="3s", interval="500ms") as drill:
         busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
         drill.fires(
             "HeadwayModelRejects", meanwhile=lambda: ask([server], "well", f"unless {obstacle} {next(numbers)}")
@@ -172,7 +173,10 @@ def gpus(folder: Path, missed: list[str]) -> None:
     flags, environ = ("--workers", "1"), machine.environ("0")
     server = Server(folder, flags=flags, environ=environ)
     xids: list[int] = []
-    with contextlib.ExitStack() as stack, watched(folder, server, missed=missed, window="5s") as drill:
+    with (
+        contextlib.ExitStack() as stack,
+        watched(folder, server, missed=missed, window="3s", interval="500ms") as drill,
+    ):
 
         def failing() -> None:
             xids.append(94)

@@ -107,7 +107,7 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
 def test_the_service_keeps_its_contract(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
     with serving(tmp_path, "--keys", "keys.toml", "--cache", "--collapse", lawful=False) as server:
-        written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *UNLINKED, *draw(5, 60))
+        written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *UNLINKED, *draw(2, 60))
         assert f"Tested: {ROUTES}" in written
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") > 50

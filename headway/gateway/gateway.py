@@ -283,8 +283,8 @@ class Gateway:
         timeout = lane.timeout
         key = lane.tenant, id
         entry = Entry(
-            id, lane.model, input, lane.tier, lane.tenant, self.name, lane.queue_timeout, timeout, parameters, lane.limits, (),
-            self._next_nonce(), b"", lane.caller, 1, lane.version,
+            id, lane.model, input, lane.tier, lane.tenant, self.name, lane.queue_timeout, timeout, parameters, self._next_nonce(),
+            lane.caller, 1, lane.version, limits=lane.limits,
         )  # fmt: skip
         if lane.throttled:
             if (over := self.limiter.check(entry, alone=False)) is not None:
@@ -687,5 +687,5 @@ def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(
-        request.id, request.model, request.input, tier, principal.tenant, "", 0.0, 0.0, request.parameters, limits
-    )
+        request.id, request.model, request.input, tier, principal.tenant, "", 0.0, 0.0, request.parameters, limits=limits
+    )  # fmt: skip

@@ -157,9 +157,9 @@ class ServedModel:
             payer = several.payer
         return Entry(
             request.id, request.model, request.input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
-            timeout if options.task else self.queue_timeout, timeout, request.parameters, limits, dedup_keys, nonce, known,
+            timeout if options.task else self.queue_timeout, timeout, request.parameters, nonce,
             principal.user if origin is None else origin, self.weigh(request.input) if self._weighs else 1,
-            version, bool(options.version), trace, payer, count, options.task and options.chosen,
+            version, bool(options.version), dedup_keys, trace, limits, known, payer, count, options.task and options.chosen,
         )  # fmt: skip
 
     def _estimate(self, input: Value) -> int:

@@ -28,7 +28,7 @@ class DedupKind(enum.Enum):
     """Identical request to the same model. Only outputs are kept."""
 
 
-class DedupKey(msgspec.Struct, frozen=True, gc=False):
+class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An answer that an entry may have in common with others of its tenant.
 
     The first entry with a dedup key is the original: it runs. An entry that comes while the original has no outcome
@@ -57,6 +57,8 @@ Submission = tuple[str, str, int]
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
+    Its members are stored in this order. Those from `limits` on are of use to who admits it alone, and are not stored.
+
     Attributes:
         id: UUIDv7 text; unique together with `tenant`.
         model: name of the model that must answer.
@@ -67,16 +69,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         queue_timeout: seconds that the entry may wait for its first departure.
         timeout: seconds from the enqueue until its answer is worthless.
         parameters: the request's `parameters` as the text of one JSON object; empty for none.
-        limits: rate limits that the entry counts towards, once, when it is admitted or joins.
-        dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
         nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
-        digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
-            for what that task asked.
         caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
         weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
         version: version of the model whose queue it waits in; empty: the queue for any.
         pinned: whether the request names a version, so that no other may answer.
+        dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
         trace: what it carries of its request's trace, see `headway.core.trace_context`; empty unless that is sampled.
+        limits: rate limits that the entry counts towards, once, when it is admitted or joins.
+        digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
+            for what that task asked.
         payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
             itself.
         count: inputs of its request that come with it if it is let in, itself among them.
@@ -92,15 +94,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     queue_timeout: float
     timeout: float
     parameters: bytes = b""
-    limits: tuple[Limit, ...] = ()
-    dedup_keys: tuple[DedupKey, ...] = ()
     nonce: int = 0
-    digest: bytes = b""
     caller: str = ""
     weight: int = 1
     version: str = ""
     pinned: bool = False
+    dedup_keys: tuple[DedupKey, ...] = ()
     trace: bytes = b""
+    limits: tuple[Limit, ...] = ()
+    digest: bytes = b""
     payer: int = 0
     count: int = 1
     claims: bool = False

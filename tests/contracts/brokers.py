@@ -362,15 +362,14 @@ def ask(
         gateway,
         queue_timeout,
         timeout,
-        b"",
-        limits,
-        dedup_keys,
-        nonce,
-        digest,
-        caller,
-        weight,
-        version or of_queue,
-        pinned,
+        nonce=nonce,
+        caller=caller,
+        weight=weight,
+        version=version or of_queue,
+        pinned=pinned,
+        dedup_keys=dedup_keys,
+        limits=limits,
+        digest=digest,
     )
 
 

@@ -334,7 +334,7 @@ LIMITS = KeptLimits.of(8000, 8000)
 
 
 def entry(*dedup_keys: DedupKey, id: str = "id") -> Entry:
-    return Entry(id, "m", "asked", 1, "t", "g", 2.0, 4.0, b"", (), dedup_keys, digest=ASKED)
+    return Entry(id, "m", "asked", 1, "t", "g", 2.0, 4.0, dedup_keys=dedup_keys, digest=ASKED)
 
 
 class TestShares:

@@ -20,6 +20,7 @@ from headway.model import (
     ProcessInfo,
     Reply,
     Role,
+    Value,
     WorkerInfo,
     WorkerStatus,
 )
@@ -42,6 +43,7 @@ _RUN = wire.encode(
     wire.WireRun(
         1,
         "gpu-0",
+        "7",
         [
             wire.WireReply(0, "id", "t", "HELLO", None, 0.1),
             wire.WireReply(1, "other", "t", None, Failure("INTERNAL", "why", 1.0, "gpu"), 0.1),
@@ -97,7 +99,7 @@ def check_entry(data: bytes) -> None:
     entry = _quietly(lambda data: entry_wire.entry_of(entry_wire.read_payload(data)), data)
     if entry is not None:
         assert isinstance(entry, Entry)
-        assert isinstance(entry.input, str | bytes)
+        assert isinstance(entry.input, Value)
         assert isinstance(entry.tier, int)
     _quietly(wire.read_failure, data)
 

@@ -332,7 +332,7 @@ MOVES: dict[str, Callable[[LargeValues], Awaitable[object]]] = {
     "an input to a worker": lambda values: values.input_of("q:", STORED),
     "an output to the server": lambda values: values.bring_output("q:", LARGE, "modest"),
     "an output to a gateway": lambda values: values.output_of("q:", "tmodest", len(LARGE), "modest"),
-    "the input of a dead letter": lambda values: values.read_input("q:zp:modest", STORED),
+    "the input of a dead letter": lambda values: values.read_input("q:zp:modest", "modest", ("tmodest", len(LARGE))),
 }
 
 

@@ -35,8 +35,8 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
     """Packer of a release `later` releases on: with members that are not known yet."""
 
     def pack(entry: Entry) -> bytes:
-        schema, *members = msgspec.msgpack.decode(pack_entry(msgspec.structs.replace(entry, trace=b"left out else")))
-        return msgspec.msgpack.encode([schema + later, *members[:-1], entry.trace, "new", {"newer": 1}])
+        schema, *members = msgspec.msgpack.decode(wire.encode(entry_wire.StoredEntry(*msgspec.structs.astuple(entry))))
+        return msgspec.msgpack.encode([schema + later, *members, "new", {"newer": 1}])
 
     return pack
 
@@ -75,7 +75,8 @@ def test_no_name_stands_for_two_values_in_the_functions() -> None:
 
 def test_the_places_that_the_server_is_told_are_those_of_the_members() -> None:
     payload = msgspec.msgpack.decode(pack_entry(ask("text", id="a")))
-    assert payload[entry_wire.position_of("schema") - 1] == wire.SCHEMA
+    assert payload[0] == wire.SCHEMA
+    assert payload[entry_wire.position_of("id") - 1] == "a"
     assert payload[entry_wire.position_of("input") - 1] == "text"
 
 
@@ -156,7 +157,7 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(
 
 NO_REPLIES: dict[str, list[bytes | str]] = {
     "of a release to come": ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],
-    "a batch of a release to come": ["v", "1", "k", "ran", "d", b"\x93\x09\xa1w\x90", *"t1e1n1a1", "x", ""],
+    "a batch of a release to come": ["v", "1", "k", "ran", "d", b"\x94\x09\xa1w\xa0\x90", *"t1e1n1a1", "x", ""],
     "no batch": ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],
     "no kind": ["v", "1"],
     "no number": ["v", "one", *"k0d0t0e0n0s0f0"],
@@ -239,7 +240,7 @@ async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) 
 def test_a_code_of_a_later_release_is_answered_as_a_fault_of_the_server() -> None:
     newer = wire.WireReply(0, "a", "t", None, Failure("FROM_THE_FUTURE", "why"), 0.0)
     known = wire.WireReply(1, "b", "t", None, Failure(errors.REJECTED_BY_MODEL, "why"), 0.0)
-    run = wire.encode(wire.WireRun(wire.SCHEMA, "gpu-0", [newer, known]))
+    run = wire.encode(wire.WireRun(wire.SCHEMA, "gpu-0", "", [newer, known]))
     fields = {b"v": b"1", b"k": b"ran", b"t": b"1", b"e": b"2", b"n": b"2", b"a": b"1", b"x": b"", b"d": run}
     codes = [reply.failure.code for reply in wire.read_outcomes(fields) if reply.failure is not None]
     assert codes == [errors.INTERNAL, errors.REJECTED_BY_MODEL]

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import hiredis
-import msgspec
 
 from headway.brokers.redis import wire
-from headway.brokers.redis.entry_wire import pack_entry
+from headway.brokers.redis.entry_wire import pack_entry, read_payloads
 from headway.core.departure import Load
 from headway.core.slot_factors import FACTORS
 from headway.model import Entry
@@ -82,9 +81,9 @@ class Peer:
     def answer(self, outputs: Callable[[Any], str]) -> None:
         """Answer what waits, as a worker would."""
         payloads, self._payloads = self._payloads, []
-        entries = [msgspec.msgpack.decode(payload) for payload in payloads]
-        run = wire.WireRun(wire.SCHEMA, "gpu-0", [
-            wire.WireReply(position, entry[1], entry[5], outputs(entry[3]), None, 0.001, entry[11])
+        entries = read_payloads(payloads)
+        run = wire.WireRun(wire.SCHEMA, "gpu-0", "", [
+            wire.WireReply(position, entry.id, entry.tenant, outputs(entry.input), None, 0.001, entry.nonce)
             for position, entry in enumerate(entries)
         ])  # fmt: skip
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._send(wire.encode(run), len(entries))))

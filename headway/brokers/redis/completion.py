@@ -23,7 +23,7 @@ from headway.core import failures
 from headway.core.retention import weight
 from headway.core.values import octets
 from headway.errors import BrokerUnavailable
-from headway.model import Completion, Entry, ItemResult, Lease, Octets, Value
+from headway.model import Completion, Entry, ItemResult, Lease, Value
 from headway.runtime.logger import get_logger
 
 _OUTPUT = attrgetter("output")
@@ -244,27 +244,26 @@ def pack(
             told = wire.WireFailure("item", item.error or "", worker, "", version, lease.batch_id)
             bad.append((position, wire.encode(told)))
         reply = wire.WireReply(
-            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, version,
-            tokens=item.tokens,
+            position, entry.id, entry.tenant, item.output, failure, waited[position], entry.nonce, tokens=item.tokens
         )  # fmt: skip
         if position in apart:
-            name, length = apart[position], _bytes(item.output)
-            reply = replace(reply, output=None, apart=name, length=length)
-        elif isinstance(item.output, Octets):
-            reply = replace(reply, output=item.output.content, octets=True)
+            reply = replace(reply, output=(apart[position], _bytes(item.output)))
         runs.setdefault(entry.gateway, []).append(reply)
         if entry.dedup_keys:
             worths[position] = wire.worth(failure), weight(item.output)
     if not worths:
-        packed = {gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, replies)) for gateway, replies in runs.items()}
+        packed = {
+            gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, version, replies))
+            for gateway, replies in runs.items()
+        }
         return Outcomes(positions, packed, b"", (), version, bad, apart)
     packed, shared = {}, []
     for number, (gateway, replies) in enumerate(runs.items(), 1):
-        packed[gateway], spans = wire.pack_run(worker, replies)
+        packed[gateway], spans = wire.pack_run(worker, version, replies)
         for reply, (begin, end) in zip(replies, spans, strict=True):
             if reply.position in worths:
                 shared.append((reply.position, *worths[reply.position], number, begin + 1, end))
-    return Outcomes(positions, packed, wire.head_of_one(worker), shared, version, bad, apart)
+    return Outcomes(positions, packed, wire.head_of_one(worker, version), shared, version, bad, apart)
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:

@@ -108,9 +108,11 @@ class RedisDeadLetters:
         apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
             found = payload_of(packed)
-            if found.apart:
+            if (stored := found.apart) is not None:
                 key = f"{queue}zp:{found.tenant}\0{found.id}"
-                apart = await self._values.read_input(key, found, whole=True)  # An id may be buried again.
+                apart = await self._values.read_input(
+                    key, found.tenant, stored, whole=True
+                )  # An id may be buried again.
         return _read(packed, apart)
 
     async def _listed(self, limit: int) -> Sequence[Any]:

@@ -14,10 +14,19 @@ from typing import Any
 import msgspec
 
 from headway.brokers.redis.codes import PackedDedupKey
-from headway.brokers.redis.wire import SCHEMA, check_schema, encode, key_of, read_failure, read_value
+from headway.brokers.redis.wire import (
+    SCHEMA,
+    StoredApart,
+    check_schema,
+    encode,
+    key_of,
+    read_failure,
+    read_value,
+    stored_apart,
+)
 from headway.core import ratelimit
 from headway.core.memory_room import SMALL, bytes_of
-from headway.model import DeadLetter, DedupKey, DedupKind, Entry, Limit, Octets, Value
+from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 
 TOKEN_BYTES = 11
 """Characters of the token of an input that is stored apart."""
@@ -25,48 +34,29 @@ MOST_COUNTED = (1 << 32) - 1
 """Most bytes of an entry that are counted."""
 
 
-class WireDedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A dedup key; `kind` is the value of a `DedupKind`."""
+class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
+    """An entry as it is stored, behind the schema. What few entries have comes last, and is left out of those that have nothing of it.
 
-    kind: str
-    key: str
-    digest: bytes
-    keep: float
-    joins: bool
-
-
-class WireEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An entry; `input` is a Value, of which octets travel as their bytes: `octets` tells them from JSON.
-
-    `apart` is the kind and the token of an input that is stored apart, the kind in upper case where the parameters lie ahead of
-    it; `input` is None and `parameters` empty then, and `length` is the bytes of both.
+    `input` is what `read_value` reads or, where it is stored apart, a StoredApart. The kind is in upper case then where the parameters
+    lie ahead of the input; there are none here.
     """
 
-    schema: int
-    id: str
-    model: str
     input: Any
-    tier: int
-    tenant: str
-    gateway: str
-    queue_timeout: float
-    timeout: float
-    parameters: bytes = b""
-    dedup_keys: tuple[WireDedupKey, ...] = ()
-    nonce: int = 0
-    caller: str = ""
-    weight: int = 1
-    octets: bool = False
-    version: str = ""
-    pinned: bool = False
-    apart: str = ""
-    length: int = 0
+
+    @property
+    def apart(self) -> StoredApart | None:
+        """Kind and token, and bytes, of an input that is stored apart; None for any other."""
+        return stored_apart(self.input)
 
 
-class TracedWireEntry(WireEntry, frozen=True, array_like=True, gc=False):
-    """An entry of a request whose trace is sampled. Any other does not have this member at all."""
+class NextStoredEntry(StoredEntry, frozen=True, tag=SCHEMA + 1, gc=False):
+    """An entry that the next release has stored."""
 
-    trace: bytes = b""
+
+class _Versioned(msgspec.Struct, array_like=True):
+    """Payload of any release, of which nothing but the schema is read."""
+
+    schema: int
 
 
 ENTRY_KIND = struct.Struct(">HBddIIH")
@@ -81,8 +71,14 @@ LETTER = struct.Struct(">ddI")
 Apart = tuple[Value, bytes]
 """Input and parameters that were stored apart."""
 
-_entry = msgspec.msgpack.Decoder(TracedWireEntry)
-_LIMITS, _SCHEMA = attrgetter("limits"), attrgetter("schema")
+_entry: msgspec.msgpack.Decoder[StoredEntry] = msgspec.msgpack.Decoder(StoredEntry | NextStoredEntry)
+_versioned = msgspec.msgpack.Decoder(_Versioned)
+_LIMITS = attrgetter("limits")
+_MEMBERS = Entry.__struct_fields__
+_STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
+"""Function that returns the members that are stored."""
+_USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
+"""Function that returns those that every entry has. The others are read with their defaults."""
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
@@ -109,84 +105,42 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
         apart: kind and token of its input, where that is stored apart; empty where it is not.
         length: bytes that are stored apart.
     """
-    raw = isinstance(entry.input, Octets)
-    found = WireEntry(
-        SCHEMA,
-        entry.id,
-        entry.model,
-        None if apart else entry.input.content if isinstance(entry.input, Octets) else entry.input,
-        entry.tier,
-        entry.tenant,
-        entry.gateway,
-        entry.queue_timeout,
-        entry.timeout,
-        b"" if apart else entry.parameters,
-        tuple(WireDedupKey(s.kind.value, s.key, s.digest, s.keep, s.joins) for s in entry.dedup_keys)
-        if entry.dedup_keys
-        else (),
-        entry.nonce,
-        entry.caller,
-        entry.weight,
-        raw,
-        entry.version,
-        entry.pinned,
-        apart,
-        length,
-    )
-    if entry.trace:
-        return encode(TracedWireEntry(*(*msgspec.structs.astuple(found), entry.trace)))
-    return encode(found)
+    if apart:
+        stored = StoredEntry(*_STORED(entry))
+        return encode(msgspec.structs.replace(stored, input=(apart, length), parameters=b""))
+    members = _STORED if entry.dedup_keys or entry.trace else _USUAL
+    return encode((SCHEMA, *members(entry)))
 
 
 def position_of(member: str) -> int:
     """Position of a member of an entry in its payload, as Lua counts."""
-    return WireEntry.__struct_fields__.index(member) + 1
+    return StoredEntry.__struct_fields__.index(member) + 2  # The schema comes first.
 
 
-def read_payload(payload: bytes) -> TracedWireEntry:
+def read_payload(payload: bytes) -> StoredEntry:
     """Read a payload. Raises TooNew, and msgspec's errors for what is no entry at all."""
-    found = _entry.decode(payload)
-    check_schema(found.schema)
-    return found
+    try:
+        return _entry.decode(payload)
+    except msgspec.ValidationError:
+        check_schema(_versioned.decode(payload).schema)
+        raise
 
 
-def read_payloads(payloads: Iterable[bytes]) -> list[TracedWireEntry]:
+def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
     """Read several payloads; see `read_payload`."""
-    found = list(map(_entry.decode, payloads))
-    for schema in set(map(_SCHEMA, found)):
-        check_schema(schema)
-    return found
+    try:
+        return list(map(_entry.decode, payloads))
+    except msgspec.ValidationError:
+        return list(map(read_payload, payloads))
 
 
-def entry_of(found: TracedWireEntry, apart: Apart | None = None) -> Entry:
+def entry_of(found: StoredEntry, apart: Apart | None = None) -> Entry:
     """Make the entry of a payload; `apart` is what was stored apart of it."""
+    entry = Entry(*msgspec.structs.astuple(found))
     if apart is not None:
         value, parameters = apart
-    else:
-        value = found.input if type(found.input) is str else read_value(found.input, found.octets)
-        parameters = found.parameters
-    return Entry(
-        found.id,
-        found.model,
-        value,
-        found.tier,
-        found.tenant,
-        found.gateway,
-        found.queue_timeout,
-        found.timeout,
-        parameters,
-        (),
-        tuple(DedupKey(DedupKind(s.kind), s.key, s.digest, s.keep, s.joins) for s in found.dedup_keys)
-        if found.dedup_keys
-        else (),
-        found.nonce,
-        b"",
-        found.caller,
-        found.weight,
-        found.version,
-        found.pinned,
-        found.trace,
-    )
+        return msgspec.structs.replace(entry, input=value, parameters=parameters)
+    return entry if type(entry.input) is str else msgspec.structs.replace(entry, input=read_value(entry.input))
 
 
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
@@ -206,10 +160,10 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
     for entry in entries:
         text, parameters, tier, gateway = entry.input, entry.parameters, entry.tier, entry.gateway
         queue_timeout, timeout, weight, nonce = entry.queue_timeout, entry.timeout, entry.weight, entry.nonce
-        length, common = len(text) + len(parameters), type(text) is str and not entry.trace
+        length, usual = len(text) + len(parameters), not entry.trace
         if entry.dedup_keys or entry.digest or entry.count > 1 or entry.payer:
-            rare, common = True, False
-        if length > small or not common:
+            rare, usual = True, False
+        if length > small or not usual:
             if length > threshold:
                 large[len(packed)] = entry
                 packed += b"", b""
@@ -225,9 +179,9 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             key_of(tenant, id)  # It raises.
         whose = tenant.encode()
         packed.append(b"%b%b%b\0%b" % (kind, name(nonce, len(whose), 0), whose, id.encode()))
-        packed.append(encode((
-            SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, (), nonce, entry.caller, weight,
-            False, entry.version, entry.pinned, "", 0,
+        packed.append(encode((  # As `pack_entry` does, in two thirds of its time.
+            SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, nonce, entry.caller, weight,
+            entry.version, entry.pinned,
         )))  # fmt: skip
     return packed, large, rare
 
@@ -300,7 +254,7 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
     return LETTER.pack(died_at, attempts, len(failure)) + failure + payload
 
 
-def payload_of(letter: bytes) -> TracedWireEntry:
+def payload_of(letter: bytes) -> StoredEntry:
     """Read the payload in a dead letter; raises as `read_payload`."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])

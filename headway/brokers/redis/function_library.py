@@ -138,7 +138,6 @@ _NUMBERS: dict[str, float] = {
     "INPUT_POSITION": entry_wire.position_of("input"),
     "PARAMETERS_POSITION": entry_wire.position_of("parameters"),
     "CALLER_POSITION": entry_wire.position_of("caller"),
-    "APART_POSITION": entry_wire.position_of("apart"),
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
 }
 """Numbers that the functions alone go by, or under a name of their own."""

@@ -20,9 +20,9 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.entry_wire import Apart, WireEntry
+from headway.brokers.redis.entry_wire import Apart, StoredEntry
 from headway.brokers.redis.function_library import OUTPUT_SECONDS
-from headway.brokers.redis.wire import encode
+from headway.brokers.redis.wire import StoredApart, encode
 from headway.core.values import octets
 from headway.model import Entry, Octets, Value
 from headway.runtime.fair_slots import FairSlots
@@ -76,19 +76,22 @@ class LargeValues:
         async with self._slots.of(entry.tenant):
             await self._connection.store(key, content_of(entry), seconds)
 
-    async def input_of(self, queue: str, found: WireEntry) -> Apart | None:
+    async def input_of(self, queue: str, found: StoredEntry) -> Apart | None:
         """Input and parameters of a claimed entry that are stored apart; None when they are not there."""
-        return await self.read_input(f"{queue}P:{found.apart[1:]}", found)
+        if (apart := found.apart) is None:
+            return None
+        return await self.read_input(f"{queue}P:{apart[0][1:]}", found.tenant, apart)
 
-    async def read_input(self, key: str, found: WireEntry, *, whole: bool = False) -> Apart | None:
+    async def read_input(self, key: str, tenant: str, apart: StoredApart, *, whole: bool = False) -> Apart | None:
         """Input and parameters that are stored under a key; None when they are not there, or are not what was stored.
 
         `whole`: those of another entry may take their place meanwhile.
         """
-        content = await self._fetch(key, found.length, found.tenant, whole=whole)
+        name, length = apart
+        content = await self._fetch(key, length, tenant, whole=whole)
         if content is None:
             return None
-        kind, parameters = found.apart[:1], b""
+        kind, parameters = name[:1], b""
         if kind.isupper():
             start = PREFIX + int.from_bytes(content[:PREFIX], "big")
             kind, parameters, content = kind.lower(), content[PREFIX:start], content[start:]

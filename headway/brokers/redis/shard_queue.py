@@ -63,7 +63,7 @@ TRIES = 4
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
-_APART = attrgetter("apart")
+_INPUT = attrgetter("input")
 
 log = get_logger(__name__)
 
@@ -446,7 +446,7 @@ class Queue:
         try:
             found = entry_wire.read_payloads(payloads)
             inputs: Sequence[entry_wire.Apart | None] = [None] * len(found)
-            if any(map(_APART, found)):
+            if list in map(type, map(_INPUT, found)) and any(one.apart for one in found):
                 inputs = await self._inputs(int(fence), found)
                 lost = [at for at, one in enumerate(found) if one.apart and inputs[at] is None]
                 if lost:  # Or their clients have left meanwhile.
@@ -474,11 +474,9 @@ class Queue:
         )
         return Granted(lease, waited, unreadable)
 
-    async def _inputs(
-        self, fence: int, found: Sequence[entry_wire.TracedWireEntry]
-    ) -> Sequence[entry_wire.Apart | None]:
+    async def _inputs(self, fence: int, found: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
         """Inputs and parameters of a lease that are stored apart, None for any other entry. The lease is renewed while they are read."""
-        reading = asyncio.ensure_future(asyncio.gather(*(self._input(one) for one in found)))
+        reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, one) for one in found)))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:
@@ -486,9 +484,6 @@ class Queue:
             return await reading
         finally:
             reading.cancel()
-
-    async def _input(self, found: entry_wire.TracedWireEntry) -> entry_wire.Apart | None:
-        return await self._values.input_of(self._key, found) if found.apart else None
 
 
 def _refusal(entry: Entry, why: int, told: bytes) -> Failure:

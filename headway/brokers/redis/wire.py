@@ -34,6 +34,7 @@ from headway.model import (
     QueueName,
     Reply,
     TokenCount,
+    Value,
     WorkerInfo,
 )
 from headway.model.board import Notice, ScalingChange
@@ -69,10 +70,8 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of one entry; `output` is a Value or None, `position` is its number in the batch, from 0, `queued` the
-    seconds it waited, `version` that of the model that ran it. `octets` tells octets, which are bytes, from JSON.
-    `apart` is the kind and the token of an output that is stored apart; `output` is None then, and `length` is its bytes.
-    `tokens` are those that the input has used, where that is told."""
+    """Answer of one entry; `output` is what `read_value` reads, a StoredApart, or None, `position` is its number in the batch, from 0,
+    `queued` the seconds it waited. `tokens` are those that the input has used, where that is told."""
 
     position: int
     id: str
@@ -81,18 +80,15 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None
     queued: float
     nonce: int = 0
-    version: str = ""
-    octets: bool = False
-    apart: str = ""
-    length: int = 0
     tokens: TokenCount | None = None
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway."""
+    """Answers of one batch for one gateway; `version` is that of the model that ran them."""
 
     schema: int
     worker: str
+    version: str
     replies: list[WireReply]
 
 
@@ -141,7 +137,7 @@ LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
 _WHOLE = tuple(LOAD.index(name) for name, kind in Load.__annotations__.items() if name in LOAD and kind == "int")
 """Positions of the figures that are whole numbers."""
-_APART = attrgetter("apart")
+_OUTPUT = attrgetter("output")
 _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 
 
@@ -215,17 +211,17 @@ def read_failure(packed: bytes) -> WireFailure:
     return _failure.decode(packed)
 
 
-def pack_run(worker: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
+def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
     """Pack a batch's replies for one gateway. Returns also where each of them begins and ends."""
     each = [encode(reply) for reply in replies]
-    packed = encode((SCHEMA, worker, [msgspec.Raw(one) for one in each]))
+    packed = encode((SCHEMA, worker, version, [msgspec.Raw(one) for one in each]))
     ends = list(itertools.accumulate((len(one) for one in each), initial=len(packed) - sum(map(len, each))))
     return packed, list(itertools.pairwise(ends))
 
 
-def head_of_one(worker: str) -> bytes:
+def head_of_one(worker: str, version: str) -> bytes:
     """Bytes that make of one packed reply the packed replies of a batch for one gateway, when they precede it."""
-    return encode((SCHEMA, worker, [None]))[:-1]
+    return encode((SCHEMA, worker, version, [None]))[:-1]
 
 
 def batch_failure(found: WireFailure) -> BatchFailure:
@@ -274,8 +270,10 @@ def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
-Apart = dict[int, tuple[str, int]]
-"""Kind and token, and bytes, of outputs that are stored apart, by their places among replies."""
+StoredApart = tuple[str, int]
+"""Kind and token, and bytes, of a value that is stored apart. It stands in the place of that value."""
+Apart = dict[int, StoredApart]
+"""Outputs that are stored apart, by their places among replies."""
 
 
 def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
@@ -314,17 +312,17 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
     if fields[b"k"] == b"ran":
         run = _run.decode(fields[b"d"])
         check_schema(run.schema)
-        ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.replies[0].version if run.replies else "")
+        ran = BatchRun(run.worker, size, ended_at - left_at, left_at, run.version)
         attempts = int(fields[b"a"])
         gone = frozenset(_positions.decode(fields[b"x"])) if fields[b"x"] else ()
         wanted = [one for one in run.replies if one.position not in gone] if gone else run.replies
-        if any(map(_APART, wanted)):
-            apart.update((at, (one.apart, one.length)) for at, one in enumerate(wanted) if one.apart)
+        if list in map(type, map(_OUTPUT, wanted)):
+            apart.update((at, found) for at, one in enumerate(wanted) if (found := stored_apart(one.output)))
         return [
             Reply(
                 one.id,
                 one.tenant,
-                one.output if type(one.output) is str else read_value(one.output, one.octets, or_none=True),
+                one.output if type(one.output) is str else _read_output(one.output),
                 one.failure and _known(one.failure),
                 ran,
                 one.queued,
@@ -337,11 +335,26 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
     return _failed(fields, left_at, ended_at, size)
 
 
-def read_value(found: object, octets: bool, or_none: bool = False) -> Any:
-    """Check that what was read is a value, and make octets of it if it is."""
-    if isinstance(found, str | bytes) or (or_none and found is None):
-        return Octets(found) if octets and isinstance(found, bytes) else found
+def read_value(found: object) -> Value:
+    """Check that what was read is a value, and make octets of it if it is: a list of nothing but them."""
+    match found:
+        case str() | bytes():
+            return found
+        case [bytes(content)]:
+            return Octets(content)
     raise ValueError(f"{type(found).__name__} in the place of a value")
+
+
+def stored_apart(found: object) -> StoredApart | None:
+    """Make what was read a StoredApart if it is one; None for anything else."""
+    match found:
+        case [str(name), int(length)]:
+            return name, length
+    return None
+
+
+def _read_output(found: object) -> Value | None:
+    return None if found is None or stored_apart(found) else read_value(found)
 
 
 def _known(failure: Failure) -> Failure:

@@ -158,7 +158,7 @@ end
 local function known_key(s, tenant, entry, asked)
   local parameters = asked[PARAMETERS_POSITION] or ''
   if entry.token then
-    local kind = string.sub(asked[APART_POSITION], 2, 2)
+    local kind = string.sub(asked[INPUT_POSITION], 3, 3)  -- It is the first letter in a list.
     return s.prefix .. 'kc:' .. tenant .. '\0' .. large.digest(s, entry) .. kind .. redis.sha1hex(parameters)
   end
   return s.prefix .. 'kc:' .. tenant .. '\0' .. redis.sha1hex(asked[INPUT_POSITION] .. parameters)

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headway.brokers.memory.mailbox import Mailbox
-from headway.brokers.memory.outcomes import Running, forget_read, lateness_of, letter_of, reply_to, run_of
+from headway.brokers.memory.outcomes import Mailbox, Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.queues import TIMER_GRAIN, Queues
 from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures

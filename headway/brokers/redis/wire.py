@@ -175,29 +175,29 @@ def worth(failure: Failure | None) -> int:
     return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
 
 
+_PLAIN_REFUSALS = {
+    RefusalCode.CONFLICT: failures.conflict,
+    RefusalCode.MISUSE: failures.misuse,
+    RefusalCode.NO_TASK: failures.no_task,
+    RefusalCode.CANCELLED: failures.cancelled,
+    RefusalCode.LOST: failures.lost_input,
+}
+_TOO_MANY = (RefusalCode.TOO_MANY, RefusalCode.TOO_MANY_APART)
+_APART = (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
+
+
 def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
     """Failure for the library's number of a refusal, or of a known culprit with its error; limits refuse otherwise."""
-    if why == RefusalCode.CONFLICT:
-        return failures.conflict()
-    if why == RefusalCode.MISUSE:
-        return failures.misuse()
-    if why == RefusalCode.NO_TASK:
-        return failures.no_task()
-    if why == RefusalCode.CANCELLED:
-        return failures.cancelled()
+    if why in _PLAIN_REFUSALS:
+        return _PLAIN_REFUSALS[RefusalCode(why)]()
     if why == RefusalCode.TOO_LARGE:  # In place of a wait it says by how many bytes.
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
         return failures.known_culprit(error.decode(errors="ignore"))  # It may be cut within a character.
-    if why == RefusalCode.LOST:
-        return failures.lost_input()
-    if why == RefusalCode.ROOM:
+    if why in (RefusalCode.ROOM, RefusalCode.SCARCE):
         return failures.scarcity(wait)
-    if why == RefusalCode.SCARCE:
-        return failures.scarcity(wait)
-    most = int(wait) if why in (RefusalCode.TOO_MANY, RefusalCode.TOO_MANY_APART) else 0
-    apart = why in (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
-    return failures.refusal(Refused(wait, why == RefusalCode.SHED, most, apart))
+    most = int(wait) if why in _TOO_MANY else 0
+    return failures.refusal(Refused(wait, why == RefusalCode.SHED, most, why in _APART))
 
 
 def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:

@@ -25,7 +25,6 @@ from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.lookup import Lookup
 from headway.brokers.redis.mailbox import Mailbox
-from headway.brokers.redis.offering import offer
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
 from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
@@ -222,8 +221,8 @@ class RedisBroker:
         offer = self._offers.begin(entries)
         try:
             if any(map(_CLAIMS, entries)):
-                return await self._task_ids.offer(entries, self._offer)
-            return await self._offer(entries)
+                return await self._task_ids.offer(entries, self._router.offer)
+            return await self._router.offer(entries)
         finally:
             self._offers.end(offer)
 
@@ -453,9 +452,6 @@ class RedisBroker:
         self._waited = {key: waits for key, waits in self._waited.items() if key[0] not in queues}
         await all_of(*(box.remove(queues) for box in self._mailboxes.values()))
         await all_of(*(queue.close() for queue in queues))
-
-    async def _offer(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        return await offer(entries, self._router, self._queues.beside)
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Offer those entries whose models have queues, and refuse the others."""

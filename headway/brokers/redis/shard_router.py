@@ -13,18 +13,23 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.shard_queue import Queue, QueueGlance
+from headway.brokers.redis.shard_queue import Moved, Queue, QueueGlance, Verdict
+from headway.brokers.redis.together import all_of
+from headway.core import failures, zones
 from headway.core import shards as sharding
-from headway.core import zones
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, QueueName, WorkerInfo, WorkerStatus
+from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
 
 CENSUS_AGE = 1.0
 """Seconds for which a census is good."""
 REMEMBERED = 100_000
 """Most entries whose queue is remembered."""
+MOVES = 4
+"""Most queues that an entry is offered to: what it has in common may end, and begin elsewhere, on its way there."""
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
@@ -141,7 +146,42 @@ class ShardRouter:
             return sharding.behind(glance.depth, glance.slots, max_batch)
         return zones.behind(*glance)
 
-    def deal(self, entries: Sequence[Entry]) -> list[Queue]:
+    async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        """Offer entries, whose queues there are, each to its queue. Returns the verdicts in order, None for an admitted one.
+
+        An idempotency key, a task and an id that a client has chosen belong to the model. So a queue that is offered one looks
+        whether the queue of another version or zone of the model knows it, in the same step, and names that one: then the entry
+        is offered there.
+        """
+        await self.count()
+        result: list[Failure | None] = [None] * len(entries)
+        dealt, offered = self._deal(entries), list(entries)
+        if not dealt or dealt.count(dealt[0]) < len(dealt):
+            answers = await _verdicts(offered, dict(enumerate(dealt)))
+        else:
+            verdicts = await dealt[0].enqueue(entries)
+            if verdicts.count(None) == len(verdicts):  # Mostly.
+                return result
+            answers = [(position, dealt[0], verdict) for position, verdict in enumerate(verdicts)]
+        for turn in range(MOVES):
+            moved: dict[int, Queue] = {}
+            for position, queue, verdict in answers:
+                if isinstance(verdict, Moved):
+                    moved[position] = self._queues.beside(queue, verdict.queue)
+                    offered[position] = _without_identical(entries[position])
+                    self._place(entries[position], moved[position])
+                else:
+                    result[position] = verdict
+            if not moved or turn == MOVES - 1:
+                break
+            answers = await _verdicts(offered, moved)
+        for position in moved:
+            result[position] = failures.conflict()
+        refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
+        self.forget((entry.tenant, entry.id) for entry in refused)
+        return result
+
+    def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
 
         An entry that has anything in common with others of its tenant goes to the queue of that tenant.
@@ -162,7 +202,7 @@ class ShardRouter:
             if queue is None:
                 turn = self._turn + position % parts[entry.queue]
                 queue = self._in_turn(entry, self._zone_of(entry.queue, turn), turn, entry.payer in paying)
-            self.place(entry, queue)
+            self._place(entry, queue)
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
@@ -182,7 +222,7 @@ class ShardRouter:
         slots = len(self._census.get(name, []))
         return self._queues[name][sharding.in_turn(turn, slots, sharding.active(self._shards, slots))]
 
-    def place(self, entry: Entry, queue: Queue) -> None:
+    def _place(self, entry: Entry, queue: Queue) -> None:
         """Remember the queue of an entry, until its end."""
         self._placed[entry.tenant, entry.id] = queue
         if len(self._placed) > REMEMBERED:
@@ -297,3 +337,23 @@ class ShardRouter:
         strays = self._strays.get(queue.name.in_zone(""), [])
         if queue in strays:
             strays.remove(queue)
+
+
+def _without_identical(entry: Entry) -> Entry:
+    """The entry without what it has in common with identical requests: they get the answers of one queue."""
+    kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
+    return replace(entry, dedup_keys=kept)
+
+
+async def _verdicts(entries: Sequence[Entry], queues: dict[int, Queue]) -> list[tuple[int, Queue, Verdict]]:
+    """Verdicts of the queues to which these positions are offered."""
+    groups: dict[Queue, list[int]] = {}
+    for position, queue in queues.items():
+        groups.setdefault(queue, []).append(position)
+    calls = (queue.enqueue([entries[position] for position in positions]) for queue, positions in groups.items())
+    answers = [await next(calls)] if len(groups) == 1 else await all_of(*calls)
+    return [
+        (position, queue, verdict)
+        for (queue, positions), answer in zip(groups.items(), answers, strict=True)
+        for position, verdict in zip(positions, answer, strict=True)
+    ]

@@ -24,7 +24,7 @@ def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[
     assert endless == []
 
 
-SAVED = "  kept[s.prefix] = figures\nend\n"
+SAVED = "  s.memory.figures = figures\nend\n"
 ALL_WRITTEN = """
   local all, tiers = {}, %d
   for i, section in ipairs(order) do

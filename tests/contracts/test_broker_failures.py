@@ -47,6 +47,23 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
     assert "worker gpu-2 did not report" in letter.error
 
 
+@story
+async def test_retries_end_with_their_budget_which_first_runs_and_time_fill_again(harness: Harness) -> None:
+    async def runs() -> int:
+        """Runs of a full batch, each of which fails by no input's fault."""
+        await harness.broker.enqueue([ask() for _ in range(MAX_BATCH)])
+        count = 0
+        while any(one.depth for one in await harness.broker.depths()):
+            await harness.advance(0.1)
+            await harness.broker.release(await harness.claim(), failed(Cause.REMOTE))
+            count += 1
+        return count
+
+    assert [await runs() for _ in range(7)] == [3, 3, 3, 3, 3, 2, 1]
+    await harness.advance(10.0)
+    assert await runs() == 2
+
+
 @pytest.mark.parametrize(
     ("cause", "code"),
     [

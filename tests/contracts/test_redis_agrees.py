@@ -209,6 +209,9 @@ class Pair:
         depths = self.queue.depths(self.now())
         assert [depth for depth, _ in look.tiers] == [depth for depth, _ in depths]
         assert [waited for _, waited in look.tiers] == pytest.approx([waited for _, waited in depths])
+        assert (await self.there.contender("m")).waits == (self.queue.depth > 0)
+        if len(self.weights) == 1:
+            assert (await self.there.glance()).depth == self.queue.depth
 
 
 async def trace(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from headway import errors
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.function_library import RULE_AGE
 from headway.core.departure import Rule
-from headway.model import EntryState, Lease, NoWork, ProcessInfo, QueueName, Role
+from headway.model import Cause, EntryState, Lease, NoWork, ProcessInfo, QueueName, Role
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot, story
 from tests.redis.stand import Stand
 
@@ -69,6 +69,15 @@ async def test_a_lost_lease_is_taken_back_although_the_clock_was_put_back(harnes
     await harness.advance(0.2)
     await harness.answer(await harness.claim("gpu-1"))
     assert set(await drained(harness)) == {"a", "b"}
+
+
+@story
+async def test_a_retry_is_paid_for_although_the_clock_was_put_back(harness: Stand) -> None:
+    for id in ("a", "b"):
+        await harness.broker.enqueue([ask(id=id)])
+        await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
+        assert await harness.broker.state("t", id) is EntryState.QUEUED
+        harness.clock_error -= HOUR
 
 
 @story

@@ -9,7 +9,7 @@ import pytest
 from headway.brokers.redis import function_library
 from headway.core.departure import Rule
 from headway.core.health import DEGRADED_AFTER
-from headway.model import ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
+from headway.model import DeadLetter, ItemResult, Lease, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, slot, story
 from tests.redis.stand import Stand
 from tests.servers.redis import KINDS
@@ -85,6 +85,22 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
     for letter in await harness.dead.list():
         assert await harness.dead.remove(letter.entry.id)
     assert harness.keys() <= FIGURES | HOUSEKEEPING | culprits | {"on", "ql", "i", "r:g"}
+
+
+@story
+async def test_letters_of_a_tenant_that_has_had_none_for_long_make_room_for_others(harness: Stand) -> None:
+    """The list of its letters has ended before those that all letters have in common."""
+    for tenant, count in (("a", 12), ("b", 8)):
+        for number in range(count):
+            entry = ask(4_000_000 * "x", id=f"{number}", tenant=tenant)
+            await harness.dead.add(
+                DeadLetter(entry=entry, error="e", cause="raised", attempts=2, worker="gpu-0", died_at=1.0)
+            )
+        harness.server.command("DEL", harness.key(f"o:{tenant}"))
+    there = await harness.dead.list()
+    assert [letter.entry.tenant for letter in there].count("b") == 8
+    assert len(there) == 16
+    assert await harness.dead.find("3", "a") == []
 
 
 async def rest(harness: Stand, seconds: float) -> None:

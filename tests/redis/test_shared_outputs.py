@@ -175,6 +175,17 @@ async def test_an_output_that_nobody_wants_any_more_goes_at_once(harness: Stand)
 
 
 @story
+async def test_an_output_that_the_first_no_longer_wants_is_there_for_who_follows(harness: Stand) -> None:
+    first, second = sharing("first", same(keep=0.0)), sharing("second", same(keep=0.0))
+    await admit(harness, first, second)
+    lease = await harness.claim()
+    await leave(harness.broker, first)
+    await harness.broker.complete(lease, [ItemResult(LARGE)])
+    assert (await acknowledged(harness))["second"].output == LARGE
+    assert stored(harness) == []
+
+
+@story
 async def test_an_output_too_large_to_be_kept_goes_when_it_was_read(harness: Stand) -> None:
     await admit(harness, sharing("first", task("first"), key()), sharing("second", key()))
     await run(harness, "x" * 30_000)

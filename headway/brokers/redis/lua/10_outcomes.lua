@@ -67,23 +67,18 @@ function dead.drop(prefix, key)
   return true
 end
 
--- Take a tenant's oldest letter away, or the oldest of all: the list of a tenant's ends before the others if none was kept for long.
+-- Take a tenant's oldest letter away, or the oldest of all: the list of a tenant that has had none for long has ended.
 local function drop_oldest(prefix, tenant)
-  local own = redis.call('ZRANGE', prefix .. 'o:' .. tenant, 0, 0)[1]
-  local oldest = own or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
-  if oldest then
-    dead.drop(prefix, oldest)
-  end
-  return own
+  local oldest = redis.call('ZRANGE', prefix .. 'o:' .. tenant, 0, 0)[1] or redis.call('ZRANGE', prefix .. 'o', 0, 0)[1]
+  return oldest and dead.drop(prefix, oldest)
 end
 
 -- Keep a letter, with the input that lies apart under a token, if there is one. An entry that died once more, in whichever version or
 -- zone, has its newest letter alone.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
-  dead.drop(prefix, key)
-  for _, other in ipairs(siblings.with_letters(prefix)) do
-    dead.drop(other, key)
+  for _, one in ipairs(siblings.with_letters(prefix)) do
+    dead.drop(one, key)
   end
   local apart = token and large.bury(prefix, token, key) or 0
   local number = redis.call('INCR', prefix .. 'on')
@@ -97,7 +92,6 @@ function dead.keep(prefix, key, letter, token)
   for _, name in ipairs({'z', 'zl', 'o', 'on', 'oc', 'ou', 'o:' .. tenant}) do
     redis.call('EXPIRE', prefix .. name, LETTER_SECONDS)
   end
-  siblings.list_letters(prefix)
   for name, most in pairs({oc = LETTERS, ou = LETTER_BYTES}) do
     tallies.hold(prefix .. name, most, function(one) return drop_oldest(prefix, one) end)
   end

@@ -13,18 +13,6 @@ local function renew_book(s)
   redis.call('EXPIRE', s.limits, math.ceil(math.max(longest - s.now, 0)) + LIFE_SECONDS)
 end
 
--- The clock was put back: what is owed stays as it is.
-local function put_back(s, latest)
-  redis.call('ZREMRANGEBYSCORE', s.limits, 0, latest)
-  local all = redis.call('ZRANGEBYSCORE', s.limits, '(' .. exact(latest), '+inf', 'WITHSCORES')
-  local moved = {-s.now, LATEST}
-  for i = 1, #all, 2 do
-    moved[#moved + 1], moved[#moved + 2] = tonumber(all[i + 1]) - latest + s.now, all[i]
-  end
-  call_all('ZADD', s.limits, moved)
-  renew_book(s)
-end
-
 local function open_book(s, limits)
   local ids, owed = {LATEST}, {}
   for i = 1, #limits do
@@ -33,7 +21,9 @@ local function open_book(s, limits)
   local found = call_each('ZMSCORE', s.limits, ids)
   local latest = -(found[1] or 0)
   if s.now < latest - CLOCK_STEP then
-    put_back(s, latest)
+    shift(s.limits, latest - s.now)  -- The clock was put back: what is owed stays as it is.
+    redis.call('ZADD', s.limits, -s.now, LATEST)
+    renew_book(s)
     found = call_each('ZMSCORE', s.limits, ids)
   end
   for i = 1, #limits do

@@ -1,5 +1,5 @@
--- Retry budgets: as `core.retry.RetryBudgets`. What a tenant has spent is a debt, which time and first runs pay off. It is known by the
--- instant at which it is paid, as what is owed to a limit is; a tenant that owes nothing is not there.
+-- Retry budgets: as `core.retry.RetryBudgets`. What a tenant has spent is a debt, which time and first runs pay off. It is known by
+-- the instant at which it is paid, as what is owed to a limit is; a tenant that owes nothing is not there.
 local budgets = {}
 
 do

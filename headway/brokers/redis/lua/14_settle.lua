@@ -4,69 +4,55 @@ local fail
 
 do  -- A library has room for 200 local names.
 
--- Give entries of a lease their outcomes. Arguments from a position on: how many gateways, for each its name and its packed
--- replies; how many entries have dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions
--- and tokens of outputs that are stored apart, or nothing, the version that ran them; for each such entry its position, what its outcome is worth, what it weighs, the number of its gateway, and where in that one's packed
--- replies its own begins and ends; then for each item that failed by itself: its position and why.
-local function give(s, lease, entries, args, at)
-  local now = s.now
-  local first, at = at, at + 1
-  local present, tokens = {}, {}
-  for _, entry in ipairs(entries) do
-    present[entry.gateway] = true
+-- Send its replies to each gateway that is present. From a position on there are: how many gateways, for each its name and its
+-- packed replies. `unwanted` has the packed positions of those that nobody waits for, or nothing.
+local function send_replies(s, lease, args, first, present, unwanted)
+  local left_at, size = lease.left_at, #lease.members
+  for at = first + 1, first + 2 * tonumber(args[first]), 2 do
+    if present[args[at]] then
+      send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', left_at, 'e', s.now, 'n', size, 'a', lease.attempts, 'x', unwanted)
+    end
   end
-  local aparts = args[first + 4 + 2 * tonumber(args[first])]
-  aparts = aparts ~= '' and cmsgpack.unpack(aparts) or {}
-  for _, output in ipairs(aparts) do
+end
+
+-- Give entries of a lease their outcomes. Arguments from a position on: replies as `send_replies` has them; how many entries have
+-- dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions and tokens of outputs
+-- that are stored apart, or nothing, the version that ran them; for each such entry its position, what its outcome is worth, what
+-- it weighs, the number of its gateway, and where in that one's packed replies its own begins and ends; then for each item that
+-- failed by itself: its position and why.
+local function give(s, lease, entries, args, first)
+  local at = first + 1 + 2 * tonumber(args[first])
+  local count, head, version = tonumber(args[at]), args[at + 2], args[at + 4]
+  local present, there, tokens, unwanted = {}, {}, {}, {}
+  for _, entry in ipairs(entries) do
+    present[entry.gateway], there[entry.position - 1] = true, entry
+  end
+  for _, output in ipairs(args[at + 3] ~= '' and cmsgpack.unpack(args[at + 3]) or {}) do
     tokens[output[1]] = output[2]
   end
-  local unwanted = ''
-  if #entries < #lease.members or present[''] then
-    local there, positions, shared = {}, {}, {}
-    for _, entry in ipairs(entries) do
-      there[entry.position] = entry.gateway ~= ''
-      shared[entry.position] = entry.shared
-    end
-    for position = 1, #lease.members do
-      if not there[position] then
-        positions[#positions + 1] = position - 1
-      end
-    end
-    unwanted = cmsgpack.pack(positions)
-    for _, output in ipairs(aparts) do
-      if not there[output[1] + 1] and not shared[output[1] + 1] then
-        redis.call('UNLINK', s.prefix .. 'R:' .. output[2])
+  for position = 0, #lease.members - 1 do
+    local entry = there[position]
+    if not entry or entry.gateway == '' then
+      unwanted[#unwanted + 1] = position
+      if tokens[position] and not (entry and entry.shared) then
+        redis.call('UNLINK', s.prefix .. 'R:' .. tokens[position])
       end
     end
   end
-  if #entries > 0 then
-    for _ = 1, tonumber(args[first]) do
-      if present[args[at]] then
-        send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', lease.left_at, 'e', now, 'n', #lease.members, 'a', lease.attempts, 'x', unwanted)
-      end
-      at = at + 2
-    end
-  end
-  at = first + 1 + 2 * tonumber(args[first])
-  local alone = {}
+  send_replies(s, lease, args, first, present, #unwanted > 0 and cmsgpack.pack(unwanted) or '')
+  local alone, left_at = {}, exact(lease.left_at)
   s.scarce = args[at + 1] == '0'
-  local head, count = args[at + 2], tonumber(args[at])
-  for i = at + 5, at + 4 + 6 * count, 6 do
-    local replies = args[first + 2 * tonumber(args[i + 3])]
+  at = at + 5
+  for i = at, at + 6 * count - 1, 6 do
+    local position, replies = tonumber(args[i]), args[first + 2 * tonumber(args[i + 3])]
     local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
-    alone[tonumber(args[i])] = {worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = args[at + 4],
-      token = tokens[tonumber(args[i])], fields = {'k', 'ran', 'd', reply,
-      't', exact(lease.left_at), 'e', exact(now), 'n', #lease.members, 'a', lease.attempts, 'x', ''}}
+    alone[position] = {
+      worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = version, token = tokens[position],
+      fields = {'k', 'ran', 'd', reply, 't', left_at, 'e', exact(s.now), 'n', #lease.members, 'a', lease.attempts, 'x', ''},
+    }
   end
-  at = at + 5 + 6 * count
-  local at_position = {}
-  if at < #args then
-    for _, entry in ipairs(entries) do
-      at_position[entry.position - 1] = entry
-    end
-  end
-  for i = at, #args, 2 do
-    local entry = at_position[tonumber(args[i])]
+  for i = at + 6 * count, #args, 2 do
+    local entry = there[tonumber(args[i])]
     if entry then
       bury(s, entry, lease.attempts, args[i + 1])
     end
@@ -123,11 +109,7 @@ local function give_alike(s, lease, args, first)
     end
     present[gateway], marks[2 * i - 1], marks[2 * i] = true, keys[i], mark
   end
-  for at = first + 1, after - 1, 2 do
-    if present[args[at]] then
-      send(s, args[at], 'k', 'ran', 'd', args[at + 1], 't', lease.left_at, 'e', s.now, 'n', #members, 'a', lease.attempts, 'x', '')
-    end
-  end
+  send_replies(s, lease, args, first, present, '')
   call_all('HSET', s.prefix .. 'e', marks)
   call_all('HDEL', s.prefix .. 'p', keys)
   return #members
@@ -179,11 +161,9 @@ end
 
 -- What failed runs again: as `ModelQueue._run_again`.
 local function run_again(s, entries, cause, group, lease, dice)
-  local there, whole = #entries > 0, false
-  if there then
-    whole = NEVER_SPLIT[cause] or (not SEARCHED[cause] and (#entries == 1 or group.failures <= 1))
-  end
-  if there and (whole or not SEARCHED[cause] or #entries == 1) then
+  local one, there = #entries == 1, #entries > 0
+  local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (one or group.failures <= 1)))
+  if one or (there and not SEARCHED[cause]) then
     group.ready_at = group.ready_at + backoff(group.failures, dice)
     group.avoid = string.match(lease.slot, '%z(.*)$')
     group.avoid_until = group.ready_at + math.max(batch_seconds(s.q, #entries), MIN_AVOIDANCE)
@@ -217,7 +197,7 @@ function fail(s, lease, failure, dice)
   if #entries > 0 and is_over(cause, #entries, lease.attempts, alone) then
     dead, entries = entries, {}
     if not BLAMELESS[cause] then
-      culprits.found(s, dead[1], not SEARCHED[cause], culprits.shown(failed))
+      culprits.found(s, dead[1], not SEARCHED[cause], failed[4] ~= '' and failed[4] or failed[2])
     end
   elseif not SEARCHED[cause] then
     entries, spent = budgets.pay(s, entries)
@@ -246,7 +226,9 @@ step('release', function(s, args)
     again = fail(s, lease, args[HEAD + 2], tonumber(args[HEAD + 3]))
   else
     local entries = wanted(s, lease.members)
-    local before = {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone, rest = lease.rest}
+    local before = {
+      ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone, rest = lease.rest,
+    }
     if #entries > 0 then
       suspects.add(s, entries, GROUP.FIRST, before)
     else

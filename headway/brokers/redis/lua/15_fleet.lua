@@ -87,9 +87,9 @@ step('look', function(s)
   return {instants(s), load_of(s), tiers}, not s.unknown  -- Else it would be born anew at each look.
 end)
 
--- glance: what others ask of a queue, packed: the size of what waits, the slots at home, the seconds for which the oldest fresh entry
--- has waited and those that a full batch takes; then what `core.locality.turns.contender` makes of it: the entries that wait, the
--- seconds until the first of them would be too late, and the run time of the next batch in seconds.
+-- glance: what others ask of a queue, packed: the size of what waits, the slots at home, the seconds for which the oldest fresh
+-- entry has waited and those that a full batch takes; then what `core.locality.turns.contender` makes of it: the entries that wait,
+-- the seconds until the first of them would be too late, and the run time of the next batch in seconds.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
@@ -154,8 +154,8 @@ step('recall', function(s, args)
   if not found then
     return {original and standing(s, original) or AT_END}, true
   end
-  local fields = found[4]
-  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found[6], found[7], 0}})
+  local fields = found.outcome.fields
+  fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack({{args[HEAD + 1], found.kind, found.kept, 0}})
   return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
 end)
 
@@ -224,9 +224,10 @@ local function next_reap(s, rests)
 end
 
 -- reap: take back leases that outlived their end, expire what is overdue, wake who was forgotten. One process does so at
--- a time; another one may when something is due before that comes again. Arguments after the head: process, a throw of the dice, number
--- of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds until the next call is due; how many entries of lost leases
--- run again; whether the queue is at rest, so that what comes is due before the next look; and whether this process reaps.
+-- a time; another one may when something is due before that comes again. Arguments after the head: process, a throw of the dice,
+-- number of shards, whether the process rests while the queue does. Returns, packed, the instant, the queue's birth and the seconds
+-- until the next call is due; how many entries of lost leases run again; whether the queue is at rest, so that what comes is due
+-- before the next look; and whether this process reaps.
 step('reap', function(s, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
@@ -243,7 +244,7 @@ step('reap', function(s, args)
       local worker = string.match(lease.slot, '%z(.*)$')
       local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
       local version = string.gsub(string.match(p, '}@([^+:]*)') or '', '%%', ':')
-      local lost = {LEASE_LOST, message, worker, '', version, string.format('%s@%.6f', worker, lease.left_at)}
+      local lost = {LEASE_LOST, message, worker, UNHEARD, version, string.format('%s@%.6f', worker, lease.left_at)}
       again = again + fail(s, lease, cmsgpack.pack(lost), tonumber(args[HEAD + 2]))
     end
   end

@@ -18,8 +18,8 @@ local function account(s)
   return string.sub(s.limits, 1, -2)
 end
 
-local function name_of(weight, key, token)
-  return string.format('%d', weight) .. (token and token ~= '' and '.' .. token or '') .. ' ' .. key
+local function name_of(key, outcome)
+  return string.format('%d', outcome.weight or FAILURE_BYTES) .. (outcome.token and '.' .. outcome.token or '') .. ' ' .. key
 end
 
 local function take_off(base, name)
@@ -59,8 +59,7 @@ function forget_outcome(s, flight)
   local key = s.prefix .. 'k:' .. flight
   local packed = redis.call('GET', key)
   if packed then
-    local found = cmsgpack.unpack(packed)
-    drop(account(s), name_of(found[9] or 0, key, found[11]))
+    drop(account(s), name_of(key, cmsgpack.unpack(packed).outcome))
   end
 end
 
@@ -78,34 +77,41 @@ function renew_account(s)
   end
 end
 
--- Keep an outcome for so many seconds, and its output if that is apart. `spare`: it goes before those of its tenant that are not.
-function keep_outcome(s, flight, seconds, spare, weight, packed, token)
+-- Keep an outcome, as `kept_under` has it, and its output if that is apart. `spare`: it goes before those of its tenant that are
+-- not.
+function keep_outcome(s, flight, spare, found)
   forget_ended(s)
   local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
-  local before = redis.call('SET', key, packed, 'PX', math.ceil(seconds * 1000), 'GET')
-  if before then
-    local found = cmsgpack.unpack(before)
-    take_off(base, name_of(found[9] or 0, key, found[11]))
-    if found[11] ~= '' and found[11] ~= token then
-      large.forget(s.prefix, found[11], key)
+  local seconds, outcome = found.seconds, found.outcome
+  local weight, token = outcome.weight or FAILURE_BYTES, outcome.token
+  local packed = redis.call('SET', key, cmsgpack.pack(found), 'PX', math.ceil(seconds * 1000), 'GET')
+  if packed then
+    local before = cmsgpack.unpack(packed).outcome
+    take_off(base, name_of(key, before))
+    if before.token and before.token ~= token then
+      large.forget(s.prefix, before.token, key)
     end
   end
   if token then
     large.keep(s, token, key, seconds)
   end
-  local name, number = name_of(weight, key, token), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
+  local name, number = name_of(key, outcome), redis.call('INCR', base .. 'kn') + (spare and 0 or LAST)
   redis.call('ZADD', base .. 'kd', s.now + seconds, name)
   redis.call('ZADD', base .. 'ko:' .. tenant, number, name)
   redis.call('EXPIRE', base .. 'ko:' .. tenant, ACCOUNT_SECONDS)
-  if tallies.add(base .. 'kb', tenant, weight) == weight then
+  local own, all = tallies.add(base .. 'kb', tenant, weight)
+  if own == weight then
     renew_account(s)
   end
   local total, most = string.match(s.kept, '^(%d+),(%d+)')
-  local function lose(one)
-    return drop_oldest(base, one)
+  total, most = tonumber(total), tonumber(most)
+  if own > most or all > total then
+    local function lose(one)
+      return drop_oldest(base, one)
+    end
+    tallies.hold(base .. 'kb', most, lose, tenant)
+    tallies.hold(base .. 'kb', total, lose)
   end
-  tallies.hold(base .. 'kb', tonumber(most), lose, tenant)
-  tallies.hold(base .. 'kb', tonumber(total), lose)
 end
 
 end

@@ -31,28 +31,18 @@ function siblings.others(s)
   return found
 end
 
--- The prefixes of the other queues that have dead letters.
+-- There are dead letters in this queue. Returns the prefixes of all queues of its model in which there may be.
 function siblings.with_letters(prefix)
   local tag, own = siblings.split(prefix)
-  local found = {}
-  for _, one in ipairs(redis.call('SMEMBERS', tag .. ':ql')) do
-    if one ~= own then
+  local key, found = tag .. ':ql', {}
+  redis.call('SADD', key, own)
+  redis.call('EXPIRE', key, LETTER_SECONDS)
+  for _, one in ipairs(redis.call('SMEMBERS', key)) do
+    if one == own or redis.call('EXISTS', tag .. one .. 'o') == 1 then
       found[#found + 1] = tag .. one
+    else
+      redis.call('SREM', key, one)
     end
   end
   return found
-end
-
--- There are dead letters in this queue; queues that have none any more are taken off.
-function siblings.list_letters(prefix)
-  local tag, own = siblings.split(prefix)
-  local key = tag .. ':ql'
-  if redis.call('SADD', key, own) == 1 then
-    for _, one in ipairs(redis.call('SMEMBERS', key)) do
-      if redis.call('EXISTS', tag .. one .. 'o') == 0 then
-        redis.call('SREM', key, one)
-      end
-    end
-  end
-  redis.call('EXPIRE', key, LETTER_SECONDS)
 end

@@ -177,22 +177,24 @@ local function fresh_figures(now, tiers, max_batch)
 end
 
 -- By queue, what earlier steps have done or found out, so that not every step does so again. None of it is state: it may be
--- lost at any time. Their number is at 0; when they are too many all is dropped, or that of queues which nobody uses would stay.
-local remembered = {[0] = 0}
+-- lost at any time. When they are too many all is dropped, or that of queues which nobody uses would stay.
+--
+-- `figures` are those of a queue as they were last saved: `q`; `parts`, their sections as they are packed, in the order of `order`;
+-- `first`, the first part as it is stored, which no other step has written; and `renewed_at`, when they were last given an
+-- end. Not there while a step runs, so that what a step has begun to change and did not save is not used.
+local remembered, memories = {}, 0
 
 local function memory_of(s)
   local memory = remembered[s.prefix]
   if not memory then
-    memory = {heard = {}, renewed = {}}
-    remembered[s.prefix], remembered[0] = memory, remembered[0] + 1
+    if memories >= MOST_REMEMBERED then
+      remembered, memories = {}, 0
+    end
+    memory, memories = {heard = {}, renewed = {}}, memories + 1
+    remembered[s.prefix] = memory
   end
   return memory
 end
-
--- Figures of a queue as they were last saved: `q`; `parts`, their sections as they are packed, in the order of `order`;
--- `first`, the first part as it is stored, which no other step has written; and `renewed_at`, when they were last given an
--- end. Not there while a step runs, so that what a step has begun to change and did not save is not used.
-local kept = {}
 
 -- Nil for those of a release that has others.
 local function unpack_figures(packed, tiers)
@@ -226,20 +228,14 @@ local function unpack_figures(packed, tiers)
 end
 
 -- Nil when there are none.
-local function read_figures(prefix, tiers)
-  if not remembered[prefix] then
-    if remembered[0] >= MOST_REMEMBERED then
-      remembered, kept = {[0] = 0}, {}
-    end
-    memory_of({prefix = prefix})
-  end
-  local key, figures = prefix .. 'q', kept[prefix]
-  local first = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT)
-  kept[prefix] = nil
+local function read_figures(s)
+  local key, memory = s.prefix .. 'q', s.memory
+  local first, figures = redis.call('GETRANGE', key, '0', LAST_OF_STEP_TEXT), memory.figures
+  memory.figures = nil
   if figures and figures.first == first then
     return figures
   end
-  return first ~= '' and unpack_figures(redis.call('GET', key), tiers) or nil
+  return first ~= '' and unpack_figures(redis.call('GET', key), s.tiers) or nil
 end
 
 -- Write the sections that the step has touched; all of them when they were never stored so, or need a new end.
@@ -283,15 +279,24 @@ local function save(s)
     end
   end
   figures.first = parts[1]
-  kept[s.prefix] = figures
+  s.memory.figures = figures
 end
 
 -- What a step does instead of saving when it changes no figures.
 local function leave(s)
   s.touched[STEP] = nil
   if s.figures.first and not next(s.touched) then
-    kept[s.prefix] = s.figures
+    s.memory.figures = s.figures
   end
+end
+
+-- Move the instants of a sorted set back.
+local function shift(key, seconds)
+  local all, moved = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  for i = 1, #all, 2 do
+    moved[i], moved[i + 1] = tonumber(all[i + 1]) - seconds, all[i]
+  end
+  call_all('ZADD', key, moved)
 end
 
 -- The server's clock was put back. What was noted for instants that are to come once more would hold everything up until
@@ -304,15 +309,12 @@ local function move_back(s, seconds)
     s.q.rate_last[tier] = last - seconds
   end
   for _, name in ipairs({'y', 'h', 'rb'}) do
-    local all = redis.call('ZRANGE', s.prefix .. name, 0, -1, 'WITHSCORES')
-    for i = 1, #all, 2 do
-      redis.call('ZADD', s.prefix .. name, tonumber(all[i + 1]) - seconds, all[i])
-    end
+    shift(s.prefix .. name, seconds)
   end
   s.q.latest, s.q.gate_at = s.now, -INF
   s.figures.first = nil
   save(s)
-  kept[s.prefix] = nil
+  s.memory.figures = nil
 end
 
 -- The names of what belongs to the figures, and is nothing without them.
@@ -361,11 +363,12 @@ local function open(keys, args, looks_only)
     error(redis.error_reply('OVERDUE ' .. exact(now)))
   end
   local known = settings[args[SETTINGS]] or read_settings(args[SETTINGS])
-  local prefix = keys[1]
   local s = setmetatable({
-    prefix = prefix, now = now, tiers = known.tiers, figures = read_figures(prefix, known.tiers),
-    touched = {[STEP] = true}, q = nil, later = nil, entered = nil, joined = nil,
+    prefix = keys[1], now = now, tiers = known.tiers, touched = {[STEP] = true}, memory = remembered[keys[1]], figures = nil, q = nil,
+    later = nil, entered = nil, joined = nil,
   }, known.of_step)
+  s.memory = s.memory or memory_of(s)
+  s.figures = read_figures(s)
   if s.figures then
     s.q = s.figures.q
     s.tiers = s.q.tiers
@@ -377,7 +380,7 @@ local function open(keys, args, looks_only)
     s.q = s.figures.q
     if not looks_only then
       forget_former_life(s)
-      remembered[s.prefix] = {heard = {}, renewed = {}}
+      s.memory.heard, s.memory.renewed = {}, {}
     end
   end
   if not looks_only then

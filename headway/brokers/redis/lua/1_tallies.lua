@@ -1,5 +1,5 @@
--- Tallies: how much of something each tenant has, and all have together, as `core.retention` counts bytes. A tally is a sorted set of
--- less than nothing for each tenant, so that who has most is the first, of those that have as much the first by name. What all
+-- Tallies: how much of something each tenant has, and all have together, as `core.retention` counts bytes. A tally is a sorted set
+-- of less than nothing for each tenant, so that who has most is the first, of those that have as much the first by name. What all
 -- have is in it under ALL, which is no tenant's name.
 local tallies = {}
 

@@ -7,8 +7,8 @@ function together.register(name, callback, flags)
   redis.register_function{function_name = VERSION .. '_' .. name, flags = flags or {'allow-oom'}, callback = callback}
 end
 
--- Register a step in a queue. `take` is given the state and the arguments, and returns the answer, `instants` where that is nothing,
--- and whether it has changed no figures.
+-- Register a step in a queue. `take` is given the state and the arguments, and returns the answer, `instants` where that is
+-- nothing, and whether it has changed no figures.
 local function step(name, take)
   together.register(name, function(keys, args)
     local s = open(keys, args)

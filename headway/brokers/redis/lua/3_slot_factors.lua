@@ -8,10 +8,6 @@ local begin_factor, forget_factor, standing_of, rank_of, observe_run
 
 do
 
-local function key_of_factors(s)
-  return s.prefix .. 'hf'
-end
-
 local function count(s, position, change)
   local q = s.q
   if position ~= USUAL_PACE then
@@ -33,7 +29,7 @@ local function scale_of(q)
 end
 
 local function known_of(s, worker)
-  local packed = redis.call('HGET', key_of_factors(s), worker)
+  local packed = redis.call('HGET', s.prefix .. 'hf', worker)
   if packed then
     return struct.unpack(SLOT, packed)
   end
@@ -61,14 +57,14 @@ end
 
 function begin_factor(s, worker, share)
   set_share(s, worker, share)
-  redis.call('HSETNX', key_of_factors(s), worker, struct.pack(SLOT, 1, 0, USUAL_PACE, s.q.departures))
+  redis.call('HSETNX', s.prefix .. 'hf', worker, struct.pack(SLOT, 1, 0, USUAL_PACE, s.q.departures))
 end
 
 function forget_factor(s, worker)
   set_share(s, worker, 1)
   local _, _, position = known_of(s, worker)
   count(s, position, -1)
-  redis.call('HDEL', key_of_factors(s), worker)
+  redis.call('HDEL', s.prefix .. 'hf', worker)
 end
 
 -- Factor of a slot, and how many batches have left since one of its own came back, if the rule asks for that.
@@ -115,7 +111,7 @@ function observe_run(s, slot, size, seconds)
       count(s, before, -1)
       count(s, position, 1)
     end
-    redis.call('HSET', key_of_factors(s), worker, struct.pack(SLOT, raw, batches + 1, position, q.departures))
+    redis.call('HSET', s.prefix .. 'hf', worker, struct.pack(SLOT, raw, batches + 1, position, q.departures))
   end
   observe_batch(s, size, seconds / factor)
 end

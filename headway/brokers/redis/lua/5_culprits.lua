@@ -202,14 +202,6 @@ function culprits.renew(s)
   s.touched[FLEET] = true
 end
 
--- What a client reads of a failure: as `failures.shown`.
-function culprits.shown(failed)
-  if failed[1] == LEASE_LOST and failed[4] == '' then
-    return UNHEARD
-  end
-  return failed[4] ~= '' and failed[4] or failed[2]
-end
-
 -- Whether any input of an entry's tenant has failed alone a short while ago, and the entry may be the same.
 function culprits.may_know(s, entry, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then

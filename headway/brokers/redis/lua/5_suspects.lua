@@ -86,9 +86,9 @@ end
 -- Let entries wait in a group of their own. `like` has the instant, the failures and the attempts, and what else is known of them.
 function suspects.add(s, entries, kind, like)
   local group = {
-    members = {}, kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts, alone = like.alone or 0,
-    caller = like.caller or '', rest = like.rest or 0, avoid = like.avoid or '', avoid_until = like.avoid_until or -INF,
-    hung = like.hung,
+    members = {}, kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts,
+    alone = like.alone or 0, caller = like.caller or '', rest = like.rest or 0, avoid = like.avoid or '',
+    avoid_until = like.avoid_until or -INF, hung = like.hung,
   }
   append(s, group)
   put(s, group, entries)

@@ -5,7 +5,7 @@
 -- one only. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
 -- '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
--- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One that is kept has the version that ran it, '' where that is not known. One
+-- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One with an output has its weight, and the version that ran it. One
 -- whose output is apart has its token: the output is for all that get the outcome.
 
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
@@ -47,14 +47,13 @@ function original_of(s, flight)
   return nil
 end
 
--- The outcome that is kept under a flight: digest, until when, seconds, fields, whose it was, the kind it came by, whether
--- it had been kept before, its worth, its weight, the version that ran it, the token of its output, '' where that is not apart. Without its
--- output, which was lost, it is nothing.
+-- The outcome that is kept under a flight, with its digest, until when and for how many seconds it is, the kind of share by which
+-- it came, and whether it had been kept before. Without its output, which was lost, it is nothing.
 function kept_under(s, flight)
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
-  local over = found and (found[2] <= s.now or found[2] > s.now + found[3] + CLOCK_STEP)
-  if over or (found and found[11] ~= '' and not large.has_output(s, found[11])) then
+  local over = found and (found.ends <= s.now or found.ends > s.now + found.seconds + CLOCK_STEP)
+  if over or (found and found.outcome.token and not large.has_output(s, found.outcome.token)) then
     forget_outcome(s, flight)
     return nil
   end
@@ -75,7 +74,7 @@ local function flight_of(s, share)
     return {original = original, digest = digest}
   end
   local found = kept_under(s, share[FLIGHT])
-  return found and {digest = found[1], kept = found}
+  return found and {digest = found.digest, kept = found}
 end
 
 -- The entry that runs for another, or that one itself.
@@ -112,23 +111,21 @@ function find_flight(s, shares)
   return nil, nil, nil, free
 end
 
--- The other queue of the model in which one of these shares is known, unless one is known here; and whether one is.
+-- The queue of the model in which one of these shares is known: '' for this one. Nil when there is none.
 local function queue_with(s, shares)
   for _, share in ipairs(shares) do
     if flight_of(s, share) then
-      return nil, true
+      return ''
     end
   end
-  if #shares > 0 then
-    for queue, other in pairs(siblings.others(s)) do
-      for _, share in ipairs(shares) do
-        if flight_of(other, share) then
-          return queue, false
-        end
+  for queue, other in pairs(#shares > 0 and siblings.others(s) or {}) do
+    for _, share in ipairs(shares) do
+      if flight_of(other, share) then
+        return queue
       end
     end
   end
-  return nil, false
+  return nil
 end
 
 -- The other queue of the model in which one of these shares is known, or the id that a client has chosen: how its prefix goes on. Nil
@@ -151,11 +148,8 @@ function elsewhere(s, key, shares, chosen)
       table.insert(share[KIND] == TASK and not share[WAITS] and own or others, share)
     end
   end
-  local queue, here = queue_with(s, own)  -- The id of a task decides before its key.
-  if not queue and not here then
-    queue = queue_with(s, others)
-  end
-  return queue
+  local queue = queue_with(s, own) or queue_with(s, others)  -- The id of a task decides before its key.
+  return queue ~= '' and queue or nil
 end
 
 -- The entry is the first under those of its shares that nobody is under yet.
@@ -189,22 +183,21 @@ local function is_of_version(flight, version)
 end
 
 local function keep(s, share, outcome, one)
-  local kind, version = share[KIND], outcome.version or ''
+  local kind = share[KIND]
   local useful = kind == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and kind == BY_KEY)
-  if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], version))) then
+  if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], outcome.version or ''))) then
     return
   end
-  local fields, worth, weight, token = outcome.fields, outcome.worth, outcome.weight or FAILURE_BYTES, outcome.token
-  if worth == ANSWER and not is_small(s, weight) then
+  if outcome.worth == ANSWER and not is_small(s, outcome.weight) then
     if kind ~= TASK then
       return
     end
-    fields = failure_fields(s, 'refused', {{one.key, exact(weight), TOO_LARGE, '0', 0}})
-    worth, weight, token = WORTHLESS, FAILURE_BYTES, nil
+    local fields = failure_fields(s, 'refused', {{one.key, exact(outcome.weight), TOO_LARGE, '0', 0}})
+    outcome = {fields = fields, worth = WORTHLESS}
   end
-  keep_outcome(s, share[FLIGHT], share[KEEP], kind == SAME, weight, cmsgpack.pack({
-    share[DIGEST], s.now + share[KEEP], share[KEEP], fields, one.key, one.kind, one.kept, worth, weight, version, token or '',
-  }), token)
+  keep_outcome(s, share[FLIGHT], kind == SAME, {
+    digest = share[DIGEST], ends = s.now + share[KEEP], seconds = share[KEEP], kind = one.kind, kept = one.kept, outcome = outcome,
+  })
   if share[KEEP] > LIFE_SECONDS / 2 then  -- Else the figures have the queue listed for longer.
     siblings.list(s, share[KEEP])
   end
@@ -323,9 +316,7 @@ function join(s, entry, record, flight, share, free)
   begin(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
-    conclude(s, {fields = flight.kept[4], worth = flight.kept[8], weight = flight.kept[9], version = flight.kept[10],
-      token = flight.kept[11] ~= '' and flight.kept[11] or nil},
-      {whose(entry.key, share[KIND], true, true)}, false)
+    conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false)
   else
     follow(s, entry, record, share[FLIGHT])
     store_record(s, entry.key, record)

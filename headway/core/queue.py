@@ -390,7 +390,7 @@ class ModelQueue:
             past.left(arrived, now)
         self.last_departure = now
         self._schedule = max(self._schedule, now) + self._rule.pace
-        self._budgets.earn(member.entry.tenant for member in departure.members)
+        self._budgets.earn((member.entry.tenant for member in departure.members), now)
         if found.turn is not None:
             full = self.service.seconds(self.limits.max_batch)
             self._suspects.earn(self.service.seconds(self._size(departure.members)), tenants, full)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from headway.core.ratelimit import ROUNDING
 from headway.model import Cause
 
 Rng = Callable[[], float]
@@ -82,85 +83,45 @@ def backoff(failures: int, rng: float) -> float:
     return whole * (0.5 + 0.5 * rng)
 
 
-class RetryBudget:
-    """Budget that keeps retries a small share of the work, so that an outage is not amplified.
-
-    Counted in entries. Each first run of an entry earns `ratio` of a retry and each second a trickle, up to
-    `reserve` (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering",
-    ch. 22).
-
-    Arguments:
-        ratio: retries earned per first run.
-        reserve: most retries that can be saved up; also the number at first.
-        trickle: retries earned per second whatever the traffic.
-    """
-
-    __slots__ = ("_last", "_ratio", "_reserve", "_saved", "_trickle")
-
-    def __init__(
-        self, ratio: float = BUDGET_RATIO, reserve: float = BUDGET_RESERVE, trickle: float = BUDGET_TRICKLE
-    ) -> None:
-        self._ratio, self._reserve, self._trickle = ratio, reserve, trickle
-        self._saved = reserve
-        self._last: float | None = None
-
-    @classmethod
-    def for_batches(cls, largest: int) -> RetryBudget:
-        """Budget that pays for a few culprits in batches of up to `largest` entries before it has earned anything."""
-        return cls(
-            reserve=max(BUDGET_RESERVE, BUDGET_RUNS * largest),
-            trickle=max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest),
-        )
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing more can be saved up."""
-        return self._saved >= self._reserve
-
-    def earn(self, count: int) -> None:
-        """Note the first run of `count` entries."""
-        self._saved = min(self._saved + count * self._ratio, self._reserve)
-
-    def spend(self, count: int, now: float) -> bool:
-        """Take `count` retries at instant `now`; False when they are not there (then none is taken)."""
-        if self._last is not None:
-            self._saved = min(self._saved + (now - self._last) * self._trickle, self._reserve)
-        self._last = now
-        if self._saved < count:
-            return False
-        self._saved -= count
-        return True
-
-
 class RetryBudgets:
-    """Retry budgets, one for each tenant. A full budget is not kept, so that nothing is counted while nothing fails.
+    """Retry budgets, one for each tenant, that keep retries a small share of the work, so that an outage is not amplified.
+
+    Counted in entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve
+    (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). What a tenant
+    has spent is a debt, known as one of a rate limit by the instant at which it is paid. One that owes nothing is not kept,
+    so that nothing is counted while nothing fails.
 
     Arguments:
-        largest: entries in the largest batch.
+        largest: entries in the largest batch: a budget pays for a few culprits in such batches before it has earned anything.
     """
 
-    __slots__ = ("_by_tenant", "_largest")
+    __slots__ = ("_each", "_paid_at", "_reserve")
 
     def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._by_tenant: dict[str, RetryBudget] = {}
+        self._each = 1.0 / max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * largest)
+        """Seconds that pay for one retry."""
+        self._reserve = self._each * max(BUDGET_RESERVE, BUDGET_RUNS * largest)
+        """Most seconds of debt."""
+        self._paid_at: dict[str, float] = {}
 
-    def earn(self, tenants: Iterable[str]) -> None:
-        """Note the first run of an entry of each of these tenants."""
-        if not self._by_tenant:
+    def earn(self, tenants: Iterable[str], now: float) -> None:
+        """Note the first run of an entry of each of these tenants, at instant `now`."""
+        if not self._paid_at:
             return
         for tenant in tenants:
-            budget = self._by_tenant.get(tenant)
-            if budget is not None:
-                budget.earn(1)
-                if budget.full:
-                    del self._by_tenant[tenant]
+            if tenant in self._paid_at:
+                self._paid_at[tenant] -= BUDGET_RATIO * self._each
+                if self._paid_at[tenant] <= now:
+                    del self._paid_at[tenant]
 
     def spend(self, tenant: str, count: int, now: float) -> bool:
-        """Take `count` retries of a tenant; False when they are not there (then none is taken)."""
-        budget = self._by_tenant.get(tenant)
-        if budget is None:
-            if len(self._by_tenant) >= MOST_BUDGETS:  # It was short of some retries the longest.
-                del self._by_tenant[next(iter(self._by_tenant))]
-            budget = self._by_tenant[tenant] = RetryBudget.for_batches(self._largest)
-        return budget.spend(count, now)
+        """Take `count` retries of a tenant at instant `now`; False when they are not there (then none is taken)."""
+        paid_at = max(self._paid_at.get(tenant, now), now) + count * self._each
+        if paid_at - now > self._reserve + ROUNDING:
+            return False
+        if (
+            tenant not in self._paid_at and len(self._paid_at) >= MOST_BUDGETS
+        ):  # It has been short of some retries the longest.
+            del self._paid_at[next(iter(self._paid_at))]
+        self._paid_at[tenant] = paid_at
+        return True

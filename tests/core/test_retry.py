@@ -10,12 +10,13 @@ from headway.core import retry
 from headway.core.retry import (
     BACKOFF_BASE,
     BACKOFF_CAP,
+    BUDGET_RATIO,
     BUDGET_RESERVE,
+    BUDGET_TRICKLE,
     DEATHS_ALONE,
     MAX_ATTEMPTS,
     NEVER_SPLIT,
     SEARCHED,
-    RetryBudget,
     RetryBudgets,
     backoff,
     is_over,
@@ -73,48 +74,46 @@ class TestBackoff:
         assert [backoff(failures, 1.0) for failures in (1, 2, 3)] == pytest.approx([0.01, 0.02, 0.04])
 
 
-class TestBudget:
+class TestBudgets:
     def test_starts_full(self) -> None:
-        budget = RetryBudget(reserve=3.0)
-        assert [budget.spend(1, 0.0) for _ in range(4)] == [True, True, True, False]
+        budgets = RetryBudgets(1)
+        assert all(budgets.spend("a", 1, 0.0) for _ in range(int(BUDGET_RESERVE)))
+        assert not budgets.spend("a", 1, 0.0)
 
     def test_what_is_not_there_is_not_taken(self) -> None:
-        budget = RetryBudget(reserve=3.0)
-        assert not budget.spend(4, 0.0)
-        assert budget.spend(3, 0.0)
+        budgets = RetryBudgets(1)
+        assert not budgets.spend("a", int(BUDGET_RESERVE) + 1, 0.0)
+        assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
 
     def test_first_runs_earn_and_seconds_trickle(self) -> None:
-        budget = RetryBudget(ratio=0.5, reserve=3.0, trickle=0.1)
-        assert budget.spend(3, 0.0)
-        budget.earn(1)
-        assert not budget.spend(1, 0.0)
-        budget.earn(1)
-        assert budget.spend(1, 0.0)
-        assert not budget.spend(1, 9.9)
-        assert budget.spend(1, 10.0)
+        budgets = RetryBudgets(1)
+        assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
+        budgets.earn(["a"] * 4, 0.0)
+        assert not budgets.spend("a", 1, 0.0)
+        budgets.earn(["a"], 0.0)
+        assert budgets.spend("a", 1, 0.0)
+        assert not budgets.spend("a", 10, 9.9)
+        assert budgets.spend("a", 10, 10.0)
 
     def test_saves_up_no_more_than_the_reserve(self) -> None:
-        budget = RetryBudget(ratio=1.0, reserve=3.0, trickle=1.0)
-        assert budget.spend(1, 0.0)
-        for _ in range(100):
-            budget.earn(1)
-        assert not budget.spend(4, 1000.0)
-        assert budget.spend(3, 1000.0)
+        budgets = RetryBudgets(1)
+        assert budgets.spend("a", 1, 0.0)
+        budgets.earn(["a"] * 100, 0.0)
+        assert not budgets.spend("a", int(BUDGET_RESERVE) + 1, 1000.0)
+        assert budgets.spend("a", int(BUDGET_RESERVE), 1000.0)
 
-    @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.floats(0.0, 2.0)), max_size=200))
+    @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20), st.floats(0.0, 2.0)), max_size=200))
     def test_retries_stay_within_reserve_ratio_and_trickle(self, steps: list[tuple[bool, int, float]]) -> None:
-        budget, now, first, retried = RetryBudget(ratio=0.2, reserve=8.0, trickle=1.0), 0.0, 0, 0
+        budgets, now, first, retried = RetryBudgets(1), 0.0, 0, 0
         for is_first, count, pause in steps:
             now += pause
             if is_first:
-                budget.earn(1)
+                budgets.earn(["a"], now)
                 first += 1
-            elif budget.spend(count, now):
+            elif budgets.spend("a", count, now):
                 retried += count
-            assert retried <= 8.0 + 0.2 * first + 1.0 * now + 1e-6
+            assert retried <= BUDGET_RESERVE + BUDGET_RATIO * first + BUDGET_TRICKLE * now + 1e-6
 
-
-class TestBudgets:
     def test_one_tenant_spends_nothing_of_anothers(self) -> None:
         budgets = RetryBudgets(1)
         assert budgets.spend("bad", int(BUDGET_RESERVE), 0.0)
@@ -124,9 +123,9 @@ class TestBudgets:
     def test_a_tenants_own_first_runs_earn(self) -> None:
         budgets = RetryBudgets(1)
         assert budgets.spend("a", int(BUDGET_RESERVE), 0.0)
-        budgets.earn(["b"] * 100)
+        budgets.earn(["b"] * 100, 0.0)
         assert not budgets.spend("a", 1, 0.0)
-        budgets.earn(["a"] * 5)
+        budgets.earn(["a"] * 5, 0.0)
         assert budgets.spend("a", 1, 0.0)
 
     def test_grow_with_the_largest_batch(self) -> None:
@@ -141,10 +140,10 @@ class TestBudgets:
         budgets = RetryBudgets(1)
         for tenant in ("a", "b", "c"):
             assert budgets.spend(tenant, 1, 0.0)
-        assert list(budgets._by_tenant) == ["b", "c"]
+        assert list(budgets._paid_at) == ["b", "c"]
 
     def test_a_budget_that_is_full_again_is_forgotten(self) -> None:
         budgets = RetryBudgets(1)
         assert budgets.spend("a", 1, 0.0)
-        budgets.earn(["a"] * 10)
-        assert not budgets._by_tenant
+        budgets.earn(["a"] * 10, 0.0)
+        assert not budgets._paid_at

@@ -14,7 +14,7 @@ from headway import errors
 from headway.config import load
 from headway.core import policies
 from headway.core.breaker import Breaker, State
-from headway.core.retry import MAX_ATTEMPTS, RetryBudget
+from headway.core.retry import MAX_ATTEMPTS, RetryBudgets
 from headway.errors import (
     BackendError,
     BatchRaised,
@@ -629,7 +629,7 @@ async def test_a_client_is_not_told_what_only_operators_may_read(clock: Clock) -
 async def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(RetryBudget, "for_batches", lambda largest: RetryBudget(ratio=0.0, reserve=0.0, trickle=0.0))
+    monkeypatch.setattr(RetryBudgets, "spend", lambda *_: False)
     backend = FakeBackend(0.01, lambda entries: WorkerCrashed("it died of 'a secret'"))
     async with Stand(clock, backend, max_batch=2) as stand:
         for reply in await asyncio.gather(stand.ask("a secret"), stand.ask("another")):

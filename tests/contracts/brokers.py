@@ -269,7 +269,7 @@ class RedisHarness(Harness):
     def room(self) -> int:
         """Bytes that are free for what waits."""
         accounts = [key for key in self._server.ends() if key.endswith(":b")]
-        return self._queue_bytes - sum(int(self._server.command("ZSCORE", key, "\0")) for key in accounts)
+        return self._queue_bytes - sum(int(self._server.command("ZSCORE", key, b"\xff")) for key in accounts)
 
     @property
     def large_inputs(self) -> list[str]:

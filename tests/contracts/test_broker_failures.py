@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.core.retry import SEARCHED
+from headway.core.retry import MAX_ATTEMPTS, SEARCHED
 from headway.model import (
     BatchFailure,
     Cause,
@@ -24,9 +24,11 @@ from tests.contracts.brokers import (
     ask,
     drained,
     failed,
+    ids,
     slot,
     story,
 )
+from tests.contracts.dedup_keys import admit, key, sharing
 
 
 @story
@@ -45,6 +47,17 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
     assert reply.failure.message == "the worker did not report in time", "which one is for operators"
     [letter] = await harness.dead.find("killer")
     assert "worker gpu-2 did not report" in letter.error
+
+
+@story
+async def test_a_death_for_which_no_input_is_blamed_is_not_kept_under_its_key(harness: Harness) -> None:
+    await admit(harness, sharing("first", key()))
+    for _ in range(MAX_ATTEMPTS):
+        await harness.advance(0.6)
+        await harness.broker.release(await harness.claim(), failed(Cause.REMOTE))
+    assert (await drained(harness))["first"].failure is not None
+    await admit(harness, sharing("second", key()))
+    assert ids((await harness.claim()).entries) == ["second"]
 
 
 @story

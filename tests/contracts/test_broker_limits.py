@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from headway import errors
+from headway.core.budget import GREED
 from headway.core.ratelimit import counting_as
 from headway.model import DedupKey, DedupKind, Entry, Failure, Limit
 from tests.contracts.brokers import (
+    MAX_BATCH,
     MAX_QUEUE,
     Harness,
     ask,
@@ -178,3 +180,15 @@ async def test_what_is_offered_again_without_the_one_that_paid_is_let_in(harness
     assert list(await harness.broker.enqueue(parts)) == [None] * 3
     assert list(await harness.broker.enqueue(parts)) == [None] * 3, "they are known"
     assert list(await harness.broker.enqueue(several(3)[1:])) == [None] * 2
+
+
+@story
+async def test_who_has_taken_most_of_a_queue_is_let_in_again_as_far_as_its_entries_have_left(harness: Harness) -> None:
+    crowded = MAX_QUEUE * GREED // (GREED + 1)
+    verdicts = await harness.broker.enqueue([ask(tenant="hog") for _ in range(crowded + 1)])
+    assert [verdict is None for verdict in verdicts] == [True] * crowded + [False]
+    for _ in range(2):
+        await harness.answer(await harness.claim())
+    others = [ask(tenant=f"tenant {number}") for number in range(2 * MAX_BATCH)]
+    assert await harness.broker.enqueue(others) == [None] * len(others)
+    assert await harness.broker.enqueue([ask(tenant="hog")]) == [None]

@@ -56,6 +56,29 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Room
     await admit(harness, large("greedy", limits=(limit,)))  # It was not charged for what was refused.
 
 
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "ä"])
+@story
+async def test_a_tenant_fills_its_part_of_the_room_whatever_it_is_called(harness: Roomy, name: str) -> None:
+    verdicts = await harness.broker.enqueue([large(name) for _ in range(60)])
+    assert [verdict is None for verdict in verdicts[:50]] == [True] * 50
+    assert verdicts[-1] is not None
+    assert verdicts[-1].reason == "memory"
+    while any(one.depth for one in await harness.broker.depths()):
+        await harness.answer(await harness.claim())
+    assert harness.room == MOST
+
+
+@story
+async def test_all_queues_share_the_room(harness: Roomy) -> None:
+    for _ in range(30):
+        await admit(harness, large("greedy", model="other"))
+    verdicts = await harness.broker.enqueue([large("greedy") for _ in range(30)])
+    assert verdicts[0] is None
+    assert verdicts[-1] is not None
+    assert verdicts[-1].reason == "memory"
+    await admit(harness, large("another"))
+
+
 @story
 async def test_a_small_entry_gets_in_however_full_the_memory_is(harness: Roomy) -> None:
     for _ in range(50):

@@ -178,7 +178,7 @@ async def test_a_dead_letter_has_its_input_until_it_is_purged(harness: Stand) ->
         assert (await harness.dead.find(id))[0].entry.input == value
     assert stored(harness) == ["zp", "zp"]
     assert sorted(letter.entry.id for letter in await harness.dead.list()) == ["a", "b"]
-    assert float(harness.server.command("ZSCORE", harness.key("ou"), "\0")) > 10_000
+    assert float(harness.server.command("ZSCORE", harness.key("ou"), b"\xff")) > 10_000
     assert await harness.dead.remove("a") == 1
     assert stored(harness) == ["zp"]
     assert 0 < harness.server.command("TTL", harness.key("zp:t\0b")) <= 7 * 86_400

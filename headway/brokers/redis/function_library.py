@@ -132,7 +132,6 @@ _NUMBERS: dict[str, float] = {
     "MOST_PACE": len(slot_factors.FACTORS),
     "OVER_ALIKE": departure.OVER,
     "HISTORY_STEP": departure_board.STEP,
-    "LETTER_HEAD_BYTES": entry_wire.LETTER.size,
     "ENTRY_KIND_BYTES": entry_wire.ENTRY_KIND.size,
     "RULE_BYTES": 8 * (2 + len(wire.RULE)),
     "INPUT_POSITION": entry_wire.position_of("input"),
@@ -176,7 +175,6 @@ _TEXTS = {
     "BY_KEY": repr(DedupKind.KEY.value),
     "SAME": repr(DedupKind.SAME.value),
     "LEASE_LOST": repr(Cause.LEASE_LOST.value),
-    "UNHEARD": repr(failures.UNHEARD),
     **{reason.upper() + "_REASON": repr(reason) for reason in departure.REASONS},
 }
 """Expressions of Lua that are written into the functions, besides numbers."""

@@ -1,10 +1,5 @@
 -- Outcomes of entries that got no output.
 
--- What a batch's failure says of an entry that is blamed for it.
-local function worth_of(kind, failure)
-  return kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or WORTHLESS
-end
-
 -- Tell the gateways of entries that got no output. `kind` is late, dead or spent; `failure` is what the batch failed of; `hung` is
 -- whether the last run of those that are late was ended at the GPU deadline.
 local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
@@ -26,9 +21,10 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure,
   for gateway, list in pairs(of) do
     send(s, gateway, unpack(failure_fields(s, kind, list, left_at, size, failure)))
   end
+  local worth = kind == 'dead' and not BLAMELESS[cmsgpack.unpack(failure)[1]] and VERDICT or WORTHLESS
   for _, told in ipairs(shared) do
     local fields = failure_fields(s, kind, {told}, left_at, size, failure)
-    conclude(s, {fields = fields, worth = worth_of(kind, failure)}, {whose(told[1], '', false, false)}, kind == 'late')
+    conclude(s, {fields = fields, worth = worth}, {whose(told[1], '', false, false)}, kind == 'late')
   end
   mark(s, entries)
 end

@@ -141,12 +141,6 @@ step('complete', function(s, args)
   return {answered, #lease.members - answered, load_of(s)}
 end)
 
--- Backoff with equal jitter: as `core.retry.backoff`.
-local function backoff(failures, dice)
-  local whole = math.min(BACKOFF_BASE * 2 ^ math.min(failures - 1, 16), BACKOFF_CAP)
-  return whole * (0.5 + 0.5 * dice)
-end
-
 -- Whether what is left of a failed batch gets no further run: as `core.retry.is_over`.
 local function is_over(cause, size, attempts, alone)
   if NEVER_SPLIT[cause] then
@@ -164,7 +158,8 @@ local function run_again(s, entries, cause, group, lease, dice)
   local one, there = #entries == 1, #entries > 0
   local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (one or group.failures <= 1)))
   if one or (there and not SEARCHED[cause]) then
-    group.ready_at = group.ready_at + backoff(group.failures, dice)
+    local pause = math.min(BACKOFF_BASE * 2 ^ math.min(group.failures - 1, 16), BACKOFF_CAP)  -- As `core.retry.backoff`.
+    group.ready_at = group.ready_at + pause * (0.5 + 0.5 * dice)
     group.avoid = string.match(lease.slot, '%z(.*)$')
     group.avoid_until = group.ready_at + math.max(batch_seconds(s.q, #entries), MIN_AVOIDANCE)
   end

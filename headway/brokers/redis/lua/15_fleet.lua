@@ -38,8 +38,8 @@ step('beat', function(s, args)
     redis.call('ZADD', s.prefix .. 'h', s.now + tonumber(args[HEAD + 5]), worker)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
-    if args[HEAD + 4] == '1' then
-      culprits.renew(s)
+    if args[HEAD + 4] == '1' then  -- Inputs on which the model only raised are known no more.
+      s.q.generation, s.touched[FLEET] = s.q.generation + 1, true
     end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
@@ -244,7 +244,7 @@ step('reap', function(s, args)
       local worker = string.match(lease.slot, '%z(.*)$')
       local message = string.format('worker %s did not report within %g s', worker, s.lease_seconds)
       local version = string.gsub(string.match(p, '}@([^+:]*)') or '', '%%', ':')
-      local lost = {LEASE_LOST, message, worker, UNHEARD, version, string.format('%s@%.6f', worker, lease.left_at)}
+      local lost = {LEASE_LOST, message, worker, '', version, string.format('%s@%.6f', worker, lease.left_at)}
       again = again + fail(s, lease, cmsgpack.pack(lost), tonumber(args[HEAD + 2]))
     end
   end

@@ -51,10 +51,6 @@ local function drop_oldest(base, tenant)
   return oldest
 end
 
-function is_small(s, weight)
-  return weight <= tonumber(string.match(s.kept, '(%d+)$'))
-end
-
 function forget_outcome(s, flight)
   local key = s.prefix .. 'k:' .. flight
   local packed = redis.call('GET', key)

@@ -328,13 +328,6 @@ local function belongings(s)
   return names
 end
 
--- The queue is born. What is left of one whose figures have ended is not to be believed.
-local function forget_former_life(s)
-  for _, name in ipairs(belongings(s)) do
-    redis.call('UNLINK', s.prefix .. name)
-  end
-end
-
 -- What the caller knows of the queue: one text, which is read once, as it hardly ever changes.
 local settings, settings_known = {}, 0
 
@@ -379,7 +372,9 @@ local function open(keys, args, looks_only)
     s.unknown, s.figures = true, fresh_figures(s.now, s.tiers, s.max_batch)
     s.q = s.figures.q
     if not looks_only then
-      forget_former_life(s)
+      for _, name in ipairs(belongings(s)) do  -- What is left of a queue whose figures have ended is not to be believed.
+        redis.call('UNLINK', s.prefix .. name)
+      end
       s.memory.heard, s.memory.renewed = {}, {}
     end
   end

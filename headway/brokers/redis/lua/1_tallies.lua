@@ -1,11 +1,11 @@
 -- Tallies: how much of something each tenant has, and all have together, as `core.retention` counts bytes. A tally is a sorted set
 -- of less than nothing for each tenant, so that who has most is the first, of those that have as much the first by name. What all
--- have is in it under ALL, which is no tenant's name.
+-- have is in it under ALL, which is no tenant's name, as no text has it in UTF-8.
 local tallies = {}
 
 do
 
-local ALL = '\0'
+local ALL = '\255'
 
 -- What a tenant has, and what all have.
 function tallies.of(key, tenant)

@@ -86,10 +86,6 @@ local function member_of(entry)
   return entry.number .. entry.key
 end
 
-local function seq_of(member)
-  return tonumber(string.sub(member, 1, SEQ_DIGITS), 16)
-end
-
 -- Weight with which an entry counts, as `QueueLimits.weight`.
 local function counted_weight(s, weight)
   if not s.weighed or weight < s.heaviest then

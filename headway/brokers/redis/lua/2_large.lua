@@ -20,25 +20,19 @@ local function join_room(s)
   redis.call('EXPIRE', rooms(s), LIFE_SECONDS_TEXT)
 end
 
--- The bytes that a tenant's large entries have in all queues of the room, and that all have.
-local function used(s, tenant)
+-- Whether a new entry's tenant may have so much more, beside what large entries have in all queues of the room.
+function large.fits(s, entry)
+  if entry.bytes == 0 then
+    return true
+  end
   local own, all = 0, 0
   for _, prefix in ipairs(redis.call('SMEMBERS', rooms(s))) do
-    local of_tenant, of_all = tallies.of(prefix .. 'b', tenant)
+    local of_tenant, of_all = tallies.of(prefix .. 'b', entry.tenant)
     own, all = own + of_tenant, all + of_all
     if of_all == 0 then
       redis.call('SREM', rooms(s), prefix)
     end
   end
-  return own, all
-end
-
--- Whether a new entry's tenant may have so much more.
-function large.fits(s, entry)
-  if entry.bytes == 0 then
-    return true
-  end
-  local own, all = used(s, entry.tenant)
   return own + entry.bytes <= s.room - all
 end
 

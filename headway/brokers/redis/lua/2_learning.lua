@@ -39,10 +39,6 @@ local function rate_of(s, tier)
   return q.rate_sum[tier] * factor / math.max(1 - q.rate_unseen[tier] * factor, LEAST_SEEN)
 end
 
-local function size_rate(s, tier)
-  return rate_of(s, tier) * size_of(s, 1, s.q.mean[tier])
-end
-
 local function batch_seconds(q, size)
   return q.alpha + q.beta * math.min(size, q.largest * REACH)
 end

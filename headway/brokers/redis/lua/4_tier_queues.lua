@@ -135,25 +135,31 @@ local function no_longer_odd(s, members)
   end
 end
 
--- These members wait in the tier queues no more.
-local function leave_lanes(s, members)
+-- These members, of so much weight together, wait in a tier queue no more. False when nothing else does.
+local function leave_lane(s, tier, members, weight)
   local q, key, counts = s.q, s.prefix .. 'tw', {}
+  no_longer_odd(s, members)
+  q.depth[tier], q.weight[tier] = q.depth[tier] - #members, q.weight[tier] - weight
+  s.touched[TIERS + tier] = true
   q.fresh = q.fresh - #members
   if q.fresh <= COUNTED_FROM * s.max_queue then
     stop_counting(s)
   end
-  if q.counted == 0 then
-    return
-  end
-  for _, member in ipairs(members) do
-    local tenant = tenant_of(key_of(member))
-    counts[tenant] = (counts[tenant] or 0) + 1
-  end
-  for tenant, count in pairs(counts) do
-    if redis.call('HINCRBY', key, tenant, -count) <= 0 then
-      redis.call('HDEL', key, tenant)
+  if q.counted > 0 then
+    for _, member in ipairs(members) do
+      local tenant = tenant_of(key_of(member))
+      counts[tenant] = (counts[tenant] or 0) + 1
+    end
+    for tenant, count in pairs(counts) do
+      if redis.call('HINCRBY', key, tenant, -count) <= 0 then
+        redis.call('HDEL', key, tenant)
+      end
     end
   end
+  if q.depth[tier] == 0 then
+    start_afresh(s, tier)
+  end
+  return q.depth[tier] > 0
 end
 
 -- Take an entry out of its tier queue; its tenant gets the place back. False when it was not there.
@@ -162,14 +168,7 @@ local function drop_from_lane(s, entry)
   if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then
     return false
   end
-  no_longer_odd(s, {entry.member})
-  q.depth[tier] = q.depth[tier] - 1
-  q.weight[tier] = q.weight[tier] - counted_weight(s, entry.weight)
-  s.touched[TIERS + tier] = true
-  leave_lanes(s, {entry.member})
-  if q.depth[tier] == 0 then
-    start_afresh(s, tier)
-  else
+  if leave_lane(s, tier, {entry.member}, counted_weight(s, entry.weight)) then
     local tenant = tenant_of(key_of(entry.member))
     local latest = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
     if latest > q.next[tier] - 1 then
@@ -217,14 +216,8 @@ local function leave_for_batch(s, tier, members, round, into, gone)
   if #members > 0 then
     q.next[tier] = math.max(q.next[tier], round + 1)
   end
-  no_longer_odd(s, members)
-  q.depth[tier] = q.depth[tier] - #members
-  q.weight[tier] = q.weight[tier] - (s.weighed and weight_of_all(s, members) or #members)
-  s.touched[TIERS + tier] = true
-  leave_lanes(s, members)
-  if q.depth[tier] == 0 then
-    start_afresh(s, tier)
-  elseif redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
+  local others = leave_lane(s, tier, members, s.weighed and weight_of_all(s, members) or #members)
+  if others and redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
     redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
   end
 end

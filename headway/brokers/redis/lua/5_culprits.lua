@@ -196,12 +196,6 @@ local function is_known(s, key)
   return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
 end
 
--- Another worker serves, or one of them with another backend: what only raised is forgotten.
-function culprits.renew(s)
-  s.q.generation = s.q.generation + 1
-  s.touched[FLEET] = true
-end
-
 -- Whether any input of an entry's tenant has failed alone a short while ago, and the entry may be the same.
 function culprits.may_know(s, entry, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then

@@ -14,10 +14,6 @@ local function last(key, seconds)
   end
 end
 
-function large.has_output(s, token)
-  return redis.call('EXISTS', s.prefix .. 'R:' .. token) == 1
-end
-
 -- These have yet to read an output.
 function large.lend(s, token, names)
   call_all('SADD', s.prefix .. 'Q:' .. token, names)

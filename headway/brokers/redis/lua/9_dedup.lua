@@ -10,7 +10,7 @@
 
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere
-local is_small, keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
+local keep_outcome, forget_outcome, forget_ended, renew_account  -- of 18_kept.lua
 
 do  -- A library has room for 200 local names, so what others have no use for ends with this.
 
@@ -53,7 +53,7 @@ function kept_under(s, flight)
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
   local over = found and (found.ends <= s.now or found.ends > s.now + found.seconds + CLOCK_STEP)
-  if over or (found and found.outcome.token and not large.has_output(s, found.outcome.token)) then
+  if over or (found and found.outcome.token and redis.call('EXISTS', s.prefix .. 'R:' .. found.outcome.token) == 0) then
     forget_outcome(s, flight)
     return nil
   end
@@ -166,7 +166,7 @@ end
 
 local function follow(s, entry, record, flight)
   record.follows = flight
-  redis.call('ZADD', s.prefix .. 'v:' .. flight, seq_of(entry.number), entry.key)
+  redis.call('ZADD', s.prefix .. 'v:' .. flight, tonumber(string.sub(entry.number, 1, SEQ_DIGITS), 16), entry.key)
   redis.call('ZADD', s.prefix .. 'vd', entry.due, entry.key)
   lasting(s, 'v:' .. flight, 'vd')
 end
@@ -188,7 +188,7 @@ local function keep(s, share, outcome, one)
   if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], outcome.version or ''))) then
     return
   end
-  if outcome.worth == ANSWER and not is_small(s, outcome.weight) then
+  if outcome.worth == ANSWER and outcome.weight > tonumber(string.match(s.kept, '(%d+)$')) then
     if kind ~= TASK then
       return
     end

@@ -2,7 +2,7 @@
 # needs, any other target its own tools, too.
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
-#   make test                the tests, side by side in JOBS=auto workers (two a core, up to 8; 0: one by one)
+#   make test                the tests, side by side in JOBS=auto workers (three a core, up to 8; 0: one by one)
 #   make test-fast           those that start no server and no other process, and that neither simulate nor fuzz
 #   make test-both           those of the broker over Redis too: the others run all but a few over Valkey alone
 #   make check               format, lint, types, tests: what has to pass before a change lands

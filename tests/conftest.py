@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +24,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from tests.contracts.ledgers import DATABASES, POOLED
 from tests.servers.postgres import SharedPostgres
-from tests.servers.redis import FOREIGN, KINDS, SharedServers
+from tests.servers.redis import FOREIGN, KINDS, WORKERS, SharedServers
 from tests.virtual_time import Clock, VirtualLoop
 
 # The machine that checks is shared and slow at times: a case may take long, and the same cases run every time. They are few:
@@ -54,6 +55,8 @@ PROCESSES = "processes"
 """Mark of the tests that start processes, servers among them."""
 OF_PROCESSES = ("tests/charts/", "tests/clients/", "tests/e2e/", "tests/redis/", "tests/servers/")
 """Folders whose tests all have it."""
+WAITING = ("tests/e2e/", "tests/cli/", "tests/dashboard/", "tests/docs/")
+"""Folders whose tests wait for most of their time: first the one whose files go to workers one by one, as they share nothing."""
 SKIPPED = "HEADWAY_TEST_SKIPPED"
 """File to which the ids of the tests that were skipped are written in the end."""
 ONLY = "HEADWAY_TEST_ONLY"
@@ -64,12 +67,12 @@ SERVERS = frozenset((*KINDS, "apart")) | (DATABASES.keys() | POOLED.keys()) - {"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Number of workers of `-n auto`: tests wait for half of their time, so two for each core.
+    """Number of workers of `-n auto`: tests wait for most of their time, so three for each core.
 
     Tests that start no process seldom wait, and every worker more collects all tests once more: one more than there are cores.
     """
     cores = os.cpu_count() or 1
-    workers = cores + 1 if config.option.markexpr == f"not {PROCESSES}" else 2 * cores
+    workers = cores + 1 if config.option.markexpr == f"not {PROCESSES}" else 3 * cores
     return 1 if FOREIGN in os.environ else min(workers, MOST_WORKERS)
 
 
@@ -89,18 +92,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what ONLY does not name. Mark what starts processes by its folder or its parameters; what else does so has
     the mark in its file.
 
-    What waits longest comes first: one worker begins with it while the others compute, and in the end they take their share.
+    What waits for most of its time comes first at every second worker, while the others compute.
     """
     if ONLY in os.environ:
         wanted = {*Path(os.environ[ONLY]).read_text(encoding="utf-8").splitlines()}
         kept = {item for item in items if not wanted.isdisjoint((item.nodeid, item.nodeid.partition("::")[0]))}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+    items[:] = _dealt(items, int(os.environ.get(WORKERS, "1")))
     for item in items:
         given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         if item.nodeid.startswith(OF_PROCESSES) or any(isinstance(value, str) and value in SERVERS for value in given):
             item.add_marker(PROCESSES)
+
+
+def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order of the tests. xdist gives each worker an equal part of them in this order; whoever is done takes from the end of another's."""
+    folders = {folder: [item for item in items if item.nodeid.startswith(folder)] for folder in WAITING}
+    waiting = [
+        *(list(own) for _, own in itertools.groupby(folders.pop(WAITING[0]), lambda item: item.path)),
+        *folders.values(),
+    ]
+    rest = [item for item in items if not item.nodeid.startswith(WAITING)]
+    dealt: list[pytest.Item] = []
+    for number in range(workers):
+        if number % 2 == 0:
+            dealt += itertools.chain(*waiting[number // 2 :: (workers + 1) // 2])
+        share = max(0, (number + 1) * len(items) // workers - len(dealt))
+        dealt += rest[:share]
+        del rest[:share]
+    return dealt + rest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.http.stand import Answer, Stand, get, post, served
@@ -62,7 +62,6 @@ def told(answer: Answer) -> tuple[int, object]:
     return answer.status, document.get("output", document.get("error", document.get("status")))
 
 
-@settings(max_examples=150)
 @given(st.lists(REQUEST, min_size=1, max_size=6), st.lists(st.integers(0, 900), max_size=10), st.booleans())
 def test_splits_and_pipelining_do_not_matter(
     requests: list[tuple[bytes, tuple[int, object], bool]], cuts: list[int], last_closes: bool
@@ -84,7 +83,6 @@ def test_splits_and_pipelining_do_not_matter(
     served(main)
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 3))
 def test_noise_in_the_stream_ends_in_an_error_or_an_answer_and_nothing_else(noise: bytes, at: int, kind: int) -> None:
     stream = [hot("abc"), chunked("abcdef"), cold_with_body("abc"), padded("abc")][kind][0] * 2

@@ -21,7 +21,7 @@ from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
-from headway.http.inference.answer_pieces import packed_pieces, released
+from headway.http.inference.answer_pieces import PIECE, packed_pieces, released
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
 from headway.http.oip.infer import check_version, with_version
@@ -56,10 +56,13 @@ def infer_reader(settings: Settings) -> ReadRequest:
         check_version(known, model, asked.model_version or None)
         options = with_version(options, asked.model_version)
         shape, found = _input_of(asked, most)
-        tensors.check_outputs([one.name for one in asked.outputs])
-        given = _parameters_of(asked.parameters, settings.max_parameters)
-        wishes, rest = parameters.read_wishes(given, tiers), parameters.for_target(given)
-        text = msgspec.json.encode(rest) if rest else b""
+        if asked.outputs:
+            tensors.check_outputs([one.name for one in asked.outputs])
+        wishes, text = parameters.NONE, b""
+        if asked.parameters:
+            given = _parameters_of(asked.parameters, settings.max_parameters)
+            wishes, rest = parameters.read_wishes(given, tiers), parameters.for_target(given)
+            text = msgspec.json.encode(rest) if rest else b""
         id = asked.id
 
         def write(outcome: Outcome) -> Written:
@@ -68,8 +71,12 @@ def infer_reader(settings: Settings) -> ReadRequest:
             answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
             if (used := added_up(outcome.tokens)) is not None:
                 answer.parameters[parameters.TOKENS].int64_param = used.used
-            return b"", _pieces(
-                answer.SerializeToString(), (elements.element_of(one, gives) for one in released(outcome.outputs))
+            head, outputs = answer.SerializeToString(), outcome.outputs
+            if len(outputs) > 1 or len(outputs[0]) > PIECE:
+                return b"", _pieces(head, (elements.element_of(one, gives) for one in released(outputs)))
+            one = elements.element_of(outputs[0], gives)
+            return b"", b"".join(
+                (head, _CONTENT, messages.varint(tensors.packed_size((one,))), tensors.head_of(one), one)
             )
 
         request = InferRequest(id, shape, found, wishes, text)
@@ -94,12 +101,12 @@ def _input_of(asked: Any, most: int) -> tuple[tuple[int, ...], list[elements.Ele
     if len(asked.inputs) != 1:
         raise tensors.wrong_number(len(asked.inputs))
     tensor, raw = asked.inputs[0], asked.raw_input_contents
-    if "shared_memory_region" in tensor.parameters or any(
-        "shared_memory_region" in one.parameters for one in asked.outputs
-    ):
-        raise BadRequest("shared memory is not served here; send the data of the input in the message")
-    if any("classification" in one.parameters for one in asked.outputs):
-        raise BadRequest("classification is not served here; leave the parameter out")
+    for one in (tensor, *asked.outputs):
+        if "shared_memory_region" in one.parameters:
+            raise BadRequest("shared memory is not served here; send the data of the input in the message")
+    for one in asked.outputs:
+        if "classification" in one.parameters:
+            raise BadRequest("classification is not served here; leave the parameter out")
     shape = tuple(tensor.shape)
     count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
     if raw:

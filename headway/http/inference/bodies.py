@@ -94,8 +94,8 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
             if asked.inputs is not ABSENT:
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
-                inputs = [check(value) for value in _several(asked.inputs, most)]
-                return asked.model, inputs, parameters, _version(asked)
+                inputs = _several(asked.inputs, most)
+                return asked.model, inputs if check is None else list(map(check, inputs)), parameters, _version(asked)
             if asked.input is ABSENT:
                 raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
             value = values.read(bytes(asked.input))
@@ -104,7 +104,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, body)) from None
-        return asked.model, check(value), parameters, version
+        return asked.model, value if check is None else check(value), parameters, version
 
     return read
 
@@ -208,13 +208,13 @@ CheckValue = Callable[[Value], Value]
 """Function that takes any input and returns what the model gets, or raises RequestError."""
 
 
-def value_checker(settings: Settings) -> CheckValue:
-    """Make the check of inputs that are any JSON value: each text in it is checked as an input would be."""
+def value_checker(settings: Settings) -> CheckValue | None:
+    """Make the check of inputs that are any JSON value, as `text_checker` does: each text in it is checked as an input would be."""
     check, most, keeps = text_checker(settings), settings.max_input_chars, settings.control_chars == "keep"
+    if check is None:
+        return None
 
     def check_value(value: Value) -> Value:
-        if check is None:
-            return value
         if isinstance(value, str):
             return check(value)
         if isinstance(value, Octets):

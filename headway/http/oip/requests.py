@@ -100,7 +100,12 @@ class InferRequest(msgspec.Struct, gc=False):
     parameters: bytes
 
     def exchange(
-        self, model: str, options: RequestOptions, takes: ValueKind | None, check: CheckValue, write: WriteAnswer
+        self,
+        model: str,
+        options: RequestOptions,
+        takes: ValueKind | None,
+        check: CheckValue | None,
+        write: WriteAnswer,
     ) -> Exchange:
         """Exchange of the request.
 
@@ -108,16 +113,19 @@ class InferRequest(msgspec.Struct, gc=False):
             model: name of the model.
             options: options by its head.
             takes: kind of values that the model takes; None while it is not known.
-            check: checks each of them, and returns what the model gets.
+            check: checks each of them, and returns what the model gets; None for nothing to check.
             write: writes the answer.
 
         Raises:
             RequestError: an element is no such value, or is refused.
         """
-        values = list(map(check, values_of(self.elements, takes)))
+        values, wishes = values_of(self.elements, takes), self.wishes
+        if check is not None:
+            values = list(map(check, values))
+        if wishes is not NONE:
+            options = wishes.applied_to(options)
         input = values[0] if len(values) == 1 else values
-        wishes = self.wishes
-        return Exchange(model, input, self.parameters, wishes.applied_to(options), write, self.id or "", wishes.final)
+        return Exchange(model, input, self.parameters, options, write, self.id or "", wishes.final)
 
 
 _decode = msgspec.json.Decoder(_Request).decode

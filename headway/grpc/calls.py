@@ -166,7 +166,7 @@ class Call:
         """
         port, connection = self.port, self.stream.connection
         principal = port.admission.identify(authorization)
-        self.principal, self.tier = principal, port.settings.tier_names[principal.tier]
+        self.principal, self.tier = principal, port.admission.tiers[principal.tier]
         if connection.owner == UNKNOWN:
             try:
                 port.gateway.quotas.belong(connection, principal.tenant)

@@ -46,6 +46,7 @@ class Admission:
     Attributes:
         settings: settings of the gateway.
         counters: counters of refusals.
+        tiers: names of the tiers.
         anonymous: whether nobody is asked for a credential.
         rate_limits: writer of the fields by which principals learn of their limits.
     """
@@ -55,6 +56,7 @@ class Admission:
     ) -> None:
         self.gateway, self.new_id, self.refusal_traces = gateway, new_id, refusal_traces
         self.settings, self.counters = gateway.settings, gateway.counters
+        self.tiers = gateway.settings.tier_names
         self.anonymous = isinstance(identity, AnonymousIdentity)
         self.rate_limits = RateLimitHeaders(gateway)
         self._identify = identity.identify

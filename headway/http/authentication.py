@@ -47,7 +47,7 @@ class Authentication:
         over = admission.gateway.limiter.poll(principal.limits)
         if over is None:
             return None
-        admission.counters.refusals[over.reason, admission.settings.tier_names[principal.tier], ""] += 1
+        admission.counters.refusals[over.reason, admission.tiers[principal.tier], ""] += 1
         answer = refuse(request, over)
         answer.headers["cache-control"] = "no-store"
         return answer

@@ -160,7 +160,7 @@ class InferenceContext(ConnectionContext):
         self.most_at_once = min(self.most_body, LARGE - 1)
         self.served = gateway.served
         self.version = settings.model_version
-        self.tiers = settings.tier_names
+        self.tiers = admission.tiers
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request that is refused after its head."""

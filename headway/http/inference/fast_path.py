@@ -571,6 +571,7 @@ class FastPathConnection(Connection):
             self._belong(principal)
 
     def _ask(self, request: InferenceHead, body: bytes) -> None:
+        """Read a body, and hand its request in, on the lane for it if that is open."""
         self.begun, only = monotonic(), self.principal.models
         served = self.inference.served
         try:
@@ -579,11 +580,7 @@ class FastPathConnection(Connection):
                 raise several_as_task()
         except RequestError as exc:
             self._charge_and_deny(request, exc)
-        else:
-            self._hand_in(request, exchange)
-
-    def _hand_in(self, request: InferenceHead, exchange: Exchange) -> None:
-        """Hand a request in, on the lane for it if that is open."""
+            return
         self.phase, self.exchange = ASKED, exchange
         model, text, parameters = exchange.model, exchange.input, exchange.parameters
         if request.wish is not None or isinstance(text, list) or exchange.options is not request.options:

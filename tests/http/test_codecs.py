@@ -115,7 +115,7 @@ def test_octets_are_the_input_itself() -> None:
 def test_any_text_is_read_and_written_unchanged(text: str, escaped: bool) -> None:
     body = json.dumps({"input": text}, ensure_ascii=escaped).encode()
     assert INFERENCE.read(body) == (None, text, b"")
-    assert json.loads(INFERENCE.write("req_1", text, 1.5, "v"))["output"] == text
+    assert json.loads(INFERENCE.write("req_1", text, 1.5, "v", None))["output"] == text
 
 
 @given(st.binary(max_size=60))
@@ -129,13 +129,17 @@ def test_any_bytes_are_taken_or_refused(noise: bytes) -> None:
 
 
 def test_answers_of_all_three_shapes_are_written() -> None:
-    assert json.loads(INFERENCE.write("req_1", "A", 1.5, "7")) == {
+    assert json.loads(INFERENCE.write("req_1", "A", 1.5, "7", None)) == {
         "request_id": "req_1",
         "output": "A",
         "metadata": {"tokens_used": None, "latency_ms": 1.5, "model_version": "7"},
     }
-    assert json.loads(PLAIN.write("req_1", "A", 1.5, "7")) == {"output": "A", "request_id": "req_1", "latency_ms": 1.5}
-    assert json.loads(PREDICT.write("req_1", "A", 1.5, "7")) == {
+    assert json.loads(PLAIN.write("req_1", "A", 1.5, "7", None)) == {
+        "output": "A",
+        "request_id": "req_1",
+        "latency_ms": 1.5,
+    }
+    assert json.loads(PREDICT.write("req_1", "A", 1.5, "7", None)) == {
         "request_id": "req_1",
         "output": "A",
         "latency_ms": 1.5,

@@ -10,7 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -27,26 +27,11 @@ from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
 
+WriteText = Callable[[str, str | msgspec.Raw, float, str, TokenCount | None], bytes]
+"""Writer of the body of an answer with one output, or with the text of several. Raises UnicodeEncodeError: it has a lone surrogate.
 
-class WriteText(Protocol):
-    """Writer of the body of an answer with one output, or with the text of several."""
-
-    def __call__(
-        self,
-        shown: str,
-        output: str | msgspec.Raw,
-        milliseconds: float,
-        version: str,
-        tokens: TokenCount | None = None,
-        /,
-    ) -> bytes:
-        """Write the body; the arguments are those of an Outcome. An output that is no text comes as Raw.
-
-        Raises:
-            UnicodeEncodeError: the output holds a lone surrogate.
-        """
-        ...
-
+Its arguments are the members of an Outcome, with one output. An output that is no text comes as Raw.
+"""
 
 _NONE = msgspec.Raw(b"[]")
 """Outputs of an answer into which they are put later."""
@@ -233,7 +218,7 @@ def predict(settings: Settings) -> Codec:
 
 
 def _write_inference(
-    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
 ) -> bytes:
     return _encode(
         _InferenceAnswer(shown, output, _Metadata(None if tokens is None else tokens.used, milliseconds, version))
@@ -241,7 +226,7 @@ def _write_inference(
 
 
 def _write_many(
-    shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+    shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
 ) -> bytes:
     return _encode(
         _ManyAnswer(shown, outputs, _Metadata(None if tokens is None else tokens.used, milliseconds, version))
@@ -249,12 +234,12 @@ def _write_many(
 
 
 def _write_plain(
-    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
 ) -> bytes:
     return _encode(_PlainAnswer(output, shown, milliseconds))
 
 
 def _write_predict(
-    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None = None
+    shown: str, output: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
 ) -> bytes:
     return _encode(_PredictAnswer(shown, output, milliseconds))

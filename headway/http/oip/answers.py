@@ -50,24 +50,22 @@ class _Answer(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 
-class Answerer:
+class Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request.
 
-    Arguments:
+    Attributes:
         model: name of the model.
-        id: id that the client gave the request; None for none.
         shape: shape of its input, which is that of its output.
         binary: whether the output comes in the binary form.
         gives: kind of values that the model gives; None while it is not known.
+        id: id that the client gave the request; None for none.
     """
 
-    __slots__ = ("_binary", "_gives", "_id", "_model", "_shape")
-
-    def __init__(
-        self, model: str, id: str | None, shape: tuple[int, ...], binary: bool, gives: ValueKind | None
-    ) -> None:
-        self._model, self._shape, self._binary, self._gives = model, shape, binary, gives
-        self._id = msgspec.UNSET if id is None else id
+    model: str
+    shape: tuple[int, ...] = (1,)
+    binary: bool = False
+    gives: ValueKind | None = None
+    id: str | None = None
 
     def write(self, outcome: Outcome) -> Written:
         """Write the answer."""
@@ -75,7 +73,7 @@ class Answerer:
         told = msgspec.UNSET if used is None else _Used(used.used)
         if len(outputs) == 1 and len(outputs[0]) <= PIECE:
             return self._one(version, told, outputs[0])
-        if self._binary:
+        if self.binary:
             length = len(self._encode(version, told, parameters=_DataSize(_LARGEST)))
             return _BINARY % length, self._packed(version, told, outputs, length)
         document = self._encode(version, told, data=())
@@ -83,15 +81,15 @@ class Answerer:
 
     def _one(self, version: str, told: _Used | msgspec.UnsetType, output: Value) -> tuple[bytes, bytes]:
         """Answer with one small output, the most frequent one."""
-        if self._binary:
-            element = element_of(output, self._gives)
+        if self.binary:
+            element = element_of(output, self.gives)
             document = self._encode(version, told, _DataSize(packed_size((element,))))
             return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
         text = output if self._is_text(output) else next(self._texts((output,)))
         return JSON, self._encode(version, told, msgspec.UNSET, (text,))
 
     def _is_text(self, output: Value) -> TypeGuard[str]:
-        return isinstance(output, str) and (self._gives is ValueKind.TEXT or self._gives is None)
+        return isinstance(output, str) and (self.gives is ValueKind.TEXT or self.gives is None)
 
     def _encode(
         self,
@@ -100,8 +98,8 @@ class Answerer:
         parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
         data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
-        tensor = _Tensor(OUTPUT, BYTES, self._shape, parameters, data)
-        return _encode(_Answer(self._model, version, (tensor,), self._id, told))
+        tensor = _Tensor(OUTPUT, BYTES, self.shape, parameters, data)
+        return _encode(_Answer(self.model, version, (tensor,), msgspec.UNSET if self.id is None else self.id, told))
 
     def _packed(
         self, version: str, told: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
@@ -109,7 +107,7 @@ class Answerer:
         """Pieces of the binary form, behind a JSON object of `length` bytes that tells how many these are."""
         elements: list[bytes] = []
         for output in released(outputs):
-            elements.append(element_of(output, self._gives))
+            elements.append(element_of(output, self.gives))
             yield b""
         yield self._encode(version, told, parameters=_DataSize(packed_size(elements))).ljust(length)
         yield from packed_pieces(elements)
@@ -120,7 +118,7 @@ class Answerer:
                 yield output
                 continue
             try:
-                yield element_of(output, self._gives).decode()
+                yield element_of(output, self.gives).decode()
             except UnicodeDecodeError:
                 raise BadRequest(
                     f"output {index} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"

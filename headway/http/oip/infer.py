@@ -39,12 +39,10 @@ def infer(settings: Settings) -> Codec:
             except BadRequest:
                 if model in known:
                     raise
-                unknown = Answerer(
-                    model, "", (1,), False, None
-                )  # The gateway refuses it for its model, before it reads on.
-                return Exchange(model, "", b"", options, unknown.write)
+                # The gateway refuses it for its model, before it reads on.
+                return Exchange(model, "", b"", options, Answerer(model).write)
             served = known[model]
-            answerer = Answerer(model, asked.id, asked.shape, asked.wishes.binary, served.gives)
+            answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id)
             return asked.exchange(model, options, served.takes, check, answerer.write)
 
         return with_version(options, version), read

@@ -44,6 +44,7 @@ class Admission:
         refusal_traces: traces of refused requests; None where none are recorded.
 
     Attributes:
+        gateway, new_id, refusal_traces: see the arguments.
         settings: settings of the gateway.
         counters: counters of refusals.
         tiers: names of the tiers.
@@ -79,7 +80,7 @@ class Admission:
         return partial(self._identify, authorization) if found is None else found
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
-        """AnyError of request `id` when its principal is over a limit. The gateway counts it."""
+        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
         gateway = self.gateway
         if not principal.limits:
             return None
@@ -107,7 +108,7 @@ class Admission:
         return over
 
     def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
-        """Principal of a request for its model, which is the default one if it names none."""
+        """Principal of a request for its model, with its limit for that. A request that names no model gets the default one."""
         if not exchange.model:
             exchange.model = self.gateway.served.default_of(principal.models)
         return principal.asking(exchange.model) if principal.of_models else principal

@@ -180,7 +180,7 @@ def _by_status(form: str, *codes: str) -> dict[str, Any]:
 
 
 def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
-    """AnyError with each error code, in an API's form."""
+    """Refusal with each error code, in an API's form."""
     titles: dict[int, list[str]] = {}
     for code in errors.CODES.values():
         titles.setdefault(code.status, []).append(code.title)

@@ -45,7 +45,7 @@ class Origins:
         return b"access-control-allow-origin: " + allowed
 
     def refuse(self, origin: bytes) -> RequestError:
-        """AnyError of a page of another origin."""
+        """Refusal of a page of another origin."""
         shown = origin[:100].decode("latin-1")
         return RequestError(f"pages of {shown!r} may not ask here: it is not in --cors-origins", code=FORBIDDEN)
 

@@ -45,7 +45,8 @@ JSON = b"content-type: application/json\r\n"
 Written = tuple[bytes, bytes | Iterator[bytes]]
 """Lines of an answer's header, each with its end, the content type among them; and the answer's body.
 
-The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteAnswer` does.
+The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteAnswer`
+does.
 """
 
 

@@ -36,8 +36,8 @@ _NAMES = b"/v1/models/", b"/v2/models/"
 TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
-    b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host",
-    b"idempotency-key", b"inference-header-content-length", b"transfer-encoding", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
+    b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"idempotency-key",
+    b"inference-header-content-length", b"transfer-encoding", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import zlib
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.http.inference.inference_head import CODINGS, too_large
+from headway.http.inference.inference_head import CODINGS
+from headway.http.server.head import too_large
 
 WINDOWS = dict(zip(CODINGS, (16 + zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, zlib.MAX_WBITS), strict=True))
 """Window of each coding, as zlib takes it."""
@@ -62,7 +63,7 @@ class Unpacker:
             self.size += len(piece)
             self._pieces.append(piece)
             if self.size > self._settings.max_body_bytes:
-                raise too_large(self._settings)
+                raise too_large(self._settings.max_body_bytes)
         if unpacker.eof and (rest := len(unpacker.unused_data) + len(self._body) - self._at):
             raise BadRequest(f"{rest} bytes follow the end of the {coding} body; send one {coding} stream")
         return unpacker.eof

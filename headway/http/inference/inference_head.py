@@ -13,11 +13,11 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.trace_context import read_trace_context
-from headway.errors import BadRequest, PayloadTooLarge
+from headway.errors import BadRequest
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, ReadRequest, RequestTarget
 from headway.http.inference.prefer_header import Wish, read_prefer
-from headway.http.server.head import Head, shorten
+from headway.http.server.head import Head, shorten, too_large
 from headway.model import RequestOptions
 
 SHOWN = "req_"
@@ -90,10 +90,10 @@ def read_inference_head(
         RequestError: a header field or the target is wrong, or the body is announced as too large.
     """
     settings = context.settings
-    single, id, wish, wait = head.single, chosen_id(head), None, 0.0
+    single, id, wish, wait = head.single, read_id(head.single), None, 0.0
     timeout = settings.longest_request_s
     if head.length > settings.max_body_bytes:
-        raise too_large(settings)
+        raise too_large(settings.max_body_bytes)
     coding = _coding(single[b"content-encoding"], codec.compressed) if b"content-encoding" in single else ""
     if b"prefer" in single and codec.tasks and (wish := read_prefer(single[b"prefer"])) is not None:
         wait = min(wish.wait, timeout)
@@ -173,16 +173,6 @@ def read_options(
     if settings.trace and b"traceparent" in single:
         trace = read_trace_context(single[b"traceparent"], single.get(b"tracestate", b""))
     return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace)
-
-
-def too_large(settings: Settings) -> PayloadTooLarge:
-    """Error of a body beyond `max_body_bytes`."""
-    return PayloadTooLarge(f"the body is larger than {settings.max_body_bytes} bytes (max_body_bytes)")
-
-
-def chosen_id(head: Head) -> str:
-    """UUID in the `X-Request-Id` of a head; see `read_id`."""
-    return read_id(head.single)
 
 
 def read_id(single: Mapping[bytes, bytes]) -> str:

@@ -6,8 +6,8 @@ import re
 
 import httptools
 
-from headway.errors import HEADERS_TOO_LARGE, BadRequest, PayloadTooLarge, RequestError
-from headway.http.server.head import END
+from headway.errors import HEADERS_TOO_LARGE, BadRequest, RequestError
+from headway.http.server.head import END, too_large
 
 _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WRAPPING = 8
@@ -84,7 +84,7 @@ class Chunks:
     def _check(self) -> None:
         count, size = self._heard.count, self._heard.size
         if size > self._most:
-            raise self._too_large()
+            raise too_large(self._most)
         if self._raw > _WRAPPING * size + self._slack:
             raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
         if count > FREE_PIECES + size // PIECE_BYTES:
@@ -102,10 +102,7 @@ class Chunks:
         heard.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
         if _SIZE.fullmatch(digits) is not None and heard.size - heard.begun_with + int(digits, 16) > self._most:
-            raise self._too_large()
-
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the body is larger than {self._most} bytes (max_body_bytes)")
+            raise too_large(self._most)
 
 
 class _BodyEvents:

@@ -32,13 +32,13 @@ import httptools
 from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN, refuse
-from headway.http.inference.inference_head import SHOWN, chosen_id, too_large
+from headway.http.inference.inference_head import SHOWN, read_id
 from headway.http.problem import AnyError, frame_error
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import descriptor_of
-from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
+from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long
 from headway.http.server.unread_answers import Unread, bound
 from headway.model import Failure
 from headway.runtime.logger import get_logger
@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request whose head is complete; `raw` is the head as it came."""
         if head.length > self.context.most_body:
-            self.refuse(too_large(self.context.settings), head)
+            self.refuse(too_large(self.context.most_body), head)
             return
         try:
             url = httptools.parse_url(head.target)
@@ -518,7 +518,7 @@ class Connection(asyncio.Protocol):
         except RequestError as exc:
             self.reject(exc)
         else:
-            self.id = chosen_id(head) or self.context.new_id()
+            self.id = read_id(head.single) or self.context.new_id()
             self.last = not head.keep
             self.serve(head, raw)
         return True

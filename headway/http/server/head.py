@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 import httptools
 
-from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, RequestError
+from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
 from headway.runtime import protocol_hints
 
 END = b"\r\n\r\n"
@@ -218,6 +218,11 @@ def past_blank(buffer: bytes) -> bytes:
     """Bytes after the blank lines before a request."""
     blank = _BLANK.match(buffer)
     return buffer[blank.end() if blank else 0 :]
+
+
+def too_large(most: int) -> PayloadTooLarge:
+    """Error of a body of more than `most` bytes."""
+    return PayloadTooLarge(f"the body is larger than {most} bytes (max_body_bytes)")
 
 
 def too_long(most: int) -> RequestError:

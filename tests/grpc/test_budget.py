@@ -1,0 +1,57 @@
+"""Budget of a usual call of both inference methods, held to the numbers in budget.toml."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bench.load import http2
+from headway.grpc import messages
+from tests.grpc.stand import INFER, PREDICT, Port, predict, served
+from tests.grpc.wire import Wire, connect
+from tests.http.stand import settled
+from tests.http.test_budget import BATCH, BUDGET, ROUNDS, TEXT, Counts, within
+
+
+def infer() -> bytes:
+    """Message of a ModelInfer with one text."""
+    asked = messages.message("inference.ModelInferRequest")(model_name="default")
+    asked.inputs.add(name="x", datatype="BYTES", shape=[1]).contents.bytes_contents.append(TEXT.encode())
+    return bytes(asked.SerializeToString())
+
+
+CALLS = {"grpc predict": (PREDICT, predict(TEXT)), "grpc infer": (INFER, infer())}
+"""Path and message of a call."""
+
+
+async def batch(port: Port, wire: Wire, numbers: range, kind: str) -> None:
+    """One call that keeps the worker busy, and a full batch that gathers meanwhile."""
+    path, message = CALLS[kind]
+    first, *others = [http2.headers(number, path) + http2.message(number, message) for number in numbers]
+    runs = len(port.stand.runs)
+    port.stand.go.clear()
+    wire.send(first)
+    await settled(lambda: len(port.stand.runs) > runs)
+    wire.send(*others)
+    await settled(lambda: port.stand.real.pending == len(numbers))
+    port.stand.go.set()
+    assert [(await wire.ended(number)).status for number in numbers] == ["0"] * len(numbers)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has bytecodes of its own")
+@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
+    async def main(port: Port) -> None:
+        wire = await connect(port, http2.PREFACE, http2.frame(4, 0, 0))
+        size = 1 + BATCH
+        await batch(port, wire, range(size), kind)
+        rounds = [Counts() for _ in range(ROUNDS)]
+        for number, counts in enumerate(rounds, 1):
+            with counts:
+                await batch(port, wire, range(number * size, (number + 1) * size), kind)
+        wire.writer.close()
+        within(BUDGET[kind], rounds, size)
+
+    served(main, whole=True, user_rate=0.0)

@@ -67,6 +67,12 @@ def test_entries_of_a_call_are_packed_as_each_by_itself() -> None:
     assert entry_wire.pack_small([usual, entries[-2]], 4000)[1] == {2: entries[-2]}
 
 
+def test_an_entry_of_a_release_after_the_next_one_says_so() -> None:
+    entry = ask("text", id="a")
+    with pytest.raises(wire.TooNew, match="schema 3, and this one reads 1 to 2; upgrade this process"):
+        entry_wire.read_payloads([pack_entry(entry), of_release(2)(entry)])
+
+
 def test_no_name_stands_for_two_values_in_the_functions() -> None:
     assert function_library.named_once({"OVER": 1}, {"UNDER": 2}) == {"OVER": 1, "UNDER": 2}
     with pytest.raises(ValueError, match="as OVER"):

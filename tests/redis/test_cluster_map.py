@@ -10,7 +10,7 @@ import pytest
 
 from headway.brokers.redis import cluster
 from headway.brokers.redis.cluster import Cluster
-from headway.brokers.redis.sentinels import Address
+from headway.brokers.redis.link import Address
 from headway.brokers.redis.server import Server
 from tests.virtual_time import run
 

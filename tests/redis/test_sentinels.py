@@ -10,7 +10,8 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import ResponseError
 
-from headway.brokers.redis.sentinels import Address, Sentinels, deposed_by
+from headway.brokers.redis.link import Address
+from headway.brokers.redis.sentinels import Sentinels, deposed_by
 
 A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 

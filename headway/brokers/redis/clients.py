@@ -21,7 +21,8 @@ from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 
 from headway.brokers.redis.cluster import Cluster
-from headway.brokers.redis.sentinels import Address, Sentinels
+from headway.brokers.redis.link import Address
+from headway.brokers.redis.sentinels import Sentinels
 from headway.brokers.redis.server import Server
 from headway.config import shown_url
 from headway.errors import SettingError

@@ -19,7 +19,7 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from headway.brokers.redis.sentinels import Address
+from headway.brokers.redis.link import Address
 from headway.brokers.redis.server import Server
 from headway.errors import BrokerUnavailable
 

@@ -64,9 +64,8 @@ class RedisDeadLetters:
                 letter = _read(one)
                 if letter is not None:
                     found.append(letter)
-        found.sort(
-            key=lambda letter: letter.died_at
-        )  # The newest of an entry that died again in another shard or zone.
+        found.sort(key=lambda letter: letter.died_at)
+        # Of an entry that died again in another shard or zone that is the newest.
         newest = {(letter.entry.tenant, letter.entry.id): letter for letter in found}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
@@ -110,9 +109,8 @@ class RedisDeadLetters:
             found = payload_of(packed)
             if (stored := found.apart) is not None:
                 key = f"{queue}zp:{found.tenant}\0{found.id}"
-                apart = await self._values.read_input(
-                    key, found.tenant, stored, whole=True
-                )  # An id may be buried again.
+                # In one piece, as an id may be buried again.
+                apart = await self._values.read_input(key, found.tenant, stored, whole=True)
         return _read(packed, apart)
 
     async def _listed(self, limit: int) -> Sequence[Any]:

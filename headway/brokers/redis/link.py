@@ -16,7 +16,8 @@ import hiredis
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import InvalidResponse, RedisError
 
-from headway.brokers.redis.sentinels import Address
+Address = tuple[str, int]
+"""Host and port of a server."""
 
 PIECE = 1 << 18
 """Bytes of a large argument that are written in one turn of the event loop."""

@@ -130,10 +130,8 @@ class Mailbox:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            if read.born in (
-                0.0,
-                read.queue.born,
-            ):  # Otherwise it was lost meanwhile, and another may have the same id.
+            # What was lost meanwhile is not told: another entry may have the same id.
+            if read.born in (0.0, read.queue.born):
                 all_here = len(read.replies) == len(read.whole)
                 submissions = read.whole if all_here else list(map(_submission, read.replies))
                 outputs = [read.token.encode() + wire.name_of(*one) for one in submissions] if read.token else []

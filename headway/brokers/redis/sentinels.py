@@ -20,12 +20,11 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.exceptions import RedisError, ResponseError
 
+from headway.brokers.redis.link import Address
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-Address = tuple[str, int]
-"""Host and port of a server."""
 Vote = tuple[int, Address]
 """Configuration epoch of a failover, and the primary since then."""
 
@@ -109,9 +108,8 @@ class Sentinels(Sentinel):
         while True:
             known = self._config_epoch
             config_epoch, address = await self._shared_vote(service_name)
-            if (
-                config_epoch >= self._config_epoch or known == self._config_epoch
-            ):  # Else it has become known what these did not yet know.
+            # Else it has become known what these did not yet know.
+            if config_epoch >= self._config_epoch or known == self._config_epoch:
                 break
         before, self._config_epoch, self._primary = self._primary, config_epoch, address
         if before is not None and before != address:

@@ -9,8 +9,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, RedisError, ResponseError
 
-from headway.brokers.redis.link import Link
-from headway.brokers.redis.sentinels import Address
+from headway.brokers.redis.link import Address, Link
 
 KEPT = 2
 """Most idle connections that are kept where there may be any number: one for each kind of blocking read."""

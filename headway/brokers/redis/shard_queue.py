@@ -324,9 +324,8 @@ class Queue:
         output = await self.output_of(*apart[0], reply.tenant)
         if output is not None:
             return replace(reply, output=output)
-        if (
-            again
-        ):  # It was forgotten meanwhile, or its output was lost, with which it is forgotten when it is asked for.
+        # It was forgotten meanwhile, or its output was lost, with which it is forgotten when it is asked for.
+        if again:
             return await self.outcome(key, again=False)
         return replace(reply, failure=failures.lost_output())
 

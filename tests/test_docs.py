@@ -105,7 +105,7 @@ def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> No
     ids=lambda told: told.name if isinstance(told, Path) else "",
 )
 def test_the_bounds_of_outputs_are_told_once_where_sizes_are(told: Path, one: str, together: str) -> None:
-    text = told.read_text(encoding="utf-8")
+    text = " ".join(told.read_text(encoding="utf-8").split())
     assert re.findall(one, text) == [str(MOST_OUTPUT >> 20)]
     assert re.findall(together, text) == [str(MOST_ANSWER >> 20)]
 

@@ -38,7 +38,6 @@ from headway.model import (
     Signature,
     Slot,
     Submission,
-    Subscription,
     TierDepth,
     WorkerInfo,
 )
@@ -139,19 +138,15 @@ class RequestQueue(QueueCondition, Protocol):
 
         An entry that joins another's answer is admitted too, and gets its reply like any other. An entry that is not known
         yet is judged by its limits, then by its dedup keys, then, if it has to run, by whether there is room for it in
-        time. Only an admitted entry is charged, to all its limits. One for a model that has no queue is refused."""
-        ...
+        time. Only an admitted entry is charged, to all its limits. One for a model that has no queue is refused.
 
-    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
-        """Subscribe to the outcomes of tasks; the result is in the same order, None for a subscription that stands.
-
-        A subscription ends with one reply: the outcome, at once if it is kept, or a failure when the task is forgotten
-        or the subscription's time is over. It never runs, counts towards no limit and leaves the task as it is. Without
-        such a task of the tenant's it is refused. A repeated call for the same submission changes nothing."""
+        An entry that follows a task (`headway.core.dedup.follower`) ends with one reply: the outcome, at once if it is kept,
+        or a failure when the task is forgotten or the time of the follower is over. It never runs and leaves the task as it
+        is. Without such a task of the tenant's it is refused. Its model is empty where that is not known."""
         ...
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions and subscriptions of `gateway` that nobody waits for any more; their ids are free.
+        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
 
         A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
         and the first under an idempotency key runs on for later requests with that key. Nothing changes for a

@@ -30,7 +30,7 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Subscription, Value
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Value
 
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key, with the model in front where the key is good for one."""
@@ -132,24 +132,29 @@ def is_task(entry: Entry) -> bool:
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
-def follower(subscription: Subscription, model: str, version: str = "") -> Entry:
-    """Entry that stands for a subscription inside a broker: it follows the task's flight, and never runs.
+def follower(
+    id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
+) -> Entry:
+    """Entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
 
-    `model` and `version` say in which queue the task is.
+    Arguments:
+        id: UUIDv7 text; unique together with `tenant`.
+        task: id of the task.
+        tenant: name of the account that the task belongs to.
+        gateway: id of the gateway that gets the reply.
+        seconds: seconds from the enqueue until the outcome is worthless to who waits.
+        nonce: number of the submission.
+        model: name of the model that answers the task; empty where that is not known.
+        version: version in whose queue the task is, where the model is known.
     """
-    return Entry(
-        id=subscription.id,
-        model=model,
-        input="",
-        tier=0,
-        tenant=subscription.tenant,
-        gateway=subscription.gateway,
-        queue_timeout=subscription.timeout,
-        timeout=subscription.timeout,
-        dedup_keys=(DedupKey(DedupKind.TASK, subscription.task),),
-        nonce=subscription.nonce,
-        version=version,
-    )
+    keys = (DedupKey(DedupKind.TASK, task),)
+    return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
+
+
+def task_followed(entry: Entry) -> str:
+    """Id of the task that an entry only follows; empty for one that asks for something of its own."""
+    found = (one.key for one in entry.dedup_keys if one.kind is DedupKind.TASK and one.key != entry.id)
+    return next(found, "")
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:

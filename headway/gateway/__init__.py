@@ -2,7 +2,6 @@
 
 gateway            takes requests in, and answers each once
 pending            pending requests: their table, their sinks, how they end, who observes that
-subscriptions      waits for the outcomes of tasks that were submitted before
 served_models      the models that are served, and what requests for each go by
 workers_watcher    tells all who go by it what workers report
 outcome_counts     counts the outcomes of requests

@@ -56,7 +56,7 @@ class AcceptedRequests:
         for key, pending in reversed(self._pending.items()):
             if pending.since < self._looked:
                 break
-            if key not in self._written or self._written[key][0] is not pending:
+            if (key not in self._written or self._written[key][0] is not pending) and not pending.follows:
                 self._new[key] = pending
         self._looked = now
 

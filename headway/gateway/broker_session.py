@@ -4,8 +4,7 @@
                  ▲                   │ no answer
                  └───────────────────┘ offered again, with what is left of the time
 
-Subscriptions go out beside the outbox, each after the entries that were there before it. Large entries go out beside it, too,
-where they take longer than others, so that nobody waits for the bytes of another's.
+Large entries go out beside the outbox, where they take longer than others, so that nobody waits for the bytes of another's.
 
 Entries that gathered while the last call was under way go as one call, or as several short ones in which tenants take turns. A call that was not answered may have been done;
 its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
@@ -18,12 +17,13 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from headway import errors
-from headway.core.dedup import is_task
+from headway.core.dedup import is_task, task_followed
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
@@ -33,8 +33,7 @@ from headway.gateway.outcome_reader import OutcomeReader, Recalled
 from headway.gateway.pending import PendingRequest, PendingTable
 from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
-from headway.gateway.subscriptions import SubscriptionTable
-from headway.model import Entry, Failure, Reply, Submission, Subscription
+from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
@@ -76,12 +75,6 @@ class EntryRefused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-class SubscriptionRefused(msgspec.Struct, frozen=True):
-    """Event: the broker refuses a subscription; there may be no such task."""
-
-    subscription: Subscription
-
-
 class Replied(msgspec.Struct, frozen=True):
     """Event: replies came."""
 
@@ -103,7 +96,7 @@ class Up(msgspec.Struct, frozen=True):
     """Event after `Down`: the broker answers again."""
 
 
-SessionEvent = Admitted | EntryRefused | SubscriptionRefused | Replied | Settled | Down | Up
+SessionEvent = Admitted | EntryRefused | Replied | Settled | Down | Up
 
 
 class BrokerSession:
@@ -113,7 +106,6 @@ class BrokerSession:
         broker: the broker.
         gateway: id of the gateway, to which replies are addressed.
         pending: requests that the gateway holds, on all its sessions; read only.
-        subscriptions: subscriptions that the gateway holds, on all its sessions; read only.
         on_event: takes the events of entries and of the broker, in order.
         room: most entries in the outbox.
         down_after: seconds for which the broker may be out of reach until it counts as down.
@@ -133,7 +125,6 @@ class BrokerSession:
         broker: RequestQueue,
         gateway: str,
         pending: PendingTable,
-        subscriptions: SubscriptionTable,
         on_event: Callable[[BrokerSession, SessionEvent], None],
         room: int,
         down_after: float,
@@ -146,14 +137,11 @@ class BrokerSession:
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
         self._on_their_way: list[Sequence[Entry]] = []
         """Entries of calls under way. To offer one beside its call could end in another way than that does."""
-        self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False), self._work_on)
-        self._subscribing: dict[Submission, Subscription] = {}
-        """Subscriptions of which the same holds."""
+        self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
         self._gateway = gateway
         self._pending = pending
-        self._subscriptions = subscriptions
         self._on_event = on_event
         self._down_after = down_after
         self._clock = clock
@@ -174,7 +162,7 @@ class BrokerSession:
         self._back_at = -math.inf
         self._is_down = False
         self._verdict: asyncio.TimerHandle | None = None
-        self._resubmitter = Resubmitter(self._handed_over, self._hand_over_again, rng)
+        self._resubmitter = Resubmitter(self._handed_over, partial(self._offer_again, admitted=True), rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
         """Start the loops: what goes to the broker, what comes back, and what is offered again."""
@@ -276,11 +264,6 @@ class BrokerSession:
         self.waits = True
         self._outbox.fresh[entry.nonce] = entry
 
-    def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
-        """Subscribe with the next call, after the entries that are in the outbox by then."""
-        self._subscribing.update((one.submission, one) for one in subscriptions)
-        self._work.set()
-
     def take_over(self, entries: Sequence[Entry]) -> None:
         """Take entries in that have waited elsewhere."""
         self._outbox.fresh.update((entry.nonce, entry) for entry in entries)
@@ -288,13 +271,11 @@ class BrokerSession:
         self._work.set()
 
     def give_up(self) -> None:
-        """Drop the entries and subscriptions that another session has taken over."""
+        """Drop the entries that another session has taken over."""
         mine = {one.entry.submission for one in self._pending.on(self)}
-        mine.update(one.subscription.submission for one in self._subscriptions.on(self))
         self._outbox.keep(lambda entry: entry.submission in mine)
         self._doubtful = self._doubtful and bool(self._outbox)
         self._large.waiting.keep(lambda entry: entry.submission in mine)
-        self._subscribing = {name: one for name, one in self._subscribing.items() if name in mine}
 
     def withdraw(self, submission: Submission) -> None:
         """Withdraw a submission: at once if it was never offered, else as soon as the broker can be told."""
@@ -314,7 +295,7 @@ class BrokerSession:
         failures = 0
         while True:
             await self._work.wait()
-            if len(self._outbox) < MOST_OFFERED and not (self._cancelled or self._subscribing):  # Else it goes at once.
+            if len(self._outbox) < MOST_OFFERED and not self._cancelled:  # Else it goes at once.
                 now, linger = self._clock(), self.broker.linger
                 if now < self._called + linger and self.rate(now) * linger >= WORTH_GATHERING:
                     await asyncio.sleep(linger)
@@ -327,37 +308,15 @@ class BrokerSession:
                 failures += 1
                 await asyncio.sleep(backoff(failures, self._rng()))
 
-    def _work_on(self) -> None:
-        if self._subscribing:
-            self._work.set()
-
     async def _flush(self) -> None:
         """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered, so that none of them is offered."""
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
             await self._let_go()
-        # The tasks of later ones may not have gone out.
-        subscriptions = self._apart_from_large()[:CHUNK] if self._subscribing else ()
         if self._outbox:
             await self._hand_over(probe)
-        if subscriptions and not self._doubtful:
-            left = {(entry.tenant, entry.id) for entry in self._outbox} if self._outbox.later else ()
-            subscriptions = [
-                one
-                for one in subscriptions
-                if (one.tenant, one.task) not in left and not self._large.has(one.tenant, one.task)
-            ]
-            for one in subscriptions:
-                self._subscribing.pop(one.submission, None)
-            await self._subscribe(subscriptions)
-        if self._subscribing and self._apart_from_large():
-            self._work.set()
         self.waits = bool(self._outbox or self._departed or self._cancelled)
-
-    def _apart_from_large(self) -> list[Subscription]:
-        """Subscriptions whose tasks are no large entries that have yet to go out."""
-        return [one for one in self._subscribing.values() if not self._large.has(one.tenant, one.task)]
 
     async def _hand_over(self, probe: bool) -> None:
         """Offer what gathered, as far as one call takes it."""
@@ -405,8 +364,9 @@ class BrokerSession:
             self._on_their_way.remove(entries)
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                if admitted and failure.reason == SCARCE:
-                    continue  # Without memory the broker cannot even look whether it has the entry.
+                # Without memory the broker cannot even look whether it has the entry. A task may be offered again after its followers.
+                if admitted and (failure.reason == SCARCE or task_followed(entry)):
+                    continue
                 self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
             elif entry.dedup_keys or entry.trace or entry.count > 1:
                 self._on_event(self, Admitted(entry))
@@ -438,34 +398,12 @@ class BrokerSession:
                 if entry.submission not in wanted and (unwanted or not is_task(entry)):
                     self.withdraw(entry.submission)
 
-    async def _subscribe(self, subscriptions: Sequence[Subscription], again: bool = False) -> None:
-        """Subscribe for those who still wait. `again`: the subscriptions stood once, and most likely still do."""
-        wanted = self._subscriptions.refreshed(self, subscriptions, self._clock())
-        if not wanted:
-            return
-        try:
-            verdicts = await self._ask(self.broker.subscribe(wanted))
-        except (BrokerUnavailable, asyncio.CancelledError):
-            self.subscribe(wanted)
-            raise
-        for subscription, failure in zip(wanted, verdicts, strict=True):
-            if failure is not None and not again:  # A task may be offered again after those who wait for it.
-                self._on_event(self, SubscriptionRefused(subscription))
-            elif again and (subscription.tenant, subscription.id) not in self._subscriptions:
-                self.withdraw(subscription.submission)
-
-    def _handed_over(self) -> list[Entry | Subscription]:
-        """Entries and subscriptions that were handed over and still wait; the entries first, as they may be subscribed to."""
+    def _handed_over(self) -> list[Entry]:
+        """Entries that were handed over and still wait."""
         under_way = itertools.chain.from_iterable(self._on_their_way)
         outside = {entry.submission for entry in (*self._outbox, *self._large.waiting, *under_way)}
-        outside |= self._subscribing.keys()
-        held: list[Entry | Subscription] = [one.entry for one in self._pending.on(self)]
-        held += [one.subscription for one in self._subscriptions.on(self)]
-        return [one for one in held if one.submission not in outside]
-
-    async def _hand_over_again(self, handed: Sequence[Entry | Subscription]) -> None:
-        await self._offer_again([one for one in handed if isinstance(one, Entry)], admitted=True)
-        await self._subscribe([one for one in handed if isinstance(one, Subscription)], again=True)
+        held = [one.entry for one in self._pending.on(self)]
+        return [entry for entry in held if entry.submission not in outside]
 
     async def _returns(self) -> None:
         failures = 0
@@ -529,7 +467,7 @@ class BrokerSession:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(until_tick(PROBE_AFTER))
-            if (self._pending or self._subscriptions) and self._clock() - self._answered >= PROBE_AFTER:
+            if self._pending and self._clock() - self._answered >= PROBE_AFTER:
                 self._probe_due = True
                 self._work.set()
 

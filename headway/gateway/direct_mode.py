@@ -93,6 +93,7 @@ class DirectMode:
         self.session.take_over([one.entry for one in moved])
 
     def _answers(self, one: PendingRequest) -> bool:
-        """Whether the fallback answers a request. A task is asked for, and deleted, at any gateway."""
+        """Whether the fallback answers a request. A task is asked for, followed, and deleted, at any gateway."""
         entry, version = one.entry, self._versions.get(one.entry.model)
-        return version is not None and (not entry.pinned or entry.version == version) and not one.task
+        of_task = one.task or one.follows
+        return version is not None and (not entry.pinned or entry.version == version) and not of_task

@@ -22,7 +22,7 @@ import msgspec
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
-from headway.core.dedup import unkept
+from headway.core.dedup import follower, unkept
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import (
     Admitted,
@@ -32,7 +32,6 @@ from headway.gateway.broker_session import (
     Replied,
     SessionEvent,
     Settled,
-    SubscriptionRefused,
     Up,
 )
 from headway.gateway.client_quotas import Quotas
@@ -58,7 +57,6 @@ from headway.gateway.pending import (
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
-from headway.gateway.subscriptions import PendingSubscription, SubscriptionTable
 from headway.gateway.tenant_counts import TenantCounts
 from headway.model import (
     Entry,
@@ -70,7 +68,6 @@ from headway.model import (
     Reply,
     RequestOptions,
     RequestStatus,
-    Subscription,
     Value,
     WorkerInfo,
 )
@@ -134,8 +131,7 @@ class Gateway:
         self.served = ServedModels(models, settings, rng, clock)
         self._unchecked = self.served.unchecked
         self._clock, self._tiers = clock, settings.tier_names
-        self._pending, self._subscriptions = PendingTable(), SubscriptionTable()
-        self.held = self._pending
+        self._pending = self.held = PendingTable()
         self.equal_inputs = EqualInputs(
             self._pending, self.turns, self.limiter, lambda ended: self._finish(ended, Ending.REPLIED)
         )
@@ -150,7 +146,7 @@ class Gateway:
         )
         self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
         self._emptied = asyncio.Event()
-        held = self.name, self._pending, self._subscriptions, self.on_event
+        held = self.name, self._pending, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
         self._shared = BrokerSession(broker, *rest)
         self._direct_mode = DirectMode(BrokerSession(direct.broker, *rest), direct.versions) if direct else None
@@ -171,8 +167,8 @@ class Gateway:
 
     @property
     def pending(self) -> int:
-        """Number of pending requests, and of subscriptions to their outcomes."""
-        return len(self._pending) + len(self._subscriptions)
+        """Number of pending requests, and of those who follow tasks."""
+        return len(self._pending)
 
     @property
     def holding(self) -> bool:
@@ -342,17 +338,23 @@ class Gateway:
         if pending is None or pending.sink is not sink:
             return
         pending.sink = NOBODY
-        self._leave(pending)
+        if pending.follows:
+            self._end_follower(pending, Reply(id, tenant, None, failures.left()))
+        else:
+            self._leave(pending)
         self._withdraw(pending)
 
     async def ask(self, request: InferenceRequest) -> Reply:
         """Submit a request, and wait for its reply. A cancelled call abandons the request."""
         sink = FutureSink()
         self.submit(sink, request)
+        return await self._reply(sink, request.principal.tenant, request.id)
+
+    async def _reply(self, sink: FutureSink, tenant: str, id: str) -> Reply:
         try:
             [reply] = await sink.replies
         except asyncio.CancelledError:
-            self.abandon(sink, request.principal.tenant, request.id)
+            self.abandon(sink, tenant, id)
             raise
         return reply
 
@@ -383,17 +385,15 @@ class Gateway:
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         of = (task.entry.model, task.entry.version) if task is not None else ("", "")
-        subscription = Subscription(new_id(), id, of[0], tenant, self.name, seconds, self._next_nonce(), of[1])
-        outcome: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
-        pending = PendingSubscription(subscription, self._clock() + seconds, session, outcome)
-        self._subscriptions[tenant, subscription.id] = pending
-        session.subscribe([subscription])
+        entry = follower(new_id(), id, tenant, self.name, seconds, self._next_nonce(), *of)
+        sink = FutureSink()
+        self._hold(sink, Principal("", tenant, 0), entry, unadmitted=False, several=None, session=session)
         try:
-            await asyncio.wait([outcome], timeout=seconds)
-        finally:
-            if self._subscriptions.end(subscription):
-                pending.session.withdraw(subscription.submission)
-        return outcome.result()
+            async with asyncio.timeout(seconds):
+                reply = await self._reply(sink, tenant, entry.id)
+        except TimeoutError:
+            return None
+        return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
         """Forget a task and its outcome; if it is not on a GPU yet, it never gets there.
@@ -537,11 +537,9 @@ class Gateway:
             case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
-                    if session is self._shared:  # No capacity bounds the other.
+                    if session is self._shared and not pending.follows:  # No capacity bounds the other.
                         self.limiter.refused(entry, failure)
                     self._answer(pending, failure, Ending.REFUSED)
-            case SubscriptionRefused(subscription):
-                self._subscriptions.refuse(session, subscription)
             case Down():
                 self._go_down(session)
             case Up():
@@ -588,7 +586,7 @@ class Gateway:
             key = reply.tenant, reply.id
             pending = held.get(key)
             if pending is None or (entry := pending.entry).nonce != reply.nonce:
-                strays += not (self._late.take(reply, ended) or self._subscriptions.take(session, reply))
+                strays += not self._late.take(reply, ended)
                 continue
             if (pending.session is not session or pending.deadline < overdue) and not self._fits(
                 pending, reply, overdue
@@ -598,15 +596,21 @@ class Gateway:
             failure = reply.failure
             pending.reply = reply
             if failure is not None:
+                if pending.follows:
+                    self._end_follower(pending, reply)
+                    continue
                 if failure.reason == failures.CANCELLED:
                     self._leave(pending, reply)
                     continue
                 if failure.code == errors.NO_WORKERS:
                     failure = self.served.in_time(entry.model, failure)
                     pending.reply = msgspec.structs.replace(reply, failure=failure)
-            del held[key]
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
+                if pending.follows:
+                    self._end_follower(pending, reply)
+                    continue
                 self.limiter.not_run(entry)
+            del held[key]
             if entry.dedup_keys and unkept(entry, reply, session.broker.kept):
                 pending.reply = msgspec.structs.replace(reply, unkept=True)
             ended.append(pending)
@@ -633,9 +637,20 @@ class Gateway:
         """End a request with a failure of the gateway's own."""
         entry = pending.entry
         if self._pending.of(entry) is pending:
-            del self._pending[entry.tenant, entry.id]
             pending.reply = Reply(entry.id, entry.tenant, None, failure)
+            if pending.follows:
+                self._end_follower(pending, pending.reply)
+                return
+            del self._pending[entry.tenant, entry.id]
             self._finish([pending], ending)
+
+    def _end_follower(self, pending: PendingRequest, reply: Reply) -> None:
+        """End the wait of one who follows a task; `reply`: that task's, or why there is none."""
+        entry = pending.entry
+        del self._pending[entry.tenant, entry.id]
+        tell(pending.sink, reply)
+        if not self._pending:
+            self._emptied.set()
 
     def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
         """End a request that nobody wants any more. `told`: reply that its sink still gets."""

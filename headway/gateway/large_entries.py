@@ -1,6 +1,6 @@
 """Large entries of a session, which go to the broker in calls of their own, and the bytes of a call with small ones.
 
-Nobody waits for the bytes of another's: small entries go by, and tenants take turns.
+Nobody waits for the bytes of another's: small entries go by, and tenants take turns. Whoever follows a large task goes behind it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 
+from headway.core.dedup import task_followed
 from headway.core.tenant_turns import TenantTurns
 from headway.errors import BrokerUnavailable
 from headway.model import Entry
@@ -28,33 +29,33 @@ class LargeEntries:
 
     Arguments:
         offer: offers entries; after BrokerUnavailable they are the outbox's.
-        on_offered: called after each offer.
 
     Attributes:
         waiting: entries not offered yet.
     """
 
-    def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]], on_offered: Callable[[], None]) -> None:
+    def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
         self.waiting = TenantTurns[Entry]()
-        self._offer, self._on_offered = offer, on_offered
+        self._offer = offer
         self._work = asyncio.Event()
         self._offering: list[Entry] = []
 
-    def has(self, tenant: str, id: str) -> bool:
-        """Whether an entry waits here or is on its way."""
-        return any(entry.id == id and entry.tenant == tenant for entry in (*self._offering, *self.waiting))
-
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
-        """Take the entries whose inputs and parameters are longer than `most`. Of the others returns those of the next call, and the rest."""
-        if sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries))) <= min(
-            most, MOST_COPIED
-        ):  # Mostly.
+        """Take the entries whose inputs and parameters are longer than `most`, and those that follow such.
+
+        Of the others returns those of the next call, and the rest.
+        """
+        together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
+        if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # Mostly.
             return entries, []
-        if large := [entry for entry in entries if len(entry.input) + len(entry.parameters) > most]:
-            for entry in large:
+        others = []
+        for entry in entries:
+            if len(entry.input) + len(entry.parameters) > most or self._has(entry.tenant, task_followed(entry)):
                 self.waiting.add(entry.tenant, entry)
-            self._work.set()
-            entries = [entry for entry in entries if len(entry.input) + len(entry.parameters) <= most]
+                self._work.set()
+            else:
+                others.append(entry)
+        entries = others
         if len(entries) * most > MOST_COPIED:
             left = MOST_COPIED
             for position, entry in enumerate(entries):
@@ -62,6 +63,10 @@ class LargeEntries:
                     return entries[:position], entries[position:]
                 left -= len(entry.input) + len(entry.parameters)
         return entries, []
+
+    def _has(self, tenant: str, id: str) -> bool:
+        """Whether an entry waits here or is on its way."""
+        return bool(id) and any(one.id == id and one.tenant == tenant for one in (*self._offering, *self.waiting))
 
     async def run(self) -> None:
         """Offer what waits, again and again."""
@@ -76,7 +81,6 @@ class LargeEntries:
                 pass
             finally:
                 self._offering = []
-            self._on_offered()
 
     def _next(self) -> list[Entry]:
         """Take the entries of the next call."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headway import errors
-from headway.core.dedup import is_task
+from headway.core.dedup import is_task, task_followed
 from headway.gateway.lane import Lane
 from headway.gateway.several_inputs import SeveralInputs, WholeOutcome
 from headway.model import Entry, Principal, Reply
@@ -154,6 +154,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     def task(self) -> bool:
         """Whether its outcome is fetched by its id, so that the broker keeps it."""
         return is_task(self.entry)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only waits for the outcome of a task. It is no request then: nothing is counted or recorded when it ends."""
+        return bool(task_followed(self.entry))
 
     def refreshed(self, now: float) -> Entry:
         """Entry with what is left of its time at instant `now`."""

@@ -1,4 +1,4 @@
-"""Resubmitter: hands pending requests and subscriptions over again when the broker may have lost them.
+"""Resubmitter: hands pending requests over again when the broker may have lost them.
 
 Offering is idempotent by (tenant, id), so what the broker still has stays as it is. All gateways of a fleet learn of
 the same return; each waits a random part of SPREAD first and then offers one chunk after the other, so that a broker
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from headway.errors import BrokerUnavailable
-from headway.model import Entry, Subscription
+from headway.model import Entry
 
 SPREAD = 0.25
 """Longest random wait in seconds before the first chunk."""
@@ -22,7 +22,7 @@ CHUNK = 64
 
 
 class Resubmitter:
-    """Loop that offers pending entries and subscriptions again, once for each time it is asked.
+    """Loop that offers pending entries again, once for each time it is asked.
 
     Arguments:
         held: returns all that have been offered before and still wait for their answer.
@@ -32,8 +32,8 @@ class Resubmitter:
 
     def __init__(
         self,
-        held: Callable[[], Sequence[Entry | Subscription]],
-        offer: Callable[[Sequence[Entry | Subscription]], Awaitable[None]],
+        held: Callable[[], Sequence[Entry]],
+        offer: Callable[[Sequence[Entry]], Awaitable[None]],
         rng: Callable[[], float],
     ) -> None:
         self._held = held

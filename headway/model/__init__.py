@@ -16,7 +16,7 @@ from headway.model.batch import (
     NoWork,
     Slot,
 )
-from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission, Subscription
+from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
 from headway.model.fleet import Capacity, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
 from headway.model.gpu import MODEL_XIDS, GpuFigures
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
@@ -78,7 +78,6 @@ __all__ = [
     "RequestOptions",
     "RequestStatus",
     "Submission",
-    "Subscription",
     "TierDepth",
     "TokenCount",
     "TraceContext",

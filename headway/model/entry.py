@@ -17,7 +17,7 @@ class DedupKind(enum.Enum):
     TASK = "task"
     """Task whose outcome is fetched later by its id.
 
-    Every outcome is kept. A broker makes an entry of a subscription; that entry's id is not the key, and it only waits.
+    Every outcome is kept. An entry whose id is not the key follows that task: see `headway.core.dedup.follower`.
     """
     KEY = "key"
     """Idempotency key under which requests are sent again.
@@ -115,35 +115,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     @property
     def submission(self) -> Submission:
         """Name of this submission: it tells the entry from others under the same id, at the gateway that holds it."""
-        return self.tenant, self.id, self.nonce
-
-
-class Subscription(msgspec.Struct, frozen=True, gc=False):
-    """Subscription of a gateway to the outcome of one task. The outcome comes as a reply to the subscription's id.
-
-    Attributes:
-        id: UUIDv7 text; unique together with `tenant`, also among entries.
-        task: id of the task.
-        model: name of the model that answers the task; empty where that is not known.
-        tenant: name of the account that the task belongs to.
-        gateway: id of the gateway that gets the reply.
-        timeout: seconds from the call until the outcome is worthless to who waits.
-        nonce: number of the submission, unique within `gateway`.
-        version: version in whose queue the task is, where the model is known.
-    """
-
-    id: str
-    task: str
-    model: str
-    tenant: str
-    gateway: str
-    timeout: float
-    nonce: int = 0
-    version: str = ""
-
-    @property
-    def submission(self) -> Submission:
-        """Name of this subscription, by which it is withdrawn; see Entry."""
         return self.tenant, self.id, self.nonce
 
 

@@ -45,7 +45,6 @@ from headway.model import (
     QueueName,
     Reply,
     Slot,
-    Subscription,
     Value,
     WorkerInfo,
     WorkerStatus,
@@ -373,8 +372,8 @@ def ask(
     )
 
 
-async def leave(broker: Broker, *entries: Entry | Subscription) -> None:
-    """Withdraw entries and subscriptions, at whatever gateways."""
+async def leave(broker: Broker, *entries: Entry) -> None:
+    """Withdraw entries, at whatever gateways."""
     for gateway in {entry.gateway for entry in entries}:
         await broker.withdraw([entry.submission for entry in entries if entry.gateway == gateway], gateway)
 

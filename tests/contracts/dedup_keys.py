@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Subscription
-from headway.ports import Broker
+from headway.core.dedup import follower
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
 from tests.contracts.brokers import (
     AT_ONCE,
     Harness,
@@ -32,31 +32,17 @@ def sharing(id: str, *dedup_keys: DedupKey, input: str = "asked", **how: object)
     return ask(input, id=id, dedup_keys=dedup_keys, **how)  # type: ignore[arg-type]
 
 
-def poll(
-    id: str, task: str, *, tenant: str = "t", gateway: str = "g", timeout: float = 120.0, nonce: int = 0
-) -> Subscription:
+def poll(id: str, task: str, *, tenant: str = "t", gateway: str = "g", timeout: float = 120.0, nonce: int = 0) -> Entry:
     """Waits for the outcome of a task."""
-    return Subscription(id, task, "m", tenant, gateway, timeout, nonce)
+    return follower(id, task, tenant, gateway, timeout, nonce, "m")
 
 
-async def offer(broker: Broker, *asked: Entry | Subscription) -> list[Failure | None]:
-    """Offer entries, and then subscriptions."""
-    entries = [one for one in asked if isinstance(one, Entry)]
-    subscriptions = [one for one in asked if isinstance(one, Subscription)]
-    verdicts: list[Failure | None] = []
-    if entries:
-        verdicts += await broker.enqueue(entries)
-    if subscriptions:
-        verdicts += await broker.subscribe(subscriptions)
-    return verdicts
+async def admit(harness: Harness, *asked: Entry) -> None:
+    assert await harness.broker.enqueue(asked) == [None] * len(asked)
 
 
-async def admit(harness: Harness, *asked: Entry | Subscription) -> None:
-    assert await offer(harness.broker, *asked) == [None] * len(asked)
-
-
-async def refused(harness: Harness, asked: Entry | Subscription) -> Failure:
-    [verdict] = await offer(harness.broker, asked)
+async def refused(harness: Harness, asked: Entry) -> Failure:
+    [verdict] = await harness.broker.enqueue([asked])
     assert verdict is not None
     return verdict
 

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
+from headway.core.dedup import follower
 from headway.model import (
     DedupKind,
     Entry,
@@ -17,7 +18,6 @@ from headway.model import (
     ModelReport,
     Reply,
     Slot,
-    Subscription,
     WorkerInfo,
     WorkerStatus,
 )
@@ -250,8 +250,8 @@ async def test_a_task_that_is_refused_leaves_its_id_to_others(harness: Harness) 
 async def test_a_task_is_waited_for_by_who_looks_in_another_version(harness: Harness) -> None:
     await admit(harness, sharing("job", task("job"), version="3"))
     await admit(harness, ask(version="4"))
-    waits = Subscription("waits", "job", "m", "t", "g2", 60.0, 1, "4")
-    assert await harness.broker.subscribe([waits]) == [None]
+    waits = follower("waits", "job", "t", "g2", 60.0, 1, "m", "4")
+    assert await harness.broker.enqueue([waits]) == [None]
     await run_first(harness, "3", "job")
     assert (await heard(harness, "g2"))["waits"].output == output("asked")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from headway import errors
-from headway.model import ItemResult, ModelReport, Slot, Subscription
+from headway.core.dedup import follower
+from headway.model import ItemResult, ModelReport, Slot
 from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, Harness, ask, drained, output, slot, story
 from tests.contracts.dedup_keys import admit, refused, task
 
@@ -49,11 +50,11 @@ async def test_a_model_that_is_known_keeps_what_waits_when_it_is_named_again(har
 async def test_a_task_is_found_by_who_does_not_know_its_model(harness: Harness) -> None:
     entry = ask("a", model="other", dedup_keys=(task("job"),), id="job")
     await admit(harness, entry)
-    assert await harness.broker.subscribe([Subscription("sub", "job", "", "t", "g2", 60.0, 1)]) == [None]
+    assert await harness.broker.enqueue([follower("sub", "job", "t", "g2", 60.0, 1)]) == [None]
     await harness.answer(await harness.claim("other-0", "other"))
     [reply] = (await drained(harness, "g2")).values()
     assert (reply.id, reply.output) == ("sub", output("a"))
-    [refusal] = await harness.broker.subscribe([Subscription("none", "no such", "", "t", "g2", 60.0, 2)])
+    [refusal] = await harness.broker.enqueue([follower("none", "no such", "t", "g2", 60.0, 2)])
     assert refusal is not None
 
 

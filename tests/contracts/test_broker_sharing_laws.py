@@ -26,13 +26,12 @@ from headway.model import (
     Lease,
     Limit,
     Reply,
-    Subscription,
     WorkerInfo,
     WorkerStatus,
 )
 from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, queue, slot
 from tests.contracts.culprits import Culprits
-from tests.contracts.dedup_keys import key, offer, poll, same, task
+from tests.contracts.dedup_keys import key, poll, same, task
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -65,9 +64,9 @@ def _key_of(entry: Entry) -> Key | None:
     return next(((entry.tenant, one.key) for one in entry.dedup_keys if one.kind is DedupKind.KEY), None)
 
 
-def _kinds(asked: Entry | Subscription) -> set[DedupKind]:
+def _kinds(asked: Entry) -> set[DedupKind]:
     """Kinds of answers that it may have in common with others."""
-    return {share.kind for share in asked.dedup_keys} if isinstance(asked, Entry) else {DedupKind.TASK}
+    return {share.kind for share in asked.dedup_keys}
 
 
 class SharingLaws(RuleBasedStateMachine):
@@ -78,7 +77,7 @@ class SharingLaws(RuleBasedStateMachine):
         self.harness = self.made()
         self.broker = self.harness.broker
         self.do(self._hear_of_the_version())
-        self.let_in: dict[Key, Entry | Subscription] = {}
+        self.let_in: dict[Key, Entry] = {}
         self.texts: dict[Key, str] = {}
         """What each waits for the answer to."""
         self.gone: set[Key] = set()
@@ -151,7 +150,7 @@ class SharingLaws(RuleBasedStateMachine):
                 self.gone.add(known)
             self.do(self.broker.withdraw([(*known, 0)], "g1"))
 
-    def admit(self, asked: Entry | Subscription, text: str) -> None:
+    def admit(self, asked: Entry, text: str) -> None:
         self.let_in[asked.tenant, asked.id] = asked
         self.texts[asked.tenant, asked.id] = text
 
@@ -159,13 +158,12 @@ class SharingLaws(RuleBasedStateMachine):
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), timeout=st.sampled_from([1.0, 200.0]))
     def wait_for(self, data: st.DataObject, gateway: str, timeout: float) -> None:
         tenant, id = data.draw(st.sampled_from(list(self.let_in)[-6:]))
-        subscription = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
-        [verdict] = self.do(self.broker.subscribe([subscription]))
+        following = poll(f"poll-{next(self.numbers)}", id, tenant=tenant, gateway=gateway, timeout=timeout)
+        [verdict] = self.do(self.broker.enqueue([following]))
         if verdict is None:
             known = self.let_in[tenant, id]
-            assert isinstance(known, Entry)
             assert any(share.kind is DedupKind.TASK and share.key == id for share in known.dedup_keys)
-            self.admit(subscription, self.texts[tenant, id])
+            self.admit(following, self.texts[tenant, id])
         else:
             assert verdict.code == errors.NOT_FOUND
 
@@ -174,7 +172,7 @@ class SharingLaws(RuleBasedStateMachine):
     def enqueue_again(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(list(self.let_in)))
         if known not in self.gone and known not in self.outcomes:
-            assert self.do(offer(self.harness.peer(), self.let_in[known])) == [None]
+            assert self.do(self.harness.peer().enqueue([self.let_in[known]])) == [None]
 
     @rule(limit=st.integers(1, 4), times=st.integers(1, 2), queue=st.sampled_from(QUEUES))
     def claim(self, limit: int, times: int, queue: str) -> None:

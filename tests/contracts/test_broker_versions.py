@@ -7,6 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from headway import errors
+from headway.core.dedup import follower
 from headway.model import (
     EntryState,
     ItemResult,
@@ -14,7 +15,6 @@ from headway.model import (
     ModelReport,
     NoWork,
     Slot,
-    Subscription,
     TierDepth,
     WorkerInfo,
     WorkerStatus,
@@ -109,11 +109,11 @@ async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harnes
     entry = ask("a", version="3", dedup_keys=(task("job"),), id="job")
     await admit(harness, entry)
     assert await harness.broker.outcome("t", "job") is EntryState.QUEUED
-    subscriptions = [
-        Subscription("unknown", "job", "", "t", "g2", 60.0, 1),
-        Subscription("known", "job", "m", "t", "g2", 60.0, 2, "3"),
+    following = [
+        follower("unknown", "job", "t", "g2", 60.0, 1),
+        follower("known", "job", "t", "g2", 60.0, 2, "m", "3"),
     ]
-    assert await harness.broker.subscribe(subscriptions) == [None, None]
+    assert await harness.broker.enqueue(following) == [None, None]
     await harness.answer(await claimed(harness, slot_of("3")))
     replies = await drained(harness, "g2")
     assert {id: reply.output for id, reply in replies.items()} == dict.fromkeys(("known", "unknown"), output("a"))
@@ -141,8 +141,8 @@ async def test_the_bounds_of_a_model_are_those_of_its_versions(harness: Harness)
 @story
 async def test_a_queue_that_comes_while_figures_are_asked_for_is_in_the_next_ones(harness: Harness) -> None:
     broker = harness.broker
-    unknown = Subscription("sub", "no such", "", "t", "g2", 60.0, 1)
-    asked = [asyncio.ensure_future(one) for one in (broker.depths(), broker.loads(), broker.subscribe([unknown]))]
+    unknown = follower("sub", "no such", "t", "g2", 60.0, 1)
+    asked = [asyncio.ensure_future(one) for one in (broker.depths(), broker.loads(), broker.enqueue([unknown]))]
     await asyncio.sleep(0)
     broker.know({"late": LIMITS})
     await asyncio.gather(*asked)

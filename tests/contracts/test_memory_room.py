@@ -10,7 +10,7 @@ import pytest
 from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.core.memory_room import SMALL
-from headway.model import Entry, ItemResult, Limit, Subscription
+from headway.model import Entry, ItemResult, Limit
 from tests.contracts.brokers import MemoryHarness, NearBroker, RedisHarness, ask, drained, failed, leave, story
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
 from tests.servers.redis import SharedServers
@@ -105,7 +105,7 @@ WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on 
 @pytest.mark.parametrize("way", WAYS)
 @story
 async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Roomy, way: str, shared: bool) -> None:
-    entries: list[Entry | Subscription] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
+    entries: list[Entry] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
     if shared:
         entries = [
             sharing("first", task("first"), key(), same(), input=LARGE, queue_timeout=5.0, timeout=20.0),

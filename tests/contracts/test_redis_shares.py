@@ -24,6 +24,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
+from headway.core.dedup import follower
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import counting_as
 from headway.core.retention import KeptLimits
@@ -42,7 +43,6 @@ from headway.model import (
     ModelReport,
     QueueName,
     Reply,
-    Subscription,
     TierDepth,
     WorkerInfo,
     WorkerStatus,
@@ -157,14 +157,14 @@ class Pair:
         for limit in {limit for entry in entries for limit in entry.limits}:
             assert broker.rate_limit_debt(limit) == pytest.approx(self.here.rate_limit_debt(limit), abs=1e-6)
 
-    async def subscribe(self) -> None:
+    async def follow(self) -> None:
         if self.asked:
             chosen, number = self.rng.choice(self.asked), next(_numbers)
             model, timeout = self.rng.choice((chosen.model, "")), self.rng.choice((0.5, 60.0))
-            poll = Subscription(
-                f"poll {number}", chosen.id, model, chosen.tenant, self.rng.choice(GATEWAYS), timeout, number
+            poll = follower(
+                f"poll {number}", chosen.id, chosen.tenant, self.rng.choice(GATEWAYS), timeout, number, model
             )
-            there, here = await self.either().subscribe([poll]), await self.here.subscribe([poll])
+            there, here = await self.either().enqueue([poll]), await self.here.enqueue([poll])
             assert list(map(_told, there)) == list(map(_told, here))
 
     async def claim(self) -> None:
@@ -287,7 +287,7 @@ async def trace(pair: Pair) -> None:
     rng = pair.rng
     first, second = (WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY) for name in WORKERS)
     steps = (pair.enqueue, pair.enqueue, pair.enqueue, pair.claim, pair.end, pair.reap)
-    leave = (pair.withdraw, pair.withdraw, pair.cancel_task, pair.subscribe)
+    leave = (pair.withdraw, pair.withdraw, pair.cancel_task, pair.follow)
     for step in range(STEPS):
         for worker in rng.choice(((first, second),) * 5 + ((first,), ())):
             await pair.there[0].heartbeat(worker)

@@ -72,7 +72,7 @@ async def test_a_follower_that_comes_to_a_batch_that_runs_expires_on_time(harnes
             await harness.advance(1.0)
             assert await harness.broker.extend(lease)
         begun = harness.now()
-        await other.subscribe([poll("s", "job", gateway="g2", timeout=0.3)])
+        await other.enqueue([poll("s", "job", gateway="g2", timeout=0.3)])
         await _heard(other, "g2", "s")
         assert 0.3 - 1e-6 <= harness.now() - begun <= 0.3 + LATE
 

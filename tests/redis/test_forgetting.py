@@ -10,6 +10,7 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.dead_letters import RedisDeadLetters
+from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
 from headway.model import (
     DeadLetter,
@@ -20,7 +21,6 @@ from headway.model import (
     QueueName,
     Reply,
     Slot,
-    Subscription,
     WorkerInfo,
     WorkerStatus,
 )
@@ -233,8 +233,7 @@ async def test_a_task_is_followed_from_a_gateway_that_has_not_heard_of_its_queue
     assert await first.enqueue([ask("a", version="1", id="t", dedup_keys=(task("t"),))]) == [None]
     assert await second.state("t", "t") is EntryState.QUEUED
     third = await harness.another()
-    subscription = Subscription("sub", "t", "", "t", "h", 60.0, 1)
-    assert await third.subscribe([subscription]) == [None]
+    assert await third.enqueue([follower("sub", "t", "t", "h", 60.0, 1)]) == [None]
     lease = await worker.claim(slot_of("1"), AT_ONCE)
     assert isinstance(lease, Lease)
     await worker.complete(lease, [ItemResult(output("a"))])

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace
 
 from headway import errors
 from headway.brokers.redis.shard_queue import Queue, QueueGlance
+from headway.core.dedup import follower
 from headway.model import (
     BatchFailure,
     Cause,
@@ -22,7 +22,6 @@ from headway.model import (
     Limit,
     NoWork,
     Reply,
-    Subscription,
     WorkerInfo,
     WorkerStatus,
 )
@@ -339,8 +338,8 @@ async def test_a_task_is_followed_and_cancelled_from_another_zone(harness: Redis
     entries = [ask(name, dedup_keys=(common.task(name),), id=name) for name in ("one", "two")]
     await harness.peer().enqueue(entries)
     assert await harness.broker.outcome("t", "one") is EntryState.QUEUED
-    subscription = Subscription("sub", "one", "m", "t", "g2", 60.0, 1)
-    assert await harness.broker.subscribe([subscription, replace(subscription, id="other", model="")]) == [None, None]
+    following = [follower(id, "one", "t", "g2", 60.0, 1, model) for id, model in (("sub", "m"), ("other", ""))]
+    assert await harness.broker.enqueue(following) == [None, None]
     await harness.broker.cancel_task("t", "two")
     assert [entry.input for entry in await ran(harness.peer(), "gpu-b")] == ["one"]
     replies = await drained(harness, "g2")

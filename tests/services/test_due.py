@@ -78,7 +78,7 @@ async def test_what_is_due_before_the_reaper_comes_expires_on_time(harness: Memo
 async def test_a_follower_s_own_deadline_is_kept_too(harness: MemoryHarness) -> None:
     await harness.broker.enqueue([ask(id="job", dedup_keys=(task("job"),))])
     begun = harness.now()
-    await harness.broker.subscribe([poll("s", "job", gateway="g2", timeout=0.2)])
+    await harness.broker.enqueue([poll("s", "job", gateway="g2", timeout=0.2)])
     replies, _ = await harness.broker.replies("g2", 0)
     assert [reply.id for reply in replies] == ["s"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
 

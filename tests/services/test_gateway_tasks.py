@@ -30,6 +30,7 @@ from headway.model import (
     Value,
 )
 from headway.runtime.request_id import new_id
+from tests.services.calls import once
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Asked, Fleet
 from tests.services.troubled import Connection
@@ -146,7 +147,7 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
     await asyncio.gather(follow, return_exceptions=True)
     assert fleet.gateways[1].pending == 0
     assert await fleet.answered(asked) == ["ok"]
-    [(_, _, followed)], [(_, _, left)] = fleet.server.named("subscribe"), fleet.server.named("withdraw")
+    [_, (_, _, followed)], [(_, _, left)] = fleet.server.named("enqueue"), fleet.server.named("withdraw")
     assert left == [one.submission for one in followed]
 
 
@@ -187,13 +188,13 @@ async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_
 
 
 @scene()
-async def test_a_subscription_whose_answer_was_lost_is_made_again(fleet: Fleet, clock: Clock) -> None:
+async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(fleet: Fleet, clock: Clock) -> None:
     asked = fleet.ask("a", task=True)
     await asked.was_admitted.wait()
-    modes = ["lose"]
-    fleet.server.script = lambda name: modes.pop() if name == "subscribe" and modes else None
+    before = len(fleet.server.named("enqueue"))
+    fleet.server.script = once("enqueue", "lose")
     assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
-    assert len(fleet.server.named("subscribe")) > 1
+    assert len(fleet.server.named("enqueue")) > before + 1
     assert fleet.counters.requests == {("m", "paid", "ok"): 1}
 
 

@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
 from headway.gateway import large_entries
 from headway.gateway.broker_session import MOST_OFFERED
@@ -113,8 +114,8 @@ async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: C
         assert len(fleet.server.named("withdraw")) == withdrawn
 
 
-async def test_they_go_in_order_some_at_once_and_the_others_are_left() -> None:
-    calls, offered = asyncio.Queue[list[str]](), asyncio.Queue[None]()
+async def test_they_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:
+    calls = asyncio.Queue[list[str]]()
     go = asyncio.Semaphore(0)
 
     async def offer(entries: Sequence[Entry]) -> None:
@@ -122,22 +123,32 @@ async def test_they_go_in_order_some_at_once_and_the_others_are_left() -> None:
         await go.acquire()
         raise BrokerUnavailable("away")  # That does not end it.
 
-    line = LargeEntries(offer, lambda: offered.put_nowait(None))
+    line = LargeEntries(offer)
     running = asyncio.ensure_future(line.run())
     large = [ask("x" * 20, id=f"{number}") for number in range(AT_ONCE + 2)]
     small = ask("x", id="small")
     assert line.split([large[0], small, *large[1:]], 10) == ([small], [])
     assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
-    assert line.has("t", "0")  # It is on its way.
-    assert line.has("t", f"{AT_ONCE}")  # It waits.
-    assert not line.has("t", "small")
+    on_its_way, waits, elsewhere, another = (
+        follower(f"of {task}", task, tenant, "g", 60.0)
+        for task, tenant in (("0", "t"), (f"{AT_ONCE}", "t"), ("small", "t"), ("0", "t2"))
+    )
+    assert line.split([on_its_way, waits, elsewhere, another], 10) == ([elsewhere, another], [])
     go.release()
-    assert await calls.get() == [f"{AT_ONCE}", f"{AT_ONCE + 1}"]
+    assert await calls.get() == [f"{AT_ONCE}", f"{AT_ONCE + 1}", "of 0", f"of {AT_ONCE}"]
     go.release()
-    for _ in range(2):
-        await offered.get()
-    assert not line.has("t", f"{AT_ONCE}")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert line.split([waits], 10) == ([waits], []), "its task has been offered"
     running.cancel()
+
+
+async def test_who_follows_a_large_task_of_the_same_call_goes_behind_it() -> None:
+    line = LargeEntries(lambda entries: asyncio.sleep(0))
+    large, small = ask("x" * 20, id="large"), ask("x", id="small")
+    following = [follower(f"of {task}", task, "t", "g", 60.0) for task in ("large", "small")]
+    assert line.split([large, small, *following], 10) == ([small, following[1]], [])
+    assert ids(list(line.waiting)) == ["large", "of large"]
 
 
 async def test_a_tenant_with_many_keeps_no_other_waiting_for_all_of_them() -> None:
@@ -147,7 +158,7 @@ async def test_a_tenant_with_many_keeps_no_other_waiting_for_all_of_them() -> No
         calls.put_nowait(ids(entries))
         await go.acquire()
 
-    line = LargeEntries(offer, lambda: None)
+    line = LargeEntries(offer)
     running = asyncio.ensure_future(line.run())
     line.split([ask("x" * 20, id=f"{number}", tenant="greedy") for number in range(3 * AT_ONCE)], 10)
     assert await calls.get() == [f"{number}" for number in range(AT_ONCE)]
@@ -166,7 +177,7 @@ async def test_the_turns_of_tenants_go_on_from_call_to_call() -> None:
     async def offer(entries: Sequence[Entry]) -> None:
         calls.put_nowait(ids(entries))
 
-    line = LargeEntries(offer, lambda: None)
+    line = LargeEntries(offer)
     tenants = [f"tenant {number}" for number in range(AT_ONCE + 2)]
     line.split([ask("x" * 20, id=f"{tenant} {n}", tenant=tenant) for n in range(2) for tenant in tenants], 10)
     running = asyncio.ensure_future(line.run())
@@ -183,7 +194,7 @@ async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: py
     async def offer(entries: Sequence[Entry]) -> None:
         calls.put_nowait(ids(entries))
 
-    line = LargeEntries(offer, lambda: None)
+    line = LargeEntries(offer)
     line.split([ask("x" * size, id=f"{size}") for size in (60, 61, 200, 62, 20, 30)], 10)
     running = asyncio.ensure_future(line.run())
     assert [await calls.get() for _ in range(3)] == [["60", "61"], ["200"], ["62", "20", "30"]]
@@ -191,14 +202,12 @@ async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: py
 
 
 def test_what_another_session_has_taken_over_waits_no_longer() -> None:
-    line = LargeEntries(lambda entries: asyncio.sleep(0), lambda: None)
+    line = LargeEntries(lambda entries: asyncio.sleep(0))
     entries = [ask("x" * 20, id=f"{n}", tenant=f"{n % 2}") for n in range(5)]
     line.split(entries, 10)
     line.waiting.keep(lambda entry: entry.id in ("1", "4"))
     assert sorted(ids(list(line.waiting))) == ["1", "4"]
     assert len(line.waiting) == 2
-    assert line.has("1", "1")
-    assert not line.has("0", "0")
 
 
 def test_small_replies_go_first_and_together() -> None:

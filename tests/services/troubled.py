@@ -39,7 +39,6 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
-    Subscription,
     TierDepth,
     WorkerInfo,
 )
@@ -196,9 +195,6 @@ class Connection:
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         return await self._call("enqueue", list(entries), lambda inner: inner.enqueue(entries))
-
-    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
-        return await self._call("subscribe", list(subscriptions), lambda inner: inner.subscribe(subscriptions))
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         async def once(inner: MemoryBroker) -> Lease | NoWork:

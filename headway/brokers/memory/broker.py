@@ -22,7 +22,7 @@ from headway.brokers.reap_timer import ReapTimer
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
-from headway.core.dedup import Consequences, Dedup, follower
+from headway.core.dedup import Consequences, Dedup, task_followed
 from headway.core.departure import Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed, degraded_at
@@ -48,7 +48,6 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
-    Subscription,
     TierDepth,
     WorkerInfo,
     WorkerStatus,
@@ -59,6 +58,7 @@ from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
+_MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -146,6 +146,8 @@ class MemoryBroker:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See Broker."""
         now, answers, turned_away = self._clock(), list[Failure | None](), dict[int, Failure]()
+        if not all(map(_MODEL, entries)):
+            entries = list(map(self._placed, entries))
         for entry in entries:
             before = self._entries.get((entry.tenant, entry.id))
             if before is not None and (before.state != GONE or _is_of(before, entry)):
@@ -168,7 +170,7 @@ class MemoryBroker:
             return None if _is_of(before, entry) else failures.conflict()
         if not (entry.dedup_keys or entry.digest or entry.version or entry.count > 1):
             return self.enter(entry, (entry.tenant, entry.id), None, self._clock())
-        return self._take_rarely(entry, self._clock())
+        return self._take_rarely(self._placed(entry), self._clock())
 
     def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
         """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
@@ -214,6 +216,12 @@ class MemoryBroker:
             self._look_soon(name)
         return failure
 
+    def _placed(self, entry: Entry) -> Entry:
+        """Entry with a model: all queues know one another's tasks, so that a follower may wait in any."""
+        if entry.model or not task_followed(entry):
+            return entry
+        return msgspec.structs.replace(entry, model=next(iter(self._queues)).model)
+
     def _look_soon(self, name: QueueName) -> None:
         """Wake an idle worker for what has come, on a later turn of the loop."""
         wakeups = self._wakeups[name]
@@ -230,11 +238,6 @@ class MemoryBroker:
         """See NearQueue."""
         box = self._mailboxes[gateway]
         box.hand_over, box.settle = lambda: deliver(box.take()), settle
-
-    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
-        """See Broker."""
-        first = next(iter(self._queues))
-        return await self.enqueue([follower(one, one.model or first.model, one.version) for one in subscriptions])
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """See Broker."""

@@ -35,7 +35,7 @@ from headway.brokers.redis.task_ids import TaskIds
 from headway.brokers.redis.together import all_of
 from headway.core import failures, zones
 from headway.core import shards as sharding
-from headway.core.dedup import follower
+from headway.core.dedup import task_followed
 from headway.core.departure import Load, Policy
 from headway.core.health import REST_EVERY
 from headway.core.locality.turns import Contender
@@ -58,7 +58,6 @@ from headway.model import (
     Reply,
     Slot,
     Submission,
-    Subscription,
     TierDepth,
     WorkerInfo,
 )
@@ -225,15 +224,6 @@ class RedisBroker:
             return await self._router.offer(entries)
         finally:
             self._offers.end(offer)
-
-    async def subscribe(self, subscriptions: Sequence[Subscription]) -> Sequence[Failure | None]:
-        """See Broker."""
-        followers = []
-        for one in subscriptions:
-            asked = QueueName(one.model, one.version)
-            queue = asked if one.model else await self._lookup.queue_with(one.tenant, one.task)
-            followers.append(follower(one, queue.model, queue.version))
-        return await self.enqueue(followers)
 
     def _debt_of_queues(self, limit: Limit) -> float:
         """Seconds owed to a limit, where each queue has counts of its own."""
@@ -454,11 +444,19 @@ class RedisBroker:
         await all_of(*(queue.close() for queue in queues))
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Offer those entries whose models have queues, and refuse the others."""
+        """Offer those entries whose models have queues, and refuse the others. A follower waits in a queue that has its task."""
+        entries = [await self._placed(entry) for entry in entries]
         known = [entry for entry in entries if self._queues.has(entry.queue)]
         names = {entry.queue for entry in known}
         answers = iter(await self.enqueue(known) if known else ())
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
+
+    async def _placed(self, entry: Entry) -> Entry:
+        """Entry with a model, which a follower may be without."""
+        if entry.model or not (task := task_followed(entry)):
+            return entry
+        queue = await self._lookup.queue_with(entry.tenant, task)
+        return replace(entry, model=queue.model, version=queue.version)
 
     async def _claim_from(self, queue: Queue, slot: Slot, policy: Policy, guest: bool) -> Lease | NoWork:
         doubt = self._doubts.pop(slot, None)

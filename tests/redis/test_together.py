@@ -107,7 +107,13 @@ class Server:
         function, _, *arguments = call
         if self._raves:
             return 7
-        return [[1, 2 * argument] for argument in arguments[3::4]] if function == "together" else 2 * arguments[0]
+        if function != "together":
+            return 2 * arguments[0]
+        answers, at = [], 0
+        while at < len(arguments):
+            answers.append([1, 2 * arguments[at + 3]])
+            at += 3 + arguments[at + 2]
+        return answers
 
 
 def joined(server: Server, tags: bool = False) -> Together:
@@ -126,6 +132,35 @@ def played(act: Callable[[], Awaitable[None]]) -> None:
         await act()
 
     run(main)
+
+
+def test_what_several_read_at_one_moment_is_one_call_but_for_its_last_argument() -> None:
+    async def act() -> None:
+        server = Server()
+        together = joined(server)
+        reads = [(1, "until 5"), (1, "until 6"), (2, "until 6")]
+        first, *others = [asyncio.ensure_future(together.share("f", "k", *read)) for read in reads]
+        await asyncio.sleep(0)
+        first.cancel()
+        await server.asked.wait()
+        assert server.made == [("together", "k", "f", "k", 2, 1, "until 5", "f", "k", 2, 2, "until 6")]
+        later = asyncio.ensure_future(together.share("f", "k", *reads[0]))
+        server.open.set()
+        assert [await one for one in (*others, later)] == [2, 4, 2], "each has its answer, whoever has given up"
+        assert len(server.made) == 2, "what is asked once the call is made is another one"
+
+    played(act)
+
+
+def test_all_who_share_a_call_have_its_error() -> None:
+    async def act() -> None:
+        server = Server(fails=True)
+        server.open.set()
+        together = joined(server)
+        found = await asyncio.gather(*(together.share("f", "k", number) for number in range(3)), return_exceptions=True)
+        assert len(server.made) == 1 and [type(one) for one in found] == [BrokerUnavailable] * 3
+
+    played(act)
 
 
 def test_a_call_by_itself_goes_as_it_is() -> None:

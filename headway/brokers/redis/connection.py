@@ -218,6 +218,10 @@ class RedisConnection:
         """
         return await self._joined.join(function, key, *arguments)
 
+    async def share(self, function: str, key: str, *arguments: Any) -> Any:
+        """Run a function that only reads, like `join`. All who ask for the same at this moment have one answer, by the last argument of the first."""
+        return await self._joined.share(function, key, *arguments)
+
     async def claim(self, function: str, key: str, *arguments: Any) -> Any:
         """Run a function like `call`, over the connections for claims."""
         return await self._ask(lambda: self._run(self._claims, function, key, arguments))

@@ -34,7 +34,7 @@ class RedisFleet:
 
     async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""
-        return wire.readable(wire.read_member, await self._ask("notes", "k", OFFLINE_AFTER))
+        return wire.readable(wire.read_member, await self._notes("k", OFFLINE_AFTER))
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         """See Fleet."""
@@ -55,10 +55,16 @@ class RedisFleet:
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
-        return wire.readable(wire.read_capacity, await self._ask("notes", "capacity", FORGOTTEN_AFTER))
+        return wire.readable(wire.read_capacity, await self._notes("capacity", FORGOTTEN_AFTER))
 
     async def _ask(self, function: str, *arguments: object) -> Any:
         return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)
+
+    async def _notes(self, of: str, seconds: float) -> list[bytes]:
+        found: list[bytes] = await self._connection.share(
+            "notes", self._key, self._connection.clock_text(), of, seconds
+        )
+        return found
 
 
 class Registry:
@@ -84,6 +90,7 @@ class Registry:
         `known_until`: instants, on the server's clock, until which that is so of some models; others hear of these from then on.
         """
         told = chain.from_iterable((repr(until), model) for model, until in known_until.items())
-        now, packed, models = await self._connection.join("workers", self._key, self._connection.clock_text(), *told)
+        ask = self._connection.join if known_until else self._connection.share
+        now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *told)
         workers = [believed(worker, float(now)) for worker in wire.readable(wire.read_worker, packed)]
         return workers, [name.decode() for name in models]

@@ -351,7 +351,7 @@ class Queue:
 
     async def look(self) -> Look:
         """Load and depths of the queue."""
-        instants, load, tiers = await self._steps.join("look")
+        instants, load, tiers = await self._steps.share("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
         return Look(wire.read_load(load)[2], waits)

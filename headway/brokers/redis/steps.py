@@ -93,6 +93,10 @@ class Steps:
         """Make a step like `call`, in one call with all others that are joined at this moment."""
         return self._make(self._connection.join, function, *arguments)
 
+    def share(self, function: str, *arguments: object) -> Awaitable[Any]:
+        """Make a step that only reads, like `join`; all who make it at this moment have one answer."""
+        return self._make(self._connection.share, function, *arguments)
+
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:
         """Make a step like `call`, over the connections for claims."""
         return self._make(self._connection.claim, function, *arguments)

@@ -1,7 +1,7 @@
 """Calls that a process makes at one moment, as one call of each node: what is periodic wakes up together, and so asks together.
 
 Whoever makes one waits some turns of the loop for others, and then has its own answer, or its own error. A call that nobody
-has joined goes as it is.
+has joined goes as it is. What several only read, as each goes by a part of it, is one call with one answer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ class Caller(Protocol):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One of the calls, and who waits for it."""
+    """One of the calls, and those who wait for it."""
 
     function: str
     key: str
     arguments: tuple[object, ...]
-    answer: asyncio.Future[Any]
+    answers: list[asyncio.Future[Any]]
+
+    @property
+    def wanted(self) -> list[asyncio.Future[Any]]:
+        """Answers of those who have not given up."""
+        return [one for one in self.answers if not one.done()]
 
 
 class Together:
@@ -53,14 +58,22 @@ class Together:
     async def join(self, function: str, key: str, *arguments: object) -> Any:
         """Make a call with all others that come now. Returns its own answer, and raises its own error."""
         loop, place = asyncio.get_running_loop(), self._place(key)
-        part = _Part(function, key, arguments, loop.create_future())
+        part = _Part(function, key, arguments, [loop.create_future()])
         if place not in self._gathering:
             self._gathering[place] = []
             sending = loop.create_task(self._send(place))
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
         self._gathering[place].append(part)
-        return await part.answer
+        return await part.answers[0]
+
+    async def share(self, function: str, key: str, *arguments: object) -> Any:
+        """Make a call that only reads, like `join`. Whoever makes it now, but for its last argument, has the same answer."""
+        for part in self._gathering.get(self._place(key), ()):
+            if (part.function, part.key, part.arguments[:-1]) == (function, key, arguments[:-1]):
+                part.answers.append(answer := asyncio.get_running_loop().create_future())
+                return await answer
+        return await self.join(function, key, *arguments)
 
     async def _send(self, place: str) -> None:
         try:
@@ -68,21 +81,20 @@ class Together:
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             for part in self._gathering.pop(place):
-                part.answer.cancel()
+                for answer in part.answers:
+                    answer.cancel()
             raise
-        parts = [part for part in self._gathering.pop(place) if not part.answer.done()]
+        parts = [part for part in self._gathering.pop(place) if part.wanted]
         await asyncio.gather(*(self._make(parts[first : first + MOST]) for first in range(0, len(parts), MOST)))
 
     async def _make(self, parts: list[_Part]) -> None:
         """Make these calls as one, and hand out the answers. Whoever has given up meanwhile gets none."""
         try:
             for part, answer in zip(parts, await self._answers(parts), strict=True):
-                if not part.answer.done():
-                    self._hand_out(part, *answer)
+                self._hand_out(part, *answer)
         except BaseException as exc:  # Nobody is to wait for ever, whatever the server says.
-            for part in parts:
-                if not part.answer.done():
-                    part.answer.set_exception(exc) if isinstance(exc, Exception) else part.answer.cancel()
+            for one in (answer for part in parts for answer in part.wanted):
+                one.set_exception(exc) if isinstance(exc, Exception) else one.cancel()
             if not isinstance(exc, Exception):
                 raise
 
@@ -98,10 +110,11 @@ class Together:
         return found
 
     def _hand_out(self, part: _Part, done: int, found: Any = None) -> None:
-        if done:
-            part.answer.set_result(found)
-        else:
-            part.answer.set_exception(self._error(found.decode(errors="replace")))
+        for answer in part.wanted:
+            if done:
+                answer.set_result(found)
+            else:
+                answer.set_exception(self._error(found.decode(errors="replace")))
 
 
 async def all_of(*calls: Awaitable[T]) -> list[T]:

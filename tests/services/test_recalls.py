@@ -64,7 +64,9 @@ async def test_many_who_ask_for_one_outcome_cost_two_calls(
     broker: SlowRecalls, recalls: OutcomeReader, clock: Clock
 ) -> None:
     began = clock()
-    assert await told(*asking(recalls, "t", *["big"] * 60)) == ["call 1"] + ["call 2"] * 59
+    first = asking(recalls, "t", "big")
+    await asyncio.sleep(0.5)
+    assert await told(*first, *asking(recalls, "t", *["big"] * 59)) == ["call 1"] + ["call 2"] * 59
     assert (broker.peak, clock() - began) == (1, 2.0)
 
 
@@ -133,4 +135,4 @@ async def test_polls_of_one_task_at_a_gateway_share_their_calls(clock: Clock) ->
         polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
         found = await asyncio.gather(*polls)
         assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
-        assert len(fleet.server.named("recall")) == 2
+        assert len(fleet.server.named("recall")) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 
 from headway.admin import snapshot
@@ -12,17 +10,16 @@ from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.model import WorkerInfo
-from headway.runtime.resource import BareResource
-from headway.runtime.supervisor import Supervisor, heed_cancellation
-from headway.runtime.ticks import until_tick
+from headway.runtime.periodic import Periodic
+from headway.runtime.resource import PeriodicResource
 
-KEEP_EVERY = 15.0
-"""Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away."""
-FIRST_AFTER = 1.0
-"""Seconds between the first two; each further pause is twice as long, as a fleet changes most while it comes up."""
+KEEP_EVERY = 16.0
+"""Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away.
+
+The first two are a second apart; each further pause is twice as long, as a fleet changes most while it comes up."""
 
 
-class SnapshotSource(BareResource):
+class SnapshotSource(PeriodicResource):
     """Source of one process's snapshots. It is a resource of a process whose broker can go away; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -35,15 +32,8 @@ class SnapshotSource(BareResource):
         self._learn = learn
         self._last: Snapshot | None = None
         self._taken_at = 0.0
-        self._stopped = asyncio.Event()
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Take a snapshot now and then."""
-        supervisor.start("snapshots", self._run)
-
-    async def close(self) -> None:
-        """See Resource."""
-        self._stopped.set()
+        self._pause = 0.5
+        super().__init__(Periodic("snapshots", self._take, process.clock, what="", every=self._every))
 
     async def fresh(self) -> Snapshot:
         """Fleet as it is now.
@@ -76,11 +66,9 @@ class SnapshotSource(BareResource):
         age = self._process.clock() - self._taken_at
         return snapshot.aged(self._last, age, away)
 
-    async def _run(self) -> None:
-        pause = FIRST_AFTER
-        while not self._stopped.is_set():
-            with contextlib.suppress(BrokerUnavailable):  # Others tell of it, each once.
-                await self.fresh()
-            heed_cancellation()
-            await asyncio.sleep(until_tick(FIRST_AFTER) + pause - FIRST_AFTER)
-            pause = min(2 * pause, KEEP_EVERY)
+    async def _take(self) -> None:
+        await self.fresh()
+
+    def _every(self) -> float:
+        self._pause = min(2 * self._pause, KEEP_EVERY)
+        return self._pause

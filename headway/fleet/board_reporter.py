@@ -10,15 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
 from headway.model import WorkerStatus
 from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
-from headway.runtime.resource import BareResource
-from headway.runtime.supervisor import Supervisor, heed_cancellation
-from headway.runtime.ticks import until_tick
+from headway.runtime.periodic import Periodic
+from headway.runtime.resource import PeriodicResource
 
 PERIOD = 1.0
 """Seconds between two notices, and between two records of the fleet's figures."""
@@ -85,7 +83,7 @@ class FlowMeter:
         return grown
 
 
-class BoardReporter(BareResource):
+class BoardReporter(PeriodicResource):
     """Reporter of one process, as a resource of it; see `headway.app.lifecycle.Resource`.
 
     Arguments:
@@ -117,25 +115,10 @@ class BoardReporter(BareResource):
         self._recorded_at = clock()
         self._fleet_figures: FleetFigures | None = None
         """Figures that are still to be told."""
-        self._stopped = asyncio.Event()
+        super().__init__(Periodic("board reporter", self.report, clock, what="", every=self._every))
 
-    def start(self, supervisor: Supervisor) -> None:
-        """Start reporting."""
-        supervisor.start("board reporter", self._run)
-
-    async def close(self) -> None:
-        """See Resource."""
-        self._stopped.set()
-
-    async def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                await self.report()
-            except BrokerUnavailable:  # Others tell of it, each once.
-                self._standing = UNHEARD
-                heed_cancellation()
-            period = WATCHED_PERIOD if self._standing.watched else PERIOD
-            await asyncio.sleep(until_tick(period))
+    def _every(self) -> float:
+        return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
         """Post one notice, if there is anything to tell or to hear. A process that rests leaves the figures of the fleet to others.
@@ -148,11 +131,11 @@ class BoardReporter(BareResource):
         (fleet, self._fleet_figures), flow = (self._fleet_figures, None), self._meter.read()
         notice, now = Notice(self._process, departures, changes, untold, flow, fleet, scalings=scalings), self._clock()
         rests = self._pace is not None and self._pace.rests
+        standing, self._standing = self._standing, UNHEARD
         if rests and notice.empty:
-            self._standing = UNHEARD
             return
         posting = self._board.post(notice)
-        if self._standing.records and not rests and now - self._recorded_at >= PERIOD * 0.9:
+        if standing.records and not rests and now - self._recorded_at >= PERIOD * 0.9:
             self._recorded_at = now
             self._standing, self._fleet_figures = await asyncio.gather(posting, self._figures())
         else:

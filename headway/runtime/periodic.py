@@ -22,7 +22,7 @@ class Periodic:
         act: function to call. A broker or a store that does not answer is logged once, and asked again at the next
             call.
         clock: monotonic seconds.
-        what: name in the log of what `act` asks.
+        what: name in the log of what `act` asks; empty: the log tells nothing, as others tell of it, each once.
         every: seconds between two calls, or a function that returns them anew after each call.
     """
 
@@ -38,7 +38,7 @@ class Periodic:
         self._act = act
         self._clock = clock
         self._every = every
-        self._availability = Availability(name, clock, what)
+        self._availability = Availability(name, clock, what) if what else None
         self._stopped = False
         self._pausing: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -59,9 +59,11 @@ class Periodic:
             began = self._clock()
             try:
                 await self._act()
-                self._availability.over()
+                if self._availability is not None:
+                    self._availability.over()
             except (BrokerUnavailable, StoreUnavailable) as exc:
-                self._availability.failed(began, exc)
+                if self._availability is not None:
+                    self._availability.failed(began, exc)
                 heed_cancellation()
             await self._pause()
 

@@ -281,25 +281,20 @@ def test_a_signal_reads_at_once_and_says_what_is_wrong(authority: Authority) -> 
     asyncio.run(main())
 
 
-def test_the_files_are_looked_at_until_the_end(authority: Authority) -> None:
+def test_the_files_are_looked_at_until_the_end(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "CHECK_FILES_EVERY", 0.01)
     certificate, key = authority.issue()
 
     async def main() -> None:
-        turn, looked = asyncio.Semaphore(0), asyncio.Semaphore(0)
-
-        async def pause() -> None:
-            looked.release()
-            await turn.acquire()
-
-        found = made(certificate, key, pause=pause)
+        found = made(certificate, key)
         before, supervisor = found.context("h2"), Supervisor()
         await found.open()
         found.start(supervisor)
         authority.issue()
-        for _ in range(2):
-            await looked.acquire()
-            turn.release()
-        await looked.acquire()
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if found.context("h2") is not before:
+                break
         assert found.context("h2") is not before
         await supervisor.stop()
         await found.close()

@@ -13,7 +13,7 @@ import hashlib
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,8 @@ from headway.runtime.counters import Counters
 from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
 from headway.runtime.pem import Pair, authorities, no_certificate
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.periodic import Periodic
+from headway.runtime.resource import PeriodicResource
 
 log = get_logger(__name__)
 
@@ -43,11 +44,6 @@ NEAR = 14 * DAY
 
 T = TypeVar("T")
 _Stamps = tuple[Stamp | None, ...]
-
-
-async def look_pause() -> None:
-    """Wait between two looks."""
-    await asyncio.sleep(CHECK_FILES_EVERY)
 
 
 class OwnCertificate(msgspec.Struct, frozen=True):
@@ -99,14 +95,15 @@ class ClientTls:
     key: bytes | None = field(default=None, repr=False)
 
 
-class CertificateFiles(ABC, Generic[T]):
+class CertificateFiles(PeriodicResource, ABC, Generic[T]):
     """Base of what is read from three files of certificates; a resource that an operator may change.
+
+    The files are read when it is made, so that a start with a wrong one ends at once.
 
     Arguments:
         first, second, third: paths of the files, as the subclass says; an empty one is left out.
         counters: counters that say when the certificate ends.
         now: Unix seconds.
-        pause: waits between two looks.
 
     Attributes:
         current: what was read last, ready for use.
@@ -128,10 +125,10 @@ class CertificateFiles(ABC, Generic[T]):
         third: str,
         counters: Counters,
         now: Callable[[], float] = time.time,
-        pause: Callable[[], Awaitable[None]] = look_pause,
     ) -> None:
-        self._files, self._counters = (first, second, third), counters
-        self._now, self._pause = now, pause
+        name = f"certificates{self._purpose}"
+        super().__init__(Periodic(name, self.look, time.monotonic, what="", every=CHECK_FILES_EVERY))
+        self._files, self._counters, self._now = (first, second, third), counters, now
         self._paths = tuple(Path(path) for path in dict.fromkeys(self._files) if path)
         self._seen = self._read = self._stamps()
         self._told = ""
@@ -139,16 +136,6 @@ class CertificateFiles(ABC, Generic[T]):
         self._own: OwnCertificate | None = None
         self.current: T
         self._take(*self._load())
-
-    async def open(self) -> None:
-        """Do nothing: the files were read when this was made, so that a start with a wrong one ends at once."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start looking at the files."""
-        supervisor.start(f"certificates{self._purpose}", self._watch)
-
-    async def close(self) -> None:
-        """Do nothing: the loop has ended."""
 
     async def reread(self) -> None:
         """Read the files now.
@@ -186,11 +173,6 @@ class CertificateFiles(ABC, Generic[T]):
     @abstractmethod
     def _ends(self, when: float) -> None:
         """Note the Unix second at which the certificate ends that is shown."""
-
-    async def _watch(self) -> None:
-        while True:
-            await self._pause()
-            await self.look()
 
     def _take(self, loaded: T, own: OwnCertificate | None) -> None:
         self.current, self._own = loaded, own

@@ -1,5 +1,9 @@
 """Services that keep a fleet of processes together.
 
-membership   one process's place in the fleet
-reaper       ends what has run out of time
+membership         one process's place in the fleet
+pace               how often a process tells of itself, and looks at the others
+models             the models that the workers of the fleet bring
+reaper             ends what has run out of time
+board_reporter     tells the departure board what a process does
+scaling_follower   takes a process's share of the workers that there should be
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headway.core.departure import Load
 from headway.core.service_model import REACH
@@ -11,6 +11,9 @@ from headway.model import Capacity, WorkerInfo, WorkerStatus
 
 FORGOTTEN_AFTER = 120.0
 """Seconds after which a capacity that nobody publishes any more, as of a model that is gone, is forgotten."""
+
+STALE_AFTER = 10.0
+"""Seconds without a newly published capacity after which the last one is no longer believed."""
 
 LEAST_BELIEVED = 0.5
 """Part of the measured time of a batch of one within which certainly none comes back: slots differ, and so do batches."""
@@ -45,6 +48,35 @@ def capacity(
         estimated=any(worker.estimated or not worker.items_per_second for worker in healthy),
         least_seconds=least_seconds(load, healthy) if load is not None else 0.0,
     )
+
+
+class Freshness:
+    """Freshness of the capacities that one process reads, by when each was last published anew.
+
+    Arguments:
+        now: instant, in monotonic seconds, since which it reads them.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._heard: dict[str, tuple[float, float]] = {}
+        """Broker instant of the last publication for each model, and when it was first read here."""
+
+    def hear(self, capacity: Capacity, now: float) -> bool:
+        """Take note of a capacity that is read; False when it is stale."""
+        published, _ = self._heard.get(capacity.model, (None, now))
+        if published != capacity.measured_at:
+            self._heard[capacity.model] = capacity.measured_at, now
+        return not self.is_stale(capacity.model, now)
+
+    def is_stale(self, model: str, now: float) -> bool:
+        """Whether nothing new was heard of a model's capacity for long."""
+        _, heard_at = self._heard.get(model, (0.0, self._since))
+        return now - heard_at > STALE_AFTER
+
+    def keep(self, models: Collection[str]) -> None:
+        """Forget all models but these."""
+        self._heard = {model: heard for model, heard in self._heard.items() if model in models}
 
 
 def pace(load: Load) -> float:

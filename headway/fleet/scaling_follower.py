@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from headway.config.checks import LOCAL
+from headway.core.capacity import Freshness
 from headway.core.scaling.shares import shares
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.ports import Fleet, ScalingDriver
@@ -14,9 +15,6 @@ from headway.runtime.periodic import PERIOD, Periodic
 from headway.runtime.resource import PeriodicResource
 
 log = get_logger(__name__)
-
-STALE_AFTER = 10.0
-"""Seconds without a newly published number after which the last one is followed no more."""
 
 
 class ScalingFollower(PeriodicResource):
@@ -34,9 +32,7 @@ class ScalingFollower(PeriodicResource):
         self, process: str, models: Collection[str], driver: ScalingDriver, fleet: Fleet, clock: Callable[[], float]
     ) -> None:
         self._process, self._models, self._driver, self._fleet = process, models, driver, fleet
-        self._clock = clock
-        self._heard: dict[str, tuple[float, float]] = {}
-        """Broker instant of the last number of each model, and when it was first read here."""
+        self._clock, self._freshness = clock, Freshness(clock())
         self._warned: set[tuple[str, str]] = set()
         """Models with the drivers of their controller that were warned of."""
         super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
@@ -45,7 +41,7 @@ class ScalingFollower(PeriodicResource):
         capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())
         for one in capacities:
             model, scaling = one.model, one.scaling
-            if model not in self._models or scaling is None or not self._fresh(model, one.measured_at):
+            if model not in self._models or scaling is None or not self._freshness.hear(one, self._clock()):
                 continue
             of_each = {member.id: member.scalable[model] for member in members if model in member.scalable}
             if self._process not in of_each:
@@ -69,9 +65,3 @@ class ScalingFollower(PeriodicResource):
             model=model,
             controller=driver,
         )
-
-    def _fresh(self, model: str, measured_at: float) -> bool:
-        """Whether a number was published of late."""
-        if self._heard.get(model, (None,))[0] != measured_at:
-            self._heard[model] = measured_at, self._clock()
-        return self._clock() - self._heard[model][1] <= STALE_AFTER

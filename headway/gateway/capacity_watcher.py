@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from headway.core.capacity import Freshness
 from headway.core.health import heard
 from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
@@ -28,8 +29,6 @@ READ_CAPACITY_EVERY = 0.5
 """Seconds between two looks while requests come."""
 CALM = 0.05
 """Arrivals per second, averaged over about one, below which none has come for some seconds."""
-STALE_AFTER = 10.0
-"""Seconds without a newly published capacity after which the last one is no longer believed."""
 
 
 class CapacityWatcher(PeriodicResource):
@@ -47,10 +46,7 @@ class CapacityWatcher(PeriodicResource):
         self._fleet = fleet
         self._clock, self._pace = clock, pace
         super().__init__(Periodic("capacity watcher", self._look, clock, every=self.every))
-        self._published: dict[str, float] = {}
-        """Broker instant at which each model's capacity was last published."""
-        self._heard_at: dict[str, float] = {}
-        self._since = clock()
+        self._freshness = Freshness(clock())
         self._calm = False
 
     def every(self) -> float:
@@ -69,8 +65,7 @@ class CapacityWatcher(PeriodicResource):
             raise
         finally:
             for model, throttle in self._gateway.limiter.throttles.items():
-                heard_at = self._heard_at.get(model, self._since)
-                if self._clock() - heard_at > STALE_AFTER and throttle.rate != math.inf:
+                if throttle.rate != math.inf and self._freshness.is_stale(model, self._clock()):
                     message = "nothing is heard of a model's capacity any more; its lowest tier is not throttled"
                     log.info(message, model=model)
                     self._set(model, math.inf)
@@ -80,25 +75,17 @@ class CapacityWatcher(PeriodicResource):
         others = self._others(members)
         gateway.limiter.gateways = 1 + len(others)
         of_models = {one.model: one for one in capacities}
-        for model in self._heard_at.keys() - gateway.limiter.throttles.keys():
-            del self._heard_at[model], self._published[model]
+        self._freshness.keep(gateway.limiter.throttles.keys())
         self._calm = True
         for model in gateway.served.models:
             own = gateway.limiter.throttles[model].count(now)
             self._calm = self._calm and own.higher + own.lowest < CALM
             capacity = of_models.get(model)
-            if capacity is not None and self._fresh(capacity, now):
+            if capacity is not None and self._freshness.hear(capacity, now):
                 rates = [found for one in others if (found := _arrivals(one, model)) is not None]
                 whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
-
-    def _fresh(self, capacity: Capacity, now: float) -> bool:
-        """Whether a capacity is to be believed: it was published anew, or not long ago."""
-        model = capacity.model
-        if capacity.measured_at != self._published.get(model, -math.inf):
-            self._published[model], self._heard_at[model] = capacity.measured_at, now
-        return now - self._heard_at[model] <= STALE_AFTER
 
     def _set(self, model: str, rate: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         gateway = self._gateway

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.brokers.memory.broker import MemoryBroker
+from headway.core.capacity import STALE_AFTER
 from headway.errors import BrokerUnavailable
-from headway.gateway.capacity_watcher import STALE_AFTER
 from headway.gateway.gateway import Gateway
 from headway.model import Capacity, InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role
 from headway.runtime.request_id import new_id

@@ -17,7 +17,7 @@ from headway.backends.process.host_memory import HostMemory
 from headway.backends.process.nvml import NvmlGpus
 from headway.backends.remote.credentials import Credentials
 from headway.config import CHARS, Settings, terms_of
-from headway.config.extras import install_hint
+from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
@@ -151,13 +151,11 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
         SettingError: a package is missing.
     """
     if target.over_grpc:
-        try:
+        reason = (
+            "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not here"
+        )
+        with needing("grpc", "target", str(target), reason):
             from headway.backends.grpc.backend import GrpcBackend
-        except ImportError as exc:
-            if (exc.name or "").partition(".")[0] not in ("grpc", "google"):
-                raise
-            reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not here"
-            raise SettingError("target", str(target), reason, install_hint("grpc")) from exc
         return GrpcBackend
     from headway.backends.http.backend import HttpBackend
 

@@ -14,10 +14,9 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.broker import SCHEMES
-from headway.config.extras import install_hint
+from headway.config.extras import needing
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
-from headway.errors import SettingError
 from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
@@ -75,21 +74,13 @@ def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) 
 
 
 def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
-    """Make the broker in Redis or Valkey.
-
-    Its client is imported only here, as only installations with a broker need it.
-    """
-    try:
+    """Make the broker in Redis or Valkey. Its client is imported only here."""
+    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
         from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker
         from headway.brokers.redis.connection import RedisConnection
         from headway.brokers.redis.dead_letters import RedisDeadLetters
         from headway.brokers.redis.fleet import RedisFleet
-    except ModuleNotFoundError as exc:
-        if not (exc.name or "").partition(".")[0] == "redis":
-            raise
-        hint = install_hint("redis")
-        raise SettingError("broker", settings.broker_shown, "needs the package redis, which is not here", hint) from exc
     models = _models(settings)
     timeout = settings.broker_timeout_ms / 1000
     connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.config.extras import install_hint
-from headway.errors import SettingError
+from headway.config.extras import needing
 from headway.http.admission import Admission
 from headway.http.readiness import Readiness
 from headway.runtime.certificates import Certificates
@@ -22,12 +21,7 @@ def make_grpc_listener(
     Raises:
         SettingError: a package is missing.
     """
-    try:
+    reason = "needs the packages hpack and protobuf, which are not here"
+    with needing("grpc", "grpc_port", admission.settings.grpc_port, reason):
         from headway.grpc.listener import GrpcListener
-    except ImportError as exc:
-        if (exc.name or "").partition(".")[0] not in ("hpack", "google"):
-            raise
-        hint = install_hint("grpc")
-        reason = "needs the packages hpack and protobuf, which are not here"
-        raise SettingError("grpc_port", admission.settings.grpc_port, reason, hint) from exc
     return GrpcListener(admission, readiness, certificates)

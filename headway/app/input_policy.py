@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.app.backends import SlotPlan, make_backend
 from headway.backends.process.group_guard import GroupGuard
 from headway.config import Settings
-from headway.config.extras import install_hint
+from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, Target, parse_target
 from headway.core.input_policy import InputRule
 from headway.errors import SettingError, TargetError
@@ -89,14 +89,9 @@ class PolicyResource:
     def _read(self) -> InputPolicy:
         from headway.input_policy.file import read_policy
 
-        tiers = self._settings.tier_names
-        try:
+        tiers, reason = self._settings.tier_names, "has patterns, which need the package google-re2, which is not here"
+        with needing("policy", "input_policy", str(self._path), reason):
             file = read_policy(self._path, tiers, () if self._settings.broker else self._models)
-        except ModuleNotFoundError as exc:
-            if exc.name != "re2":
-                raise
-            reason, hint = "has patterns, which need the package google-re2, which is not here", install_hint("policy")
-            raise SettingError("input_policy", str(self._path), reason, hint) from exc
         judges = {rule.name: self._judge(rule) for rule in file.rules if rule.function}
         return InputPolicy(file.rules, file.searches, judges, tiers, self._models)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from headway.app.lifecycle import Resource
 from headway.app.unused_keys import UnusedKeys
 from headway.config import Settings, shown_url
-from headway.config.extras import install_hint
+from headway.config.extras import needing
 from headway.errors import SettingError
 from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.cache import ApiKeyCache
@@ -73,17 +73,12 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    """Make the identity of tokens. Its package is imported only here, as only installations with tokens need it."""
-    try:
+    """Make the identity of tokens. Its package is imported only here."""
+    with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here"):
         from headway.identity.jwt.issuers import read_issuers
         from headway.identity.jwt.keysets import KeySet
         from headway.identity.jwt.sources import FileSource, UrlSource
         from headway.identity.jwt.tokens import Tokens
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in ("jwt", "cryptography"):
-            raise
-        hint = install_hint("jwt")
-        raise SettingError("jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here", hint) from exc
 
     def read() -> list[KeySet]:
         return [
@@ -110,13 +105,5 @@ def _postgres_keys(url: str) -> KeyStore:
     return PostgresKeys(url)
 
 
-@contextlib.contextmanager
-def _postgres(url: str) -> Iterator[None]:
-    """Turn a missing client of PostgreSQL into SettingError, as only installations with PostgreSQL need it."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "asyncpg":
-            raise
-        hint = install_hint("postgres")
-        raise SettingError("ledger", shown_url(url), "needs the package asyncpg, which is not here", hint) from exc
+def _postgres(url: str) -> contextlib.AbstractContextManager[None]:
+    return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not here")

@@ -6,7 +6,10 @@ index would look for a project of that name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from headway.errors import SettingError
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis>=8.1,<9", "hiredis>=3.5,<4"),
@@ -22,7 +25,39 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 """Requirements by the name of their extra, as in pyproject.toml."""
 
 
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "redis": ("redis",),
+    "postgres": ("asyncpg",),
+    "jwt": ("jwt", "cryptography"),
+    "grpc": ("grpc", "google", "hpack"),
+    "policy": ("re2",),
+}
+"""Modules that whoever needs an extra imports, by its name."""
+
+
 def install_hint(extra: str) -> str:
     """Say how to install what `extra` brings, wherever Headway itself came from."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"Install it: pip install {packages}."
+
+
+@contextlib.contextmanager
+def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[None]:
+    """Import what needs the packages of an extra, as only installations with that setting have them.
+
+    Arguments:
+        extra: name of the extra.
+        setting: name of the setting that asks for it.
+        value: its value, as it may be shown.
+        reason: words on what is missing.
+
+    Raises:
+        SettingError: a package is missing.
+    """
+    try:
+        yield
+    except ImportError as exc:
+        # A package that is there and lacks a name is broken; gRPC's says so of what it needs itself.
+        if (exc.name or "").partition(".")[0] not in MODULES[extra] or (type(exc) is ImportError and extra != "grpc"):
+            raise
+        raise SettingError(setting, value, reason, install_hint(extra)) from exc

@@ -19,6 +19,7 @@ from typing import Any
 
 from headway.app.lifecycle import Service
 from headway.runtime.logger import get_logger
+from headway.runtime.race import race
 
 log = get_logger(__name__)
 
@@ -144,15 +145,7 @@ def _say_nothing_is_done(number: signal.Signals) -> None:
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but stop it when the signal comes first; True when it was done."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
-    try:
-        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
-            return False
-        await doing
-        return True
-    finally:
-        doing.cancel()
-        waiting.cancel()
+    done, _ = await race(work, signalled.wait())
+    if done is not None:
+        done.result()
+    return done is not None

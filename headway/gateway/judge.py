@@ -27,6 +27,7 @@ from headway.errors import BackendError, BatchTimeout, TargetError, WorkerAbsent
 from headway.model import WARM_UP, Entry, Value
 from headway.ports import Backend
 from headway.runtime.logger import get_logger
+from headway.runtime.race import race
 from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -234,15 +235,8 @@ class Judge:
 
     async def _wait_for_news(self, backend: Backend) -> None:
         """Wait for a question. A process that dies meanwhile is replaced before it is needed."""
-        news, gone = asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(backend.gone())
-        try:
-            await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
-            died = gone.done()
-        finally:
-            for one in (news, gone):
-                one.cancel()
-            await asyncio.gather(news, gone, return_exceptions=True)
-        if died:
+        _, gone = await race(self._news.wait(), backend.gone())
+        if gone is not None:
             await self._replace(backend)
 
     async def _judge(self, backend: Backend, pieces: Sequence[_Piece]) -> None:

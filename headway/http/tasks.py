@@ -10,7 +10,6 @@ polls have a limit of their own (`Limiter.poll`).
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import msgspec
@@ -26,6 +25,7 @@ from headway.http.problem import Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import EntryState, Failure, Reply
+from headway.runtime.race import race
 
 PATH = "/v1/result"
 """Path before the id of a task."""
@@ -102,15 +102,8 @@ class _Tasks:
 
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
         """Outcome of a task, if it comes before the wait has to end."""
-        following = asyncio.ensure_future(self._gateway.follow(tenant, id, wait))
-        ends = [following, asyncio.ensure_future(request.left()), asyncio.ensure_future(request.shut.wait())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return following.result() if following.done() else None
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+        told, *_ = await race(self._gateway.follow(tenant, id, wait), request.left(), request.shut.wait())
+        return None if told is None else told.result()
 
     async def _forget(self, tenant: str, id: str) -> RouteAnswer:
         if await self._gateway.outcome(tenant, id) is None:

@@ -2,6 +2,7 @@
 
 supervisor     keeps loops alive
 periodic       calls a function at even intervals
+race           waits of which the first that is over ends the others
 timing_wheel   many deadlines, one timer
 availability   logs an outage once when it begins and once when it ends
 request_id     ids that sort by time

@@ -22,6 +22,7 @@ from headway.core.locality.turns import Contender, FairOrder
 from headway.errors import BrokerUnavailable
 from headway.model import BatchFailure, Completion, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
+from headway.runtime.race import race
 
 TURN = 0.02
 """Seconds that a batcher has to claim once it is its turn, and the broker to say what waits."""
@@ -224,17 +225,9 @@ class TurnedSource:
         if not self._claimed:
             await self._turns.turn(self._model)
             return
-        waits = asyncio.ensure_future(self._broker.wait_for_work(slot, until))
-        taken = asyncio.ensure_future(self._turns.taken(self._model))
-        try:
-            await asyncio.wait({waits, taken}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            found = waits.done()
-            for one in (waits, taken):
-                one.cancel()
-            await asyncio.gather(waits, taken, return_exceptions=True)
-        if found:
-            waits.result()
+        found, _ = await race(self._broker.wait_for_work(slot, until), self._turns.taken(self._model))
+        if found is not None:
+            found.result()
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """See WorkSource. The GPU is free from here on."""

@@ -35,16 +35,13 @@ local dead = {}
 
 do
 
-local EMPTY = {[INPUT_POSITION] = '\160', [PARAMETERS_POSITION] = '\196\0'}
-
 -- What is listed of a letter: all but input and parameters, so that no listing takes long however large they are.
 local function cut(letter)
   local _, _, length, start = struct.unpack(LETTER_HEAD, letter)
-  local members = culprits.members_in(string.sub(letter, start + length))
-  for position, nothing in pairs(EMPTY) do
-    members[position] = members[position] and nothing
-  end
-  return string.sub(letter, 1, start + length - 1) .. '\220' .. struct.pack('>I2', #members) .. table.concat(members)
+  local payload = string.sub(letter, start + length)
+  local members, others_at = culprits.members_in(payload)
+  members[INPUT_POSITION], members[PARAMETERS_POSITION] = '\160', '\196\0'
+  return string.sub(letter, 1, start + length - 1) .. table.concat(members, '', 0) .. string.sub(payload, others_at)
 end
 
 -- Take a letter away; false when there was none.

@@ -10,53 +10,44 @@ do
 local UNTIL, RAN, BAD = 1, 2, 3
 local NO_CALLER = '\160'
 
--- Bytes of a msgpack value's length, by its first byte; those of how many values an array has; and those of all of a value that has
--- neither. The server's own decoder knows no bytes, only text.
+-- Bytes of a msgpack value's length, by its first byte, and those of all of a value without one. The server's own decoder knows no
+-- bytes, only text.
 local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
-local COUNTS = {[0xdc] = 2, [0xdd] = 4}
 local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5,
   [0xd3] = 9}
-
--- How many values an array at a position has, and where the first is; nothing when there is none.
-local function array_at(text, at)
-  local first = string.byte(text, at)
-  if first >= 0x90 and first <= 0x9f then
-    return first - 0x90, at + 1
-  elseif COUNTS[first] then
-    return struct.unpack('>I' .. COUNTS[first], text, at + 1)
-  end
-  return nil
-end
 
 -- Where the value after the one at a position is.
 local function after(text, at)
   local first = string.byte(text, at)
-  local count, position = array_at(text, at)
-  if count then
-    for _ = 1, count do
-      position = after(text, position)
-    end
-    return position
-  elseif first >= 0xa0 and first <= 0xbf then
-    return at + 1 + first - 0xa0
-  elseif LENGTHS[first] then
+  if LENGTHS[first] then
     local length, begins = struct.unpack('>I' .. LENGTHS[first], text, at + 1)
     return begins + length
+  elseif first >= 0xa0 and first <= 0xbf then
+    return at + 1 + first - 0xa0
+  elseif first >= 0x90 and first <= 0x9f then  -- A short list.
+    at = at + 1
+    for _ = 1, first - 0x90 do
+      at = after(text, at)
+    end
+    return at
   end
   return at + (SIZES[first] or 1)
 end
 
--- The members of an entry that was packed, each as it is packed.
+-- The members of an entry that was packed, up to its caller, each as it is packed, with the head of their list at 0; and where the
+-- others begin. None of what is no entry.
 function culprits.members_in(payload)
-  local members = {}
-  if payload and #payload > 0 then
-    local count, at = array_at(payload, 1)
-    for i = 1, count or 0 do
-      local position = after(payload, at)
-      members[i], at = string.sub(payload, at, position - 1), position
-    end
+  local first = payload and string.byte(payload) or 0
+  local count, at = first >= 0x90 and first <= 0x9f and first - 0x90 or 0, 2
+  if first == 0xdc then
+    count, at = struct.unpack('>I2', payload, 2)
   end
-  return members
+  local members = {[0] = string.sub(payload or '', 1, at - 1)}
+  for i = 1, math.min(count, CALLER_POSITION) do
+    local position = after(payload, at)
+    members[i], at = string.sub(payload, at, position - 1), position
+  end
+  return members, at
 end
 
 function culprits.caller_in(key, payload)

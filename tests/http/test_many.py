@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import DEADLINE_EXCEEDED
 from headway.gateway.fan_out import AT_ONCE, MOST_INPUTS
-from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.model import Failure, ModelLimit, WorkerInfo, WorkerStatus
 from tests.http.stand import Stand, on_stand, post, served
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
@@ -99,6 +99,15 @@ async def test_several_inputs_that_should_become_a_task_are_refused(stand: Stand
     waited = await stand.ask(many(["a", "b"], "Prefer: wait=20", bearer))
     assert (waited.status, waited.json["outputs"]) == (200, ["A", "B"])
     assert stand.runs == ["a", "b"]
+
+
+@on_stand(keys={"k": {"rate": 600.0, "model_limits": [ModelLimit("default", 60.0, 3.0)]}}, whole=True)
+async def test_each_input_counts_towards_the_limit_for_its_model(stand: Stand) -> None:
+    bearer = "Authorization: Bearer k"
+    answer = await stand.ask(many(["a", "b"], bearer))
+    assert (answer.status, ";r=1;" in answer.header["ratelimit"]) == (200, True)
+    refused = await stand.ask(many(["c", "d"], bearer))
+    assert (refused.status, refused.error) == (429, "RATE_LIMITED")
 
 
 @on_stand()

@@ -3,7 +3,7 @@
 #
 #   make serve               two emulated GPUs on http://127.0.0.1:8000
 #   make test                the tests, side by side in JOBS=auto workers (three a core, up to 8; 0: one by one)
-#   make test-fast           those that start no server and no other process, and that neither simulate nor fuzz
+#   make test-fast           those that start no server and no other process, and that neither simulate nor draw cases
 #   make test-both           those of the broker over Redis too: the others run all but a few over Valkey alone
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
@@ -60,7 +60,7 @@ test-both: .venv/.ready
 	HEADWAY_TEST_BOTH_SERVERS=1 $(PYTEST) tests/contracts tests/redis $(ARGS)
 
 test-fast: .venv/.ready
-	$(PYTEST) -m 'not processes' --ignore tests/e2e --ignore tests/redis --ignore tests/servers --ignore tests/charts \
+	$(PYTEST) -m 'not processes and not draws' --ignore tests/e2e --ignore tests/redis --ignore tests/servers --ignore tests/charts \
 		--ignore tests/simulator --ignore tests/fuzz $(ARGS)
 
 check: .venv/.ready

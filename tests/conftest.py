@@ -23,6 +23,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from tests.contracts.ledgers import DATABASES, POOLED
+from tests.explore import DRAWS, draws
 from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import FOREIGN, KINDS, WORKERS, SharedServers
 from tests.virtual_time import Clock, VirtualLoop
@@ -72,7 +73,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     Tests that start no process seldom wait, and every worker more collects all tests once more: one more than there are cores.
     """
     cores = os.cpu_count() or 1
-    workers = cores + 1 if config.option.markexpr == f"not {PROCESSES}" else 3 * cores
+    workers = cores + 1 if config.option.markexpr.startswith(f"not {PROCESSES}") else 3 * cores
     return 1 if FOREIGN in os.environ else min(workers, MOST_WORKERS)
 
 
@@ -90,7 +91,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what ONLY does not name. Mark what starts processes by its folder or its parameters; what else does so has
-    the mark in its file.
+    the mark in its file. Mark what draws cases.
 
     What waits for most of its time comes first at every second worker, while the others compute.
     """
@@ -104,6 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         if item.nodeid.startswith(OF_PROCESSES) or any(isinstance(value, str) and value in SERVERS for value in given):
             item.add_marker(PROCESSES)
+        if draws(item):
+            item.add_marker(DRAWS)
 
 
 def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -23,7 +23,7 @@ from hypothesis import is_hypothesis_test, settings
 
 PROFILE = "explore"
 DRAWS = "draws"
-"""Mark of tests that draw cases by other means than hypothesis."""
+"""Mark of tests that draw cases. Those of hypothesis get it by themselves."""
 MACHINE = "run_state_machine_as_test"
 ENDED, NOTHING_LEFT = 0, 5
 """Exit codes of pytest: all passed; there was nothing to run."""
@@ -33,12 +33,13 @@ settings.register_profile(PROFILE, deadline=None, derandomize=False, print_blob=
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave only what draws cases."""
-    drawing = [item for item in items if _draws(item)]
+    drawing = [item for item in items if draws(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in drawing])
     items[:] = drawing
 
 
-def _draws(item: pytest.Item) -> bool:
+def draws(item: pytest.Item) -> bool:
+    """Whether a test draws cases."""
     function = getattr(item, "function", None)
     if function is None:
         return False

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
+from headway.config import Settings
 from headway.gateway.client_quotas import Quotas
 from headway.grpc.connection import CallConnection
 from headway.grpc.header_blocks import RequestFields
@@ -26,20 +27,19 @@ class PortConnections:
     """All connections of the port.
 
     Arguments:
+        settings: bounds of connections and metadata, and times.
         quotas: quotas that count the connections.
-        most: most connections.
-        most_header: most bytes of a call's metadata.
         refusals: counts of refusals, by reason, tier and model.
         turns: turns in which frames are read and messages are taken in.
         clock: monotonic seconds.
-        age: seconds after which a client is told to open another connection.
-        grace: seconds from then on, after which its connection is cut.
-        unread_timeout: seconds for which a client may take nothing of what it is sent.
         jitter: uniform in [0, 1).
 
     Attributes:
         hints: log lines on clients that speak another protocol.
         turns: see the arguments.
+        most_header: most bytes of a call's metadata.
+        grace: seconds after which the connection of a client is cut that was told to open another.
+        unread_timeout: seconds for which a client may take nothing of what it is sent.
         open: the connections.
         too_many_metadata: what a client is told that sends too many.
         ceiling: first descriptor number at which a connection is refused.
@@ -48,29 +48,24 @@ class PortConnections:
 
     def __init__(
         self,
+        settings: Settings,
         quotas: Quotas,
-        most: int,
-        most_header: int,
         refusals: MutableMapping[tuple[str, str, str], int],
         turns: MessageTurns,
         clock: Callable[[], float],
-        *,
-        age: float,
-        grace: float,
-        unread_timeout: float,
         jitter: Callable[[], float],
     ) -> None:
-        self.quotas, self.clock = quotas, clock
+        self.quotas, self.clock, self.turns = quotas, clock, turns
         self.hints = ProtocolHints("grpc", clock)
-        self.turns = turns
-        self.grace, self.unread_timeout, self.most_header = grace, unread_timeout, most_header
-        self.too_many_metadata = f"the metadata have more than {most_header} bytes; send fewer"
+        self.most_header = settings.max_header_bytes
+        self.grace = max(settings.longest_request_s, settings.drain_timeout_ms / 1000)
+        self.unread_timeout = settings.read_timeout_ms / 1000
+        self.too_many_metadata = f"the metadata have more than {self.most_header} bytes; send fewer"
         self.ceiling = 1 << 30
         self.open: dict[CallConnection, None] = {}
         self.methods: Mapping[str, MakeCall] = {}
-        self._most = most
-        self._refusals = refusals
-        self._age, self._jitter = age, jitter
+        self._most, self._refusals = settings.max_connections, refusals
+        self._age, self._jitter = settings.grpc_max_age_s, jitter
         self._left = asyncio.Event()
 
     def accept(self) -> CallConnection:

@@ -76,16 +76,7 @@ class GrpcListener(ListeningPort):
         admission, settings = self._admission, self._admission.settings
         quotas, counters = admission.gateway.quotas, admission.counters
         connections = self._connections = PortConnections(
-            quotas,
-            settings.max_connections,
-            settings.max_header_bytes,
-            counters.refusals,
-            MessageTurns(),
-            monotonic,
-            age=settings.grpc_max_age_s,
-            grace=max(settings.longest_request_s, settings.drain_timeout_ms / 1000),
-            unread_timeout=settings.read_timeout_ms / 1000,
-            jitter=random.random,
+            settings, quotas, counters.refusals, MessageTurns(), monotonic, random.random
         )
         health = self._health = Health(CachedReadiness(self._readiness))
         port = PortContext(admission, CallQuotas(settings, quotas.bytes), connections.turns)

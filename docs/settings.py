@@ -1,4 +1,4 @@
-"""The table of settings in guide.md, made from headway/config.py.
+"""The table of settings in guide.md, made from the fields of headway/config/settings.py.
 
 python docs/settings.py        # writes it anew
 """

@@ -47,6 +47,11 @@ def test_the_table_of_settings_is_that_of_the_settings() -> None:
     assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
 
 
+def test_the_page_of_the_files_is_that_of_the_files() -> None:
+    tree = runpy.run_path(str(DOCS / "tree.py"))
+    assert tree["page"]() == tree["PAGE"].read_text(encoding="utf-8"), "run: python docs/tree.py"
+
+
 NUMBERS = runpy.run_path(str(DOCS / "quoted.py"))
 KEPT = json.loads(NUMBERS["KEPT"].read_text(encoding="utf-8"))
 

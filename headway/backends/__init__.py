@@ -4,5 +4,5 @@ process   a GPU worker: `backend` is what the batcher calls, `child_process` one
           `output_lines` its prints, `group_guard` ends its descendants; `child` and `usercode` run inside the child
 remote    what all remote APIs have in common: `backend` tries and blames, `credentials`, `reader` reads a long answer
 http      a remote API over HTTP: `backend` is what the batcher calls, `connections`, `verdicts` on its statuses
-grpc      one over gRPC: `backend`, `channels`, `verdicts` on its statuses
+grpc      one over gRPC: `backend`, `verdicts` on its statuses
 """

@@ -49,7 +49,7 @@ STATUSES: dict[int, StatusCode] = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-"""gRPC status by the HTTP status of an error, so that a new error has one. No retry helps after what is INTERNAL."""
+"""gRPC status by the HTTP status of an error. No retry helps after what is INTERNAL."""
 
 RETRIED = frozenset((409, 429, 503))
 """HTTP statuses of errors after which the same call may succeed."""
@@ -61,8 +61,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def status_of(code: str) -> StatusCode:
-    """Status of an error code."""
-    return STATUSES[STATUS[code]]
+    """Status of an error code; by the class of its HTTP status where that is not in the table."""
+    status = STATUS[code]
+    return STATUSES.get(status, StatusCode.INVALID_ARGUMENT if status < 500 else StatusCode.INTERNAL)
 
 
 def details_of(message: str) -> str:

@@ -11,7 +11,6 @@
     progress    one line now and then while it runs
     record      outcomes as they come, cheap to write
     report      percentiles and rates, made from the record when all is over
-    table       shows a report to people
 
 Latency is counted from the instant a request was *due*, so a server that stalls cannot hide the requests it kept from
 being sent (coordinated omission; Gil Tene, "How NOT to Measure Latency").

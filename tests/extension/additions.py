@@ -145,7 +145,6 @@ class KettleBackend:
     """One kettle."""
 
     pid = 0
-    signature = Signature()
     warm_up = ()
     signature = Signature()
 
@@ -248,7 +247,8 @@ ERROR = Addition(
             """TEAPOT = _code("TEAPOT", Code(418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True))
 CANCELLED = "CANCELLED"
 """,
-        )
+        ),
+        before("headway/client/errors.py", "    errors.REJECTED_BY_MODEL: ", "    errors.TEAPOT: RejectedByModel,\n"),
     ],
     [
         (
@@ -359,6 +359,8 @@ INFERENCE_ROUTE = Addition(
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from headway.config import Settings
@@ -376,8 +378,11 @@ class _Order(msgspec.Struct, gc=False):
 
 class _AnyOrder(msgspec.Struct, gc=False):
     input: msgspec.Raw = msgspec.field(name="leaves")
+    inputs: ClassVar[msgspec.Raw] = ABSENT
     model: str | None = None
     parameters: msgspec.Raw = ABSENT
+    version: ClassVar[None] = None
+    model_version: ClassVar[None] = None
 
 
 def brew(settings: Settings) -> Codec:

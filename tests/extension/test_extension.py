@@ -26,6 +26,7 @@ COPIED = ("headway", "docs", "tests")
 CHECKS = (
     "tests/test_errors.py",
     "tests/test_metrics.py",
+    "tests/client/test_messages.py",
     "tests/http/test_public.py",
     "tests/test_docs.py::test_the_table_of_settings_is_that_of_the_settings",
     "tests/test_docs.py::test_every_error_is_in_the_guide_with_its_status",

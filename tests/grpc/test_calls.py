@@ -228,12 +228,18 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
     for code, facts in CODES.items():
         port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
         found = await client.fail(PREDICT, predict("a"))
-        assert (code, found.status.value[0]) == (code, statuses.STATUSES[facts.status])
+        assert (code, found.status.value[0]) == (code, statuses.status_of(code))
         assert found.details == "why not — ü"
         assert found.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
         pushback = int(found.trailers["grpc-retry-pushback-ms"])
         assert (code, pushback) == (code, 250 if facts.status in (409, 429, 503) and not facts.hopeless else -1)
         assert ("x-headway-dropped-reason" in found.trailers) is facts.refusal
+
+
+def test_an_error_of_a_new_http_status_has_a_status_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statuses, "STATUS", {"TEAPOT": 418, "FULL": 507})
+    assert statuses.status_of("TEAPOT") is statuses.StatusCode.INVALID_ARGUMENT
+    assert statuses.status_of("FULL") is statuses.StatusCode.INTERNAL
 
 
 @on_port()

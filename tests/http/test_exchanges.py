@@ -13,8 +13,8 @@ from headway.core.values import as_json
 from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
-from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
+from headway.http.inference.codecs import Codec, inference
+from headway.http.inference.exchange import JSON, CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
 from headway.http.problem import AnyError, Encoded
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.head import Head
@@ -102,6 +102,31 @@ async def test_an_exchange_is_answered_by_what_its_codec_remembers(stand: Stand)
     timeouts = {asked.options.timeout for asked in stand.gateway.asked if asked.input != "native"}
     assert 0.0 < min(timeouts) <= max(timeouts) == 0.5  # What is asked a moment later has as much less.
     assert {asked.parameters for asked in stand.gateway.asked} == {b'{"a":1}', b""}
+
+
+class LabelledCodec(Codec, frozen=True):
+    """The native form of one text, whose answer repeats the member `label` of its body."""
+
+    def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+        exchange, label = Codec.read_json(self, body, options, known), json.loads(body)["label"]
+        exchange.write = lambda outcome: (JSON, msgspec.json.encode({"label": label, "output": outcome.outputs[0]}))
+        return exchange
+
+
+def test_what_a_native_body_has_beside_one_text_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def labelled(settings: Settings) -> Codec:
+        native = inference(settings)
+        return LabelledCodec(None, native.read, native.write, native.read_value)
+
+    monkeypatch.setattr(routes, "ROUTES", {"/labelled": labelled})
+
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        for label in ("first", "second", "third"):  # Behind the first each has a known head.
+            await client.send(post(json.dumps({"input": "a", "label": label}), "/labelled"))
+            assert (await client.answer()).json == {"label": label, "output": "A"}
+
+    served(main)
 
 
 @on_stand()

@@ -75,7 +75,8 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
     """Make the function that reads JSON bodies with an input that is any JSON value, or with several; see `Codec.read_value`.
 
     Arguments:
-        kind: msgspec Struct of a body, with `model`, `input`, `inputs`, `parameters` and `version`, the middle three as Raw.
+        kind: msgspec Struct of a body, with `model`, `input`, `inputs`, `parameters`, `version` and `model_version`; the second to the
+            fourth are Raw, and ABSENT where a body has none. What a route does not take is a ClassVar.
         settings: bounds of inputs and parameters.
     """
     most = min(MOST_INPUTS, settings.max_queue)

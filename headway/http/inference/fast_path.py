@@ -594,7 +594,8 @@ class FastPathConnection(Connection):
                 self.lane = lane
         self.principal = lane.principal
         if lane.open:
-            self.plain = request.is_plain and not (self.last or self.inference.closing)
+            is_plain = request.is_plain and exchange.write == self.codec.write_one
+            self.plain = is_plain and not (self.last or self.inference.closing)
             self.open_by = lane.facts if self.plain and is_known and not request.id else None
             if self.plain:
                 self.exchange = None  # The codec writes the answer, of which nothing is to be remembered.

@@ -9,6 +9,5 @@ chat_template  chat messages to one text
 answers        choices of completions, whole or as server-sent events
 responses      POST /v1/responses
 embeddings     POST /v1/embeddings
-contract       the routes in the OpenAPI document
 models         GET /v1/models
 """

@@ -105,6 +105,18 @@ async def test_a_task_whose_original_was_too_late_and_that_finds_no_room_fails_f
 
 
 @story
+async def test_who_is_offered_anew_waits_for_no_longer_than_it_would_have_waited_in_the_queue(harness: Harness) -> None:
+    await admit(harness, sharing("first", same(), timeout=1.0), sharing("second", same(), queue_timeout=2.0))
+    lease = await harness.claim()
+    await harness.advance(1.5)
+    await harness.broker.release(lease, failed())
+    assert set(await drained(harness)) == {"first"}
+    await harness.reaping(2.0 + harness.grain)
+    assert code((await drained(harness))["second"]) == errors.NO_WORKERS
+    await nothing_runs(harness)
+
+
+@story
 async def test_the_last_follower_that_is_late_takes_its_original_away(harness: Harness) -> None:
     first = sharing("first", same())
     await admit(harness, first, sharing("hasty", same(), timeout=1.0))

@@ -20,6 +20,17 @@ from headway.worker.starting import start_all
 log = get_logger(__name__)
 
 
+class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
+    """Batchers of a pool that serve, each with the task that does."""
+
+    async def finish(self, batcher: Batcher) -> None:
+        """Take a slot offline as soon as its last batch is done: others wait for none of its batches any more."""
+        if (serving := self.get(batcher)) is not None:
+            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
+        await batcher.stop()
+        self.pop(batcher, None)
+
+
 class WorkerPool:
     """Batchers of one process over one broker.
 
@@ -42,7 +53,7 @@ class WorkerPool:
         self.slots = set[str]() if slots is None else slots
         self.slots.update(batcher.slot.worker for batcher in self.batchers)
         self._leaving: list[Batcher] = []
-        self._serving: dict[Batcher, asyncio.Task[None]] = {}
+        self._serving = ServingBatchers()
         self._supervisor: Supervisor | None = None
         self._resizing = asyncio.Lock()
         self._draining = False
@@ -108,7 +119,7 @@ class WorkerPool:
             for batcher in self._leaving:
                 self.slots.discard(batcher.slot.worker)
                 batcher.drain()
-            await asyncio.gather(*map(self._finished, self._leaving))
+            await asyncio.gather(*map(self._serving.finish, self._leaving))
             self._leaving.clear()
 
     async def replace(self) -> None:
@@ -122,17 +133,9 @@ class WorkerPool:
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
             batcher.drain()
-        await asyncio.gather(*map(self._finished, everyone))
+        await asyncio.gather(*map(self._serving.finish, everyone))
 
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or drained."""
         self._draining = True
         await asyncio.gather(*(batcher.stop() for batcher in (*self.batchers, *self._leaving)))
-
-    async def _finished(self, batcher: Batcher) -> None:
-        """Take a slot offline as soon as its last batch is done: others wait for none of its batches any more."""
-        serving = self._serving.get(batcher)
-        if serving is not None:
-            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
-        await batcher.stop()
-        self._serving.pop(batcher, None)

@@ -32,6 +32,7 @@ from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
+from headway.worker.pool import ServingBatchers
 from headway.worker.starting import start_all
 
 log = get_logger(__name__)
@@ -128,7 +129,7 @@ class SharedGpus:
         self._others_begun: dict[str, float] = {}
         """Instant since which each worker of another process has been starting."""
         self._telling = asyncio.Lock()
-        self._serving: dict[Batcher, asyncio.Task[None]] = {}
+        self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
         self._draining = False
@@ -203,7 +204,7 @@ class SharedGpus:
         self._end()
         for batcher in self.batchers:
             batcher.drain()
-        await asyncio.gather(*map(self._finished, self.batchers), *self._moving)
+        await asyncio.gather(*map(self._serving.finish, self.batchers), *self._moving)
         await self._tell_gone()
 
     async def stop(self) -> None:
@@ -326,15 +327,8 @@ class SharedGpus:
         if model not in self._faults:  # One that is to be there counts as missing.
             self.slots.discard(batcher.slot.worker)
         batcher.drain()
-        await self._finished(batcher)
+        await self._serving.finish(batcher)
         self._turns[gpu].leave(model)
-
-    async def _finished(self, batcher: Batcher) -> None:
-        serving = self._serving.get(batcher)
-        if serving is not None:
-            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
-        await batcher.stop()
-        self._serving.pop(batcher, None)
 
     async def _tell_absent(self, models: Iterable[str]) -> None:
         """Send heartbeats for models where they have left a GPU, or did not load, and for those that are nowhere here.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from headway.backends.process import nvml
 from headway.backends.process.nvml import READ_EVERY, STALE_AFTER, Nvml, NvmlGpu, NvmlGpus
 from headway.model import GpuFigures
 from tests import nvml as stand_in
+from tests.e2e.client import Gate
 from tests.nvml import FILE, FOLDER, Gpus
 from tests.nvml import pynvml as library
 
@@ -259,18 +259,17 @@ def test_a_driver_that_hangs_holds_nobody_up_and_its_old_figures_are_told_no_mor
 ) -> None:
     gpu = place.nvml.watch("0")
     place.look(gpu)
-    fifo = place.gpus.folder / "fifo"
-    os.mkfifo(fifo)
-    place.gpus.write(WHOLE, hangs=str(fifo))
+    gate = Gate(place.gpus.folder, "gate")
+    place.gpus.write(WHOLE, hangs=str(place.gpus.folder / "gate"))
     monkeypatch.setattr(nvml, "LOOK_WITHIN", 0.01)
     place.now += STALE_AFTER / 2
     assert place.look(gpu) == TOLD
     place.now += STALE_AFTER / 2
     assert place.look(gpu) is None
+    gate.reached()
     monkeypatch.setattr(nvml, "LOOK_WITHIN", 30.0)
     place.gpus.write(WHOLE)
-    with fifo.open("wb"):
-        pass
+    gate.open()
     assert place.look(gpu) == TOLD
 
 

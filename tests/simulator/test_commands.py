@@ -57,6 +57,7 @@ class TestSimulate:
         assert code_of([*SIMULATE, *options]) == 0
         assert "in a shard" in capsys.readouterr().out
 
+    @pytest.mark.processes
     def test_simulate_draws_a_picture(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         picture = tmp_path / "run.svg"
         assert code_of([*SIMULATE, "--compare", "--promise", "50", "--plot", str(picture)]) == 0

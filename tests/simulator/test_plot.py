@@ -15,6 +15,9 @@ from headway.simulator.scenario import Kill, Scenario, Step
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+pytestmark = pytest.mark.processes
+"""Where matplotlib finds no list of fonts that it has kept, it asks a program for one."""
+
 RUN = Scenario(
     rate=300.0,
     workers=3,

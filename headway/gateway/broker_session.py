@@ -117,6 +117,8 @@ class BrokerSession:
         near: the broker's way without a wait; None where it is in another process.
         waits: whether something has to reach the broker before an entry that comes now.
         taken: entries that a near broker has had, and that the rate does not count yet.
+        followers: followers of tasks that wait on this session; the gateway's to count. They take no room of requests, go behind them, and
+            are none in the rate.
         outcome: reads a task's outcome from the broker; see RequestQueue.
     """
 
@@ -132,7 +134,7 @@ class BrokerSession:
         rng: Callable[[], float],
     ) -> None:
         self.broker, self.near, self.waits = broker, broker.near, False
-        self.room = room
+        self.room, self.followers = room, 0
         self._outbox = Outbox()
         """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
         self._on_their_way: list[Sequence[Entry]] = []
@@ -238,9 +240,9 @@ class BrokerSession:
         return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
     def full(self, count: int) -> bool:
-        """Whether the outbox has no room for `count` further entries."""
+        """Whether the outbox has no room for `count` further requests."""
         outbox = self._outbox
-        return len(outbox.fresh) + outbox.later + self._large.waiting.count + count > self.room
+        return len(outbox.fresh) + outbox.later + self._large.waiting.count + count > self.room + self.followers
 
     def rate(self, now: float) -> float:
         """Entries handed over per second, averaged over about a second."""
@@ -321,9 +323,10 @@ class BrokerSession:
     async def _hand_over(self, probe: bool) -> None:
         """Offer what gathered, as far as one call takes it."""
         again = probe or self._doubtful
-        if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
-            self._rate.observe(len(self._outbox) if again else min(len(self._outbox), MOST_OFFERED), self._clock())
         entries = self._outbox.take(MOST_OFFERED)
+        if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
+            counted = [*entries, *self._outbox] if again else entries
+            self._rate.observe(len(_followers_last(counted)[0] if self.followers else counted), self._clock())
         if self._outbox:
             self._work.set()
         if again:
@@ -351,17 +354,24 @@ class BrokerSession:
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
+        """Offer entries: requests in one call, followers in one behind it, as the broker may have to look for their tasks."""
         self._on_their_way.append(entries)
+        parts = [part for part in _followers_last(entries) if part] if self.followers else [entries]
         try:
-            verdicts = await self._ask(self.broker.enqueue(entries))
+            for part in parts:
+                self._heed(part, await self._ask(self.broker.enqueue(part)), admitted, again)
         except (BrokerUnavailable, asyncio.CancelledError):
             if not admitted:  # Else it is offered again when the broker is back.
-                self._outbox.put_back(entries)
+                left = parts[parts.index(part) :]
+                self._outbox.put_back(list(itertools.chain.from_iterable(left)))
                 self._doubtful = True
                 self._work.set()
             raise
         finally:
             self._on_their_way.remove(entries)
+
+    def _heed(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
+        """Tell what became of entries that were offered."""
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
                 # Without memory the broker cannot even look whether it has the entry. A task may be offered again after its followers.
@@ -535,3 +545,11 @@ def _too_late(failure: Failure) -> Failure:
         return failure
     message = "the queue was out of reach, and can no longer answer in time"
     return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")
+
+
+def _followers_last(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Entries that follow no task, and those that do."""
+    parts: tuple[list[Entry], list[Entry]] = [], []
+    for entry in entries:
+        parts[bool(task_followed(entry))].append(entry)
+    return parts

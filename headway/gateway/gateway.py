@@ -386,13 +386,17 @@ class Gateway:
         session = (task.session if task is not None else None) or self._session
         of = (task.entry.model, task.entry.version) if task is not None else ("", "")
         entry = follower(new_id(), id, tenant, self.name, seconds, self._next_nonce(), *of)
-        sink = FutureSink()
-        self._hold(sink, Principal("", tenant, 0), entry, unadmitted=False, several=None, session=session)
+        sink, taken = FutureSink(), session.taken
+        session.followers += 1
         try:
+            self._hold(sink, Principal("", tenant, 0), entry, unadmitted=False, several=None, session=session)
+            session.taken = taken  # It is no request.
             async with asyncio.timeout(seconds):
                 reply = await self._reply(sink, tenant, entry.id)
         except TimeoutError:
             return None
+        finally:
+            session.followers -= 1
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:

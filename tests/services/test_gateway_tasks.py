@@ -152,6 +152,33 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
 
 
 @scene()
+async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock: Clock) -> None:
+    await busy(fleet)
+    asked = fleet.ask("a", task=True, timeout=30.0)
+    await asked.was_admitted.wait()
+    await asyncio.sleep(0.1)
+    rate = fleet.gateway.requests_per_second
+    held = [asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0)) for _ in range(30)]
+    later = fleet.ask("b", task=True, timeout=30.0)
+    await later.was_admitted.wait()
+    [alone, followers] = fleet.server.named("enqueue")[-2:]
+    assert [entry.input for entry in alone[2]] == ["b"]
+    assert len(followers[2]) == 30
+    await asyncio.sleep(0.1)
+    assert fleet.gateway.requests_per_second <= rate + 2.0
+    await fleet.server.become("refuse")
+    session = fleet.gateway._shared
+    session.room = 20
+    more = [asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0)) for _ in range(30)]
+    await asyncio.sleep(0.5)
+    assert not session.full(20)
+    assert session.full(61)
+    await fleet.server.become("fine")
+    assert [output(await follow) for follow in (*held, *more)] == ["A"] * 60
+    assert (session.followers, fleet.gateway.pending) == (0, 0)
+
+
+@scene()
 async def test_who_follows_a_task_waits_through_an_outage(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = fleet.ask("a", task=True, timeout=30.0)

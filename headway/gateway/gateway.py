@@ -259,8 +259,10 @@ class Gateway:
         lane.caller = principal.user if options.origin is None else options.origin
         lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
         lane.usual = lane.timeout == self._deadlines.usual
-        lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
-        if lane.open:
+        if (
+            lane.open
+        ):  # Else the model may be none that is served, and nothing is to be kept under a name that a client makes up.
+            lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.clear()
             self._lanes[id(lane.asker), options, asked] = lane  # It holds its asker, so no other has that identity.

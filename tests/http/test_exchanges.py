@@ -15,11 +15,12 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
 from headway.http.inference.exchange import JSON, CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
+from headway.http.inference.fast_path import FastPathConnection
 from headway.http.problem import AnyError, Encoded
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.head import Head
 from headway.model import DedupKind, Failure, Limit, RequestOptions, Value, ValueKind, WorkerInfo, WorkerStatus
-from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
 
 KEY = "Authorization: Bearer key"
 KEYS: Keys = {"key": {"rate": 60, "burst": 3}}
@@ -111,6 +112,21 @@ class LabelledCodec(Codec, frozen=True):
         exchange, label = Codec.read_json(self, body, options, known), json.loads(body)["label"]
         exchange.write = lambda outcome: (JSON, msgspec.json.encode({"label": label, "output": outcome.outputs[0]}))
         return exchange
+
+
+def test_an_input_that_the_gateway_has_is_kept_by_no_connection() -> None:
+    async def main(stand: Stand) -> None:
+        client = await stand.connect()
+        await client.send(post(json.dumps({"input": "a" * 9_000}), "/v1/inference", "Idempotency-Key: k"))
+        await settled(lambda: stand.real.pending == 1)
+        [connection] = stand.door._context.connections
+        assert isinstance(connection, FastPathConnection)
+        assert connection.exchange is not None
+        assert connection.exchange.input == ""
+        stand.go.set()
+        assert (await client.answer()).json["output"] == "A" * 9_000
+
+    served(main, whole=True)
 
 
 def test_what_a_native_body_has_beside_one_text_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,7 @@ async def test_where_a_setting_is_about_every_request_there_is_no_lane(stand: St
 async def test_a_model_that_is_not_there_or_not_for_the_credential_has_no_lane(stand: Stand) -> None:
     other = Principal("u", "t", 1, models=frozenset({"other"}))
     assert not stand.gateway.lane(ANYBODY, PLAIN, "unknown").open
+    assert "unknown" not in stand.gateway.limiter.throttles  # A client may make up any number of names.
     assert not stand.gateway.lane(other, PLAIN, None).open
 
 

@@ -603,6 +603,7 @@ class FastPathConnection(Connection):
         else:
             self.plain = False
             gateway.submit(self, InferenceRequest(lane.asker, self.id, request.options, lane.model, text, parameters))
+        exchange.input = ""  # The gateway has it.
 
     def _ask_rarely(self, request: InferenceHead, exchange: Exchange) -> None:
         """Submit several inputs, what may become a task, or what asks for something that its head does not."""

@@ -119,6 +119,7 @@ def test_an_input_that_the_gateway_has_is_kept_by_no_connection() -> None:
         client = await stand.connect()
         await client.send(post(json.dumps({"input": "a" * 9_000}), "/v1/inference", "Idempotency-Key: k"))
         await settled(lambda: stand.real.pending == 1)
+        assert stand.door._context is not None
         [connection] = stand.door._context.connections
         assert isinstance(connection, FastPathConnection)
         assert connection.exchange is not None

@@ -54,6 +54,7 @@ def test_a_gpu_is_seen_in_metrics_status_and_snapshot(tmp_path: Path) -> None:
         gpus.write(gpu(0, 45, xids=[31, 94, 94]))
         server.expected = {"the GPU reports errors"}
         assert server.logged("the GPU reports errors")["xids"] == "31, 94"
+        wait_until(lambda: one(server, "gpu-0")["gpu_figures"]["xids"])  # It goes with the worker's next heartbeat.
         told = one(server, "gpu-0")["gpu_figures"]
         assert told == {
             "uuid": "GPU-0",

@@ -115,6 +115,7 @@ class InferStreamCall(StreamCall):
             writing.cancel()
             for answer, item in list(begun.items()):
                 answer.cancel()
+                del item.answer  # A cancelled task keeps its item: together they would be a cycle.
                 item.call.abandon()
                 item.call.release()
         if end is not None:

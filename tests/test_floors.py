@@ -53,8 +53,8 @@ FLOORS: dict[str, int] = {
 """The rank of all that lies right under headway/. A module imports from its own floor or from below."""
 
 PURE = frozenset((
-    "ast", "__future__", "abc", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "types", "typing", "unicodedata", "msgspec", "headway",
+    "ast", "__future__", "abc", "array", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "struct", "types", "typing", "unicodedata", "msgspec", "headway",
 ))  # fmt: skip
 """Packages that core may import."""
 

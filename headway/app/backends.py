@@ -121,6 +121,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         start_timeout=plan.start_timeout,
         # A batch of many warm-up inputs says nothing of one that is full by weight.
         max_batch=settings.max_batch_size if plan.warms_up and not settings.max_batch_weight else 0,
+        max_rows=settings.max_batch_size,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
         recycle_after=settings.recycle_after_s,
         log=log,

@@ -12,8 +12,8 @@ from itertools import accumulate, islice
 
 import msgspec
 
-from headway.core import parameters
-from headway.model import Value
+from headway.core import parameters, tensor_json, tensors
+from headway.model import Tensors, Value
 
 MAX_DEPTH = 100
 """Deepest nesting of a value, as a worker must be able to build whatever was accepted."""
@@ -87,11 +87,13 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
 
 
 def build(value: Value) -> object:
-    """Python's own form of a value; of octets, their text in base64.
+    """Python's own form of a value; of octets, their text in base64, of tensors nested lists.
 
     Raises:
         msgspec.MsgspecError: a number in it is out of range.
     """
+    if isinstance(value, Tensors):
+        return msgspec.json.decode(as_json(value))
     return parameters.decode(value) if isinstance(value, bytes) else shown(value)
 
 
@@ -99,13 +101,20 @@ def name_of(value: Value) -> str:
     """Name of a value's type, as messages have it."""
     if isinstance(value, bytes):
         return _NAMES.get(chr(value[0]), "number")
-    return "str" if isinstance(value, str) else "octets"
+    return "str" if isinstance(value, str) else "tensors" if isinstance(value, Tensors) else "octets"
 
 
 def as_json(value: Value) -> bytes:
-    """JSON text of a value; octets become a text in base64. Raises UnicodeEncodeError for a text with a lone surrogate."""
+    """JSON text of a value; octets become a text in base64, tensors nested arrays, in which NaN and infinities are null.
+
+    Raises:
+        UnicodeEncodeError: a text holds a lone surrogate.
+        headway.core.tensors.NoTensors: the tensors are damaged.
+    """
     if isinstance(value, bytes):
         return value
+    if isinstance(value, Tensors):
+        return tensor_json.write(value, strict=False)
     return msgspec.json.encode(value if isinstance(value, str) else value.content)
 
 
@@ -125,9 +134,11 @@ def embedded(value: Value) -> str | msgspec.Raw:
 
 
 def shown(value: Value) -> str:
-    """Text of a value, for people to read: a text as it is, octets in base64, any other value as JSON."""
+    """Text of a value, for people to read: a text as it is, octets in base64, tensors by their shapes, any other value as JSON."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Tensors):
+        return tensors.shown(value)
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else as_json(value)[1:-1].decode()
 
 
@@ -144,6 +155,8 @@ def canonical(value: Value) -> bytes:
     A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
     base64.
     """
+    if isinstance(value, Tensors):
+        return b"\1" + value.content
     if not isinstance(value, bytes):
         return octets(shown(value))
     try:

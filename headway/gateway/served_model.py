@@ -18,13 +18,14 @@ from headway.model import (
     Entry,
     InferenceRequest,
     Limit,
+    TensorSpec,
     Value,
     ValueKind,
     WorkerInfo,
     WorkerStatus,
 )
 
-_LARGEST = (ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
+_LARGEST = (ValueKind.TENSORS, ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
 """Kinds by what counts while the workers of one model differ, as they do while a fleet changes to another target."""
 
 
@@ -47,6 +48,7 @@ class ServedModel:
         versions: choice of the version that answers.
         reported: versions that workers run or, before there is one, that is to be run.
         takes, gives: kinds of its inputs and outputs; None while they are not known.
+        inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue.
@@ -56,8 +58,8 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_weighs", "example", "gives", "longest", "longest_task", "queue_timeout", "reported", "settings", "sharing", "takes",
-        "traces", "versions", "weigh",
+        "_line", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "sharing", "takes", "traces", "versions", "weigh",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +76,8 @@ class ServedModel:
         self.reported: tuple[str, ...] = ()
         self.takes: ValueKind | None = None
         self.gives: ValueKind | None = None
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
         self.example = ""
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
@@ -93,17 +97,15 @@ class ServedModel:
             return
         self.takes, self.gives = _largest(one.takes for one in healthy), _largest(one.gives for one in healthy)
         self.example = next((one.example for one in healthy if one.example), "")
+        self.inputs = next((one.inputs for one in healthy if one.inputs), ())
+        self.outputs = next((one.outputs for one in healthy if one.outputs), ())
         self.reported = tuple(sorted({one.runs.version for one in healthy if one.runs.version})) or self.reported
         self._line = mean_line(one.weight for one in healthy if one.weight is not None) or self._line
 
     def follow(self, former: ServedModel) -> None:
         """Know what was known of the model while it had other settings."""
-        self.takes, self.gives, self.example, self.reported = (
-            former.takes,
-            former.gives,
-            former.example,
-            former.reported,
-        )
+        self.takes, self.gives, self.example = former.takes, former.gives, former.example
+        self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
 
     @property
     def is_plain(self) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from headway.model.gpu import GpuFigures
 from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
-from headway.model.value import WeightLine
+from headway.model.value import TensorSpec, WeightLine
 
 
 class Role(enum.Enum):
@@ -115,6 +115,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         gpu_figures: figures of its GPU; None without one, or where they are not known.
         scarce: whether it is degraded only as memory is scarce, and works on.
         load_seconds: seconds that a load of its model is expected to take on its GPU, which holds several; 0: not known.
+        inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
     """
 
     worker_id: str
@@ -146,6 +147,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpu_figures: GpuFigures | None = None
     load_seconds: float = 0.0
     scarce: bool = False
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
     @property
     def backend(self) -> tuple[int, int]:

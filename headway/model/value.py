@@ -21,9 +21,32 @@ class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return len(self.content)
 
 
+class Tensors(Octets, frozen=True, array_like=True, gc=False):
+    """Named arrays of numbers as a value, packed as `headway.core.tensors` packs them.
+
+    `packed` is always true, and tells them from octets where only the members travel.
+    """
+
+    packed: bool = True
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Specification of one input or output of a model.
+
+    Attributes:
+        name: its name.
+        datatype: datatype, as the Open Inference Protocol names it, for example `FP32`.
+        shape: shape of one row, without the axis of the rows; -1 for an axis of any size.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = ()
+
+
 Value = str | bytes | Octets
-"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8; octets are Octets. So a value
-needs no label: whoever holds one can show it."""
+"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8; octets are Octets, and arrays
+of numbers the Tensors among them. So a value needs no label: whoever holds one can show it."""
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -85,6 +108,8 @@ class ValueKind(enum.Enum):
     """Any JSON values, texts among them."""
     BYTES = "bytes"
     """Octets; as a text they are in base64."""
+    TENSORS = "tensors"
+    """Arrays of numbers, each with a name, a datatype and a shape."""
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):
@@ -102,12 +127,15 @@ class Signature(msgspec.Struct, frozen=True):
         gives: kind of its outputs.
         example: its example of an input; None for none.
         weight: line by which its weight function follows from the length of an input, as far as known; None without one.
+        inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
     """
 
     takes: ValueKind = ValueKind.TEXT
     gives: ValueKind = ValueKind.TEXT
     example: Value | None = None
     weight: WeightLine | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
     @property
     def warm_up_input(self) -> Value | None:

@@ -190,4 +190,6 @@ class SlotFigures:
             every=every,
             gpu_figures=self.gpu_figures,
             scarce=bool(reason) and reason == self.scarce,
+            inputs=signature.inputs if signature is not None else (),
+            outputs=signature.outputs if signature is not None else (),
         )

@@ -267,13 +267,6 @@ def test_an_example_that_the_annotation_forbids_names_the_inputs_and_the_line_to
     assert "->" not in str(caught.value), "that is about outputs"
 
 
-def test_a_target_annotated_to_take_an_array_is_refused_with_the_line_to_write() -> None:
-    with pytest.raises(
-        Refusal, match=r"its parameter inputs is annotated .*Array.* Write inputs: list\[list\[float\]\]"
-    ):
-        Target(annotated(Array, None), "t", "", UserLoop())
-
-
 def test_a_method_named_example_is_none() -> None:
     target = annotated(list[dict[str, Any]], None)
     target.example = lambda: None  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.placing import Count, place_inputs, take_outputs
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
+from headway.core.tensors import specs_of
 from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.core.weight_estimate import WeightEstimate, octets
 from headway.errors import (
@@ -47,7 +48,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, TokenCount, Value, ValueKind
+from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
@@ -76,6 +77,7 @@ class ProcessBackend:
         device: GPU that the child may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
         start_timeout: seconds for loading, setup and the warm-up batches together.
         max_batch: size of the largest batch, up to which warm-up batches are tried; 0: only one of one input is.
+        max_rows: most rows of one call of a target that takes arrays; 0 for no bound.
         recycle_rss_bytes: bytes of the child's memory beyond which it is to be replaced; 0: never.
         recycle_after: seconds after which the child is to be replaced (±10 %, so that workers started together do not
             leave together); 0: never.
@@ -96,6 +98,7 @@ class ProcessBackend:
         device: str,
         start_timeout: float,
         max_batch: int = 0,
+        max_rows: int = 0,
         recycle_rss_bytes: int = 0,
         recycle_after: float = 0.0,
         log: Log,
@@ -110,6 +113,7 @@ class ProcessBackend:
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
+        self._max_rows = max_rows
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
         self._weights = weights
@@ -266,8 +270,9 @@ class ProcessBackend:
         try:
             async with asyncio.timeout(self._start_timeout):
                 folder = self._spec.folder if isinstance(self._spec, ModuleTarget) else ""
-                weighing = (self._weights.function, self._weights.most) if self._weights is not None else ()
-                word = await child.ask(_encode(Build(self._spec.arguments, folder, *weighing)))
+                function, most = ("", 0) if self._weights is None else (self._weights.function, self._weights.most)
+                build = Build(self._spec.arguments, folder, function, most, self._max_rows)
+                word = await child.ask(_encode(build))
                 if isinstance(word, TargetRefused):
                     raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
@@ -316,6 +321,8 @@ class ProcessBackend:
         fault = next((item.error for item in items if item.fault), None)
         if fault is not None:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
+        if isinstance(output := items[0].output, Tensors) and not self._signature.outputs:
+            self._signature = msgspec.structs.replace(self._signature, outputs=specs_of(output))
         return time.monotonic() - begun
 
     async def _answer(self, child: Child, content: bytes, timeout: float) -> Message:
@@ -467,7 +474,7 @@ def _results(word: Outputs) -> list[ItemResult]:
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
-    read = Octets if word.kind is ValueKind.BYTES else values.of_json
+    read = {ValueKind.BYTES: Octets, ValueKind.TENSORS: Tensors}.get(word.kind, values.of_json)
     return [ItemResult(None if one is None else read(one)) for one in outputs]
 
 
@@ -475,5 +482,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _signature(ready: Ready) -> Signature:
-    example = None if ready.example is None else values.of_json(ready.example)
-    return Signature(ready.takes, ready.gives, example)
+    example: Value | None = None
+    if ready.example is not None:
+        example = Tensors(ready.example) if ready.takes is ValueKind.TENSORS else values.of_json(ready.example)
+    return Signature(ready.takes, ready.gives, example, inputs=ready.inputs, outputs=ready.outputs)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 import msgspec
 
-from headway.backends.process import frames
+from headway.backends.process import arrays, frames
 from headway.backends.process.arena import Arena, receive
 from headway.backends.process.frames import (
     Build,
@@ -46,7 +46,7 @@ from headway.backends.process.usercode import Refusal, Target, UserLoop, describ
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
-from headway.model import Octets, Output, TokenCount, Value, ValueKind
+from headway.model import Octets, Output, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
 if __name__ == "__main__":
@@ -121,18 +121,20 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
-def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Outputs | Failed:
+def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0) -> Outputs | Failed:
     """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
 
     With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. A part that fails
-    fails the batch.
+    fails the batch. `most_rows` is most rows of one call of a target that takes arrays; 0 for no bound.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
+        if target.signature.takes is ValueKind.TENSORS:
+            return _run_arrays(target, batch, most_rows)
         inputs, reasons = target.read(batch.inputs)
         parameters = batch.parameters_of_each()
         if not reasons and weighing is None:
-            return judge(number, expected, target.run(inputs, parameters), gives)
+            return judge(number, expected, target.run(inputs, parameters), gives, target.arrays)
         refused = {place: (reason, False) for place, reason in reasons.items()}
         weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
         whole = Outputs(number, gives, [None] * expected, refused, weights)
@@ -142,13 +144,27 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None) -> Outputs
         parts = [slice(0, len(places))] if weighing is None else weighing.parts([weights[place] for place in places])
         for part in parts if places else ():
             chosen = inputs[part]
-            word = judge(number, len(chosen), target.run(chosen, parameters and parameters[part]), gives)
+            result = target.run(chosen, parameters and parameters[part])
+            word = judge(number, len(chosen), result, gives, target.arrays)
             if isinstance(word, Failed):
                 return word
             _put(whole, places[part], word)
     except BaseException as exc:
         return Failed(number, False, describe(exc), trace(exc))
     return _too_large(number, sum(len(one or "") for one in whole.outputs)) or whole
+
+
+def _run_arrays(target: Target, batch: Run, most_rows: int) -> Outputs | Failed:
+    """Have user code run a batch of arrays."""
+    parameters = batch.parameters_of_each()
+
+    def call(inputs: Any, places: list[int]) -> object:
+        return target.run(inputs, parameters and [parameters[place] for place in places])
+
+    word = arrays.run(batch.number, batch.inputs, target.arrays or arrays.ArrayKind("", False), most_rows, call)
+    if isinstance(word, Failed):
+        return word
+    return _too_large(batch.number, sum(len(one or "") for one in word.outputs)) or word
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
@@ -173,7 +189,13 @@ def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
     whole.tokens |= {places[place]: used for place, used in word.tokens.items()}
 
 
-def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT) -> Outputs | Failed:
+def judge(
+    number: int,
+    expected: int,
+    result: object,
+    gives: ValueKind = ValueKind.TEXT,
+    kind: arrays.ArrayKind | None = None,
+) -> Outputs | Failed:
     """Answer that `result` makes.
 
     Arguments:
@@ -181,7 +203,10 @@ def judge(number: int, expected: int, result: object, gives: ValueKind = ValueKi
         expected: number of its inputs.
         result: value that user code returned. Looking at it may raise anything.
         gives: kind of its outputs.
+        kind: how it gives arrays; None where it gives none.
     """
+    if kind is not None and gives is ValueKind.TENSORS:
+        return arrays.judge(number, expected, result, kind)
     result = listed(result, gives)
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
@@ -281,12 +306,12 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there.", trace(exc)))
         return
     told, example = target.signature, target.signature.example
-    json = None if example is None else as_json(example)
-    pipe.send(Ready(target.takes_parameters, target.source, told.takes, told.gives, json))
-    serve(pipe, target, loop, weighing)
+    content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
+    pipe.send(Ready(target.takes_parameters, target.source, told.takes, told.gives, content, told.inputs, told.outputs))
+    serve(pipe, target, loop, weighing, build.max_rows)
 
 
-def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None = None) -> None:
+def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None = None, most_rows: int = 0) -> None:
     """Run batches until the pipe closes."""
     while True:
         if not pipe.holds:
@@ -297,7 +322,7 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
         batch, arena = _decode_run(content), pipe.arena
         take_inputs(arena, batch, target.takes_views)
         begun = monotonic()
-        word = run(target, batch, weighing)
+        word = run(target, batch, weighing, most_rows)
         word.begun, word.ended = begun, monotonic()
         if arena is not None:
             if not isinstance(word, Failed):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.arena import Place
-from headway.model import MOST_OUTPUT, TokenCount, ValueKind
+from headway.model import MOST_OUTPUT, TensorSpec, TokenCount, ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -33,13 +33,14 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
     `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
     empty from the working directory. `weight` names its weight function, empty for none, and `max_weight` is most weight of
-    a run; 0 for no bound.
+    a run; 0 for no bound. `max_rows` is most rows of a run of a target that takes tensors.
     """
 
     arguments: str = ""
     folder: str = ""
     weight: str = ""
     max_weight: int = 0
+    max_rows: int = 0
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):
@@ -53,7 +54,7 @@ class PlacedInput(msgspec.Struct, array_like=True, gc=False):
 class Run(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
 
-    Octets are a list of their bytes alone. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
+    Octets are a list of their bytes alone, tensors one of their bytes and true. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
     Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
     """
 
@@ -79,13 +80,19 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """Message of the child: the target is loaded. `source` is its file, empty when it has none; `example` a JSON text."""
+    """Message of the child: the target is loaded.
+
+    `source` is its file, empty when it has none; `example` a JSON text, or the content of packed tensors where it takes these;
+    `inputs` and `outputs` are the specifications of its tensors.
+    """
 
     takes_parameters: bool
     source: str
     takes: ValueKind = ValueKind.TEXT
     gives: ValueKind = ValueKind.TEXT
     example: bytes | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
@@ -99,7 +106,7 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
-    """Message of the child: one output per input, as `kind` has it: a text, a JSON text in bytes, or octets.
+    """Message of the child: one output per input, as `kind` has it: a text, a JSON text in bytes, octets, or the content of packed tensors.
 
     Where it is None, `errors` has (text, fault), see `model.ItemResult`. `weights` are those of the inputs, where they are weighed; 0
     for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large

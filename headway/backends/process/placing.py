@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.frames import NoFrame, Outputs, PlacedInput, Run
 from headway.core.arena import Allocator, sound
-from headway.model import Octets, ValueKind
+from headway.model import Octets, Tensors, ValueKind
 
 Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
@@ -42,7 +42,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
     """Make values of the inputs of a batch, also of those that lie in the arena; octets as views, with `lend`."""
     inputs = run.inputs
     if list in map(type, inputs):
-        inputs[:] = [Octets(one[0]) if type(one) is list else one for one in inputs]
+        inputs[:] = [(Tensors if len(one) > 1 else Octets)(one[0]) if type(one) is list else one for one in inputs]
     if arena is None:
         return
     for one in run.placed:
@@ -50,6 +50,8 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
             inputs[one.position] = arena.text(one.place)
         elif one.kind is ValueKind.JSON:
             inputs[one.position] = arena.copy(one.place)
+        elif one.kind is ValueKind.TENSORS:
+            inputs[one.position] = Tensors(arena.lend(one.place))  # type: ignore[arg-type]
         else:
             inputs[one.position] = Octets(arena.lend(one.place) if lend else arena.copy(one.place))  # type: ignore[arg-type]
 
@@ -104,4 +106,6 @@ def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
     """Value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), ValueKind.TEXT
-    return (value, ValueKind.JSON) if isinstance(value, bytes) else (value.content, ValueKind.BYTES)
+    if isinstance(value, bytes):
+        return value, ValueKind.JSON
+    return value.content, ValueKind.TENSORS if isinstance(value, Tensors) else ValueKind.BYTES

@@ -23,11 +23,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headway.backends.process import arrays
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.backends.process.values import (
     NoOutput,
     annotations_of,
-    array_input,
     decoder,
     encoder,
     kind_of,
@@ -147,6 +147,7 @@ class Target:
         call: the user's callable.
         module: module that the user named it in; None for none.
         signature: kinds of its inputs and outputs, and its example.
+        arrays: how it takes and gives arrays; None where it has to do with none.
         takes_parameters: whether it gets the parameters of each input.
         takes_views: whether it gets octets as views, which end with its batch.
 
@@ -160,20 +161,26 @@ class Target:
         self._loop = loop
         self.takes_parameters, self._by_name, first = _parameters_of(call, name)
         hints = annotations_of(call)
-        if single := single_input(call, hints.get(first)):
+        if not arrays.form_of(hints.get(first)) and (single := single_input(call, hints.get(first))):
             raise Refusal(
                 f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
                 f"Write {first}: list[{single}], and return a list with one output for each."
             )
-        if array := array_input(hints.get(first)):
-            raise Refusal(
-                f"target {name}: its parameter {first} is annotated {array}, and a target gets a list. "
-                f"Write {first}: list[list[float]], and make an array of it inside."
-            )
         example = getattr(call, "example", None)
         example = None if callable(example) else example
-        takes, gives = kinds_of(hints, first, example)
-        self.signature = Signature(takes, gives, _example(example, takes, name, first))
+        try:
+            self.arrays = arrays.kind_of_arrays(call, hints, first)
+            if self.arrays is not None and self.arrays.takes:
+                takes, gives = ValueKind.TENSORS, ValueKind.TENSORS
+                packed: Value | None = arrays.example_of(call, self.arrays)
+            else:
+                takes, gives = kinds_of(hints, first, example)
+                gives = gives if self.arrays is None else ValueKind.TENSORS
+                packed = _example(example, takes, name, first)
+        except arrays.NoArrays as exc:
+            raise Refusal(f"target {name}: {exc}.") from None
+        known = self.arrays or arrays.ArrayKind("", False)
+        self.signature = Signature(takes, gives, packed, inputs=known.inputs, outputs=known.outputs)
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets)

@@ -67,14 +67,6 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
     return str(kind.__name__) if annotation is kind else str(annotation)
 
 
-def array_input(annotation: Any) -> str:
-    """Name of an annotation that says that a target takes an array of numpy, torch or the like; else empty."""
-    kind = typing.get_origin(annotation) or annotation
-    if not isinstance(kind, type) or not hasattr(kind, "tolist"):
-        return ""
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-
-
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
     """Kinds that a target takes and gives, by its annotations; without any, by its example; without that, texts.
 

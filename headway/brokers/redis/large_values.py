@@ -24,7 +24,7 @@ from headway.brokers.redis.entry_wire import Apart, StoredEntry
 from headway.brokers.redis.function_library import OUTPUT_SECONDS
 from headway.brokers.redis.wire import StoredApart, encode
 from headway.core.values import octets
-from headway.model import Entry, Octets, Value
+from headway.model import Entry, Octets, Tensors, Value
 from headway.runtime.fair_slots import FairSlots
 
 GRACE_SECONDS = 60
@@ -149,13 +149,17 @@ def _value(kind: str, content: bytes) -> Value:
     """Value of a kind that is stored as these bytes."""
     if kind == TEXT:
         return content.decode("utf-8", "surrogatepass")
+    if kind == "n":
+        return Tensors(content)
     return Octets(content) if kind == "o" else content
 
 
 def _kind(value: Value) -> str:
-    """Letter for the kind of a value: a text, octets, or any other JSON."""
+    """Letter for the kind of a value: a text, tensors, octets, or any other JSON."""
     if isinstance(value, str):
         return TEXT
+    if isinstance(value, Tensors):
+        return "n"
     return "o" if isinstance(value, Octets) else "j"
 
 

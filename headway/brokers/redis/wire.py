@@ -33,6 +33,7 @@ from headway.model import (
     ProcessInfo,
     QueueName,
     Reply,
+    Tensors,
     TokenCount,
     Value,
     WorkerInfo,
@@ -336,12 +337,14 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
 
 
 def read_value(found: object) -> Value:
-    """Check that what was read is a value, and make octets of it if it is: a list of nothing but them."""
+    """Check that what was read is a value, and make octets of it if it is, a list of nothing but them, or tensors."""
     match found:
         case str() | bytes():
             return found
         case [bytes(content)]:
             return Octets(content)
+        case [bytes(content), True]:
+            return Tensors(content)
     raise ValueError(f"{type(found).__name__} in the place of a value")
 
 

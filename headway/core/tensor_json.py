@@ -1,0 +1,413 @@
+"""Tensors in JSON: nested arrays to bytes, a page of numbers at a time, and back.
+
+The brackets and commas of the text are compared with those of the shape as a whole, and the numbers between them are read PAGE at
+a time. So no more than a page of Python's numbers exists at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from headway.core.tensors import (
+    BYTES,
+    JSON,
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    check_heads,
+    count_of,
+    header_of,
+    join_elements,
+    quoted,
+    shown_shape,
+    shown_specs,
+    split_elements,
+)
+from headway.core.tensors import pack as packed_value
+from headway.core.tensors import unpack as unpacked
+from headway.model import Octets, Tensors, TensorSpec, Value
+
+PAGE = 1024
+"""Numbers that are read or written at a time."""
+_TYPECODES = {
+    "BOOL": "B", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "FP32": "f", "FP64": "d",
+}  # fmt: skip
+_RANGES = {
+    name: (0, 2 ** (8 * SIZES[name]) - 1)
+    if name[0] == "U"
+    else (-(2 ** (8 * SIZES[name] - 1)), 2 ** (8 * SIZES[name] - 1) - 1)
+    for name in SIZES
+    if "INT" in name
+}
+_LARGEST = {
+    "FP16": 65504.0,
+    "BF16": 3.3895313892515355e38,
+    "FP32": 3.4028234663852886e38,
+    "FP64": 1.7976931348623157e308,
+}
+"""Largest number of each datatype with a fraction."""
+_OTHERS = bytes(set(range(256)) - set(b"[],"))
+_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
+_read_floats = msgspec.json.Decoder(list[float]).decode
+_read_integers = msgspec.json.Decoder(list[int]).decode
+_read_booleans = msgspec.json.Decoder(list[bool]).decode
+_read_texts = msgspec.json.Decoder(list[str]).decode
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_any = msgspec.json.Decoder(list[Any]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
+    """Data of a tensor of a shape, from nested arrays or, as the protocol has it, one flat array of all elements.
+
+    Arguments:
+        text: JSON text.
+        name: name of the tensor, for messages.
+        datatype: datatype of the protocol.
+        shape: its shape, no axis of which is free.
+
+    Raises:
+        NoTensors: the text is no such array.
+    """
+    if datatype in (BYTES, JSON):
+        return _read_elements(text, name, shape)
+    bare = text.translate(None, _OTHERS)
+    count = count_of(shape)
+    if len(shape) > 1 and bare == _skeleton((count,)) and count:
+        pass
+    elif not _matches(text, bare, shape):
+        found = shape_of(text)
+        told = f"of shape {shown_shape(found)}" if found else "no array of numbers"
+        raise NoTensors(f"the data of the input {quoted(name)} are {told}; expected shape {shown_shape(shape)}")
+    return b"".join(_numbers(text, name, datatype)) if count else b""
+
+
+def shape_of(text: bytes) -> tuple[int, ...]:
+    """Shape of nested arrays, by their first rows; () where there is none. Whether the others are alike is not looked at."""
+    bare = text.translate(None, _OTHERS)
+    axes = len(bare) - len(bare.lstrip(b"["))
+    if not axes or _EMPTY.search(text) is not None:
+        return _small_shape(text) if axes else ()
+    shape: list[int] = []
+    size = 0
+    for depth in range(1, axes + 1):
+        end = bare.find(b"]" * depth)
+        if end < 0:
+            return ()
+        begin = axes - depth
+        inner = end + depth - begin - 2  # Of the brackets around it.
+        if depth == 1:
+            shape.insert(0, inner + 1)
+        else:
+            if (inner + 1) % (size + 1):
+                return ()
+            shape.insert(0, (inner + 1) // (size + 1))
+        size = inner + 2
+    return tuple(shape)
+
+
+def write(value: Octets, *, strict: bool = True) -> bytes:
+    """JSON text of packed tensors: nested arrays, in an object by name where there are several.
+
+    Arguments:
+        value: packed tensors.
+        strict: whether NaN and infinities, which JSON has not, are refused; else they are null.
+
+    Raises:
+        NoTensors: they are refused, or the value is damaged.
+    """
+    return b"".join(pieces(value, strict=strict))
+
+
+def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
+    """Pieces of the JSON text of packed tensors; see `write`."""
+    single = header_of(value).single
+    found = unpacked(value)
+    if len(found) == 1:
+        yield from nested(found[0], single=single, strict=strict)
+        return
+    opening = b"{"
+    for one in found:
+        yield opening + _encode(one.head.name) + b":"
+        yield from nested(one, single=single, strict=strict)
+        opening = b","
+    yield b"}" if found else b"{}"
+
+
+def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
+    """Pieces of the nested arrays of a tensor; without the axis of its rows with `single`. Raises NoTensors."""
+    head = tensor.head
+    shape = head.shape[1:] if single else head.shape
+    if not count_of(shape):
+        yield _encode(_hollow(shape))
+    elif SIZES[head.datatype]:
+        yield from _nested_numbers(memoryview(tensor.data), head, shape, strict)
+    else:
+        texts = _texts(tensor, strict)
+        for size in reversed(shape):
+            texts = [b"[%b]" % b",".join(texts[at : at + size]) for at in range(0, len(texts), size)]
+        yield texts[0]
+
+
+def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
+    """Pieces of one flat array of all elements of a tensor. Raises NoTensors."""
+    head = tensor.head
+    if not SIZES[head.datatype]:
+        yield b"[%b]" % b",".join(_texts(tensor, strict))
+        return
+    step = PAGE * SIZES[head.datatype]
+    opening = b"["
+    for begin in range(0, len(tensor.data), step):
+        page = memoryview(tensor.data)[begin : begin + step]
+        yield opening + _encoded(page, head, (len(page) // SIZES[head.datatype],), strict)[1:-1]
+        opening = b","
+    yield b"]" if opening == b"," else b"[]"
+
+
+def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> Iterator[bytes]:
+    if len(shape) < 2 or len(data) <= PAGE * SIZES[head.datatype]:
+        if len(shape) == 1 and len(data) > PAGE * SIZES[head.datatype]:
+            yield from flat(Tensor(head, data), strict=strict)
+        else:
+            yield _encoded(data, head, shape, strict)
+        return
+    step = len(data) // shape[0]
+    for place in range(shape[0]):
+        pieces = _nested_numbers(data[place * step : (place + 1) * step], head, shape[1:], strict)
+        yield (b"," if place else b"[") + next(pieces)
+        yield from pieces
+    yield b"]"
+
+
+def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> bytes:
+    """JSON text of the nested arrays of some numbers. Raises NoTensors."""
+    datatype = head.datatype
+    if datatype in ("FP16", "BF16"):
+        data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
+    code = "?" if datatype == "BOOL" else _TYPECODES[datatype]
+    numbers: Any = data.cast("B")
+    found = numbers.cast(code, tuple(shape)).tolist() if shape else numbers.cast(code)[0]
+    text = _encode(found)
+    if strict and b"null" in text:
+        raise NoTensors(
+            f"the output {quoted(head.name)} holds NaN or an infinity, which JSON has not; ask for it in binary"
+        )
+    return text
+
+
+def _halves(data: memoryview, datatype: str) -> Sequence[float]:
+    if datatype == "FP16":
+        return struct.unpack(f"<{len(data) // 2}e", data)
+    return struct.unpack(
+        f"<{len(data) // 2}f", b"".join([struct.pack("<HH", 0, one) for one in array("H", bytes(data))])
+    )
+
+
+def _texts(tensor: Tensor, strict: bool) -> list[bytes]:
+    """JSON texts of the elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
+    found = split_elements(tensor.data)
+    return found if tensor.head.datatype == JSON else [_text(one, tensor.head.name, strict) for one in found]
+
+
+def _text(element: bytes, name: str, strict: bool) -> bytes:
+    try:
+        return _encode(element.decode("utf-8", "strict" if strict else "backslashreplace"))
+    except UnicodeDecodeError:
+        raise NoTensors(
+            f"the output {quoted(name)} holds octets that are no UTF-8 and cannot be sent in JSON; ask for it in binary"
+        ) from None
+
+
+def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
+    """Whether nested arrays have a shape, by the brackets and commas of their text."""
+    if count_of(shape) == 0 or _EMPTY.search(text) is not None:
+        # Within an empty axis there is nothing that would show the others.
+        return 0 in shape and text.translate(None, b" \t\r\n") in (_skeleton(shape[: list(shape).index(0) + 1]), b"[]")
+    expected = sum(math.prod(shape[:axis]) * 2 for axis in range(len(shape))) + count_of(shape) - 1
+    return len(bare) == expected and bare == _skeleton(shape)
+
+
+def _skeleton(shape: Sequence[int]) -> bytes:
+    """Brackets and commas of nested arrays of a shape."""
+    found = b""
+    for size in reversed(shape):
+        found = b"[" + (found + b",") * (size - 1) + found + b"]"
+    return found
+
+
+def _small_shape(text: bytes) -> tuple[int, ...]:
+    """Shape of nested arrays with an empty axis; () where they have none."""
+    if len(text) > PAGE:
+        return ()
+    try:
+        layer: list[Any] = _read_any(text)
+    except msgspec.MsgspecError:
+        return ()
+    shape = [len(layer)]
+    while layer and all(isinstance(one, list) for one in layer):
+        lengths = {len(one) for one in layer}
+        if len(lengths) > 1:
+            return ()
+        shape.append(lengths.pop())
+        layer = [two for one in layer for two in one]
+    return () if layer else tuple(shape)
+
+
+def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
+    """Data of the numbers in a text whose brackets are good."""
+    place = 0
+    for page in _pages(text.translate(_BRACKETS)):
+        try:
+            numbers = _reader(datatype)(b"[" + page + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise NoTensors(f"the data of the input {quoted(name)} are no {datatype}: {_placed(exc, place)}") from None
+        try:
+            yield _packed(numbers, datatype)
+        except OverflowError:
+            wrong = next(at for at, one in enumerate(numbers) if not _in_range(one, datatype))
+            raise NoTensors(
+                f"element {place + wrong} of the input {quoted(name)} is {numbers[wrong]}, which is out of the range of {datatype}"
+            ) from None
+        place += len(numbers)
+
+
+def _pages(text: bytes) -> Iterator[bytes]:
+    """Pieces of a list of numbers without its brackets, cut at commas."""
+    begin, end = 0, len(text)
+    while begin < end:
+        cut = begin + PAGE * 8
+        cut = end if cut >= end else text.find(b",", cut)
+        if cut < 0:
+            cut = end
+        yield text[begin:cut]
+        begin = cut + 1
+
+
+def _placed(exc: Exception, place: int) -> str:
+    """Words of a decoder, with the place in all of the data rather than in its page."""
+    return re.sub(r" - at `\$\[(\d+)\]`", lambda found: f", at element {place + int(found[1])}", str(exc))
+
+
+def _reader(datatype: str) -> Callable[[bytes], list[Any]]:
+    if datatype == "BOOL":
+        return _read_booleans
+    return _read_floats if datatype in _LARGEST else _read_integers
+
+
+def _packed(numbers: list[Any], datatype: str) -> bytes:
+    """Data of numbers. Raises OverflowError for one that is out of range."""
+    if (
+        datatype in ("FP32", "BF16")
+        and numbers
+        and (max(numbers) > _LARGEST[datatype] or min(numbers) < -_LARGEST[datatype])
+    ):
+        raise OverflowError
+    if datatype == "FP16":
+        return struct.pack(f"<{len(numbers)}e", *numbers)
+    if datatype == "BF16":
+        return b"".join([_brain(one) for one in numbers])
+    return array(_TYPECODES[datatype], numbers).tobytes()
+
+
+def _brain(number: float) -> bytes:
+    """BF16 of a number, rounded to the nearest, ties to even."""
+    bits = int.from_bytes(struct.pack("<f", number), "little")
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF).to_bytes(2, "little")
+
+
+def _in_range(number: float, datatype: str) -> bool:
+    least, most = _RANGES.get(datatype) or (-_LARGEST[datatype], _LARGEST[datatype])
+    return least <= number <= most
+
+
+def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
+    """Data of a tensor of BYTES, from nested arrays of texts or a flat one."""
+    try:
+        layer: list[Any] = _read_any(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
+    found = [len(layer)]
+    while layer and isinstance(layer[0], list):
+        if not all(isinstance(one, list) and len(one) == len(layer[0]) for one in layer):
+            raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of several lengths")
+        found.append(len(layer[0]))
+        layer = [two for one in layer for two in one]
+    if tuple(found) not in (tuple(shape), (count_of(shape),)):
+        raise NoTensors(
+            f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
+        )
+    if wrong := next((one for one in layer if not isinstance(one, str)), None):
+        raise NoTensors(f"the data of the input {quoted(name)} hold {str(wrong)[:40]}; expected texts")
+    return join_elements(one.encode() for one in layer)
+
+
+def _hollow(shape: Sequence[int]) -> list[Any]:
+    """Nested lists of a shape without elements."""
+    return [_hollow(shape[1:]) for _ in range(shape[0])] if shape else []
+
+
+def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
+    """Tensors of a JSON value: nested arrays of one row or of several rows, or an object with such by name.
+
+    Arguments:
+        value: the value; one without tensors, such as a text, is refused.
+        specs: specifications of the model's inputs; empty where they are not known, and the value is then refused.
+
+    Raises:
+        NoTensors: it is none of these, or does not fit the specifications.
+    """
+    if isinstance(value, Octets):
+        if isinstance(value, Tensors):
+            return value
+        raise NoTensors("the input is octets; expected an array")
+    text = _encode(value) if isinstance(value, str) else bytes(value)
+    if not specs:
+        raise NoTensors("it is not known yet which arrays the model takes")
+    if text[:1] == b"{" and not (len(specs) == 1 and not specs[0].shape):
+        members = _read_members(text)
+        if missing := [one for one in specs if one.name not in members]:
+            raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
+        if unknown := [name for name in members if all(one.name != name for one in specs)]:
+            raise NoTensors(f"there is no input {quoted(unknown[0])}; the model takes {shown_specs(specs)}")
+        given = [(one, bytes(members[one.name])) for one in specs]
+    elif len(specs) == 1:
+        given = [(specs[0], text)]
+    else:
+        raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
+    found = []
+    single = None
+    for spec, one in given:
+        shape, alone = _shape_for(one, spec)
+        if single is not None and alone is not single:
+            raise NoTensors(
+                f"the input {quoted(spec.name)} has {'no' if alone else 'an'} axis of rows, other than those before it"
+            )
+        single = alone
+        full = (1, *shape) if alone else shape
+        data = read(one if shape else b"[" + one + b"]", spec.name, spec.datatype, shape or (1,))
+        found.append(Tensor(TensorHead(spec.name, spec.datatype, full), data))
+    check_heads([one.head for one in found], specs)
+    return packed_value(found, single=bool(single))
+
+
+def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
+    """Shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
+    shape = shape_of(text) if text[:1] == b"[" else ()
+    if len(shape) == len(spec.shape):
+        return shape, True
+    if len(shape) == len(spec.shape) + 1:
+        return shape, False
+    raise NoTensors(
+        f"the data of the input {quoted(spec.name)} have {len(shape)} axes; expected {len(spec.shape)} for one row, {spec.datatype} of "
+        f"shape {shown_shape(spec.shape)}, or one more for several"
+    )

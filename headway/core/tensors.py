@@ -1,0 +1,326 @@
+"""Tensors: how named arrays of numbers are packed into one value, and whether they fit a model's specifications.
+
+    length of the header, 4 bytes, little-endian
+    header: msgpack of [single, [[name, datatype, shape], …]]
+    data of each tensor in turn
+
+The data of each tensor begin at a multiple of ALIGNED bytes, with zeros before them, and there are zeros up to one behind the last. Numbers are little-endian in row-major order. A tensor
+of BYTES has its elements in the binary form of the Open Inference Protocol: a length of 4 bytes, little-endian, before each; one
+of JSON has JSON texts in that form. The first axis of each shape is that of the rows, and as long in all tensors of a value.
+`single` says that the value is one row whose reader knows of no such axis: as JSON it has none.
+
+Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from headway.core.excerpt import excerpt
+from headway.model import Octets, Tensors, TensorSpec, Value
+
+SIZES = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0, "JSON": 0,
+}  # fmt: skip
+"""Bytes of one element of each datatype; 0 where elements differ. JSON is known within Headway alone, and is BYTES to clients."""
+BYTES, JSON = "BYTES", "JSON"
+ALIGNED = 16
+LENGTH_BYTES = 4
+MOST_TENSORS = 64
+"""Most tensors of one value."""
+MOST_AXES = 32
+"""Most axes of a tensor."""
+_MOST_SHOWN = 8
+_LARGEST = 1 << 40
+"""More elements than any value can hold."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class NoTensors(ValueError):
+    """The tensors are damaged, or not those that a model takes. The text is a whole sentence without its full stop."""
+
+
+class TensorHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Name, datatype and shape of a tensor; the first axis of the shape is that of the rows."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Header of a value; see the head of this file."""
+
+    single: bool
+    heads: tuple[TensorHead, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the value."""
+        return self.heads[0].shape[0] if self.heads else 0
+
+
+class Tensor(NamedTuple):
+    """Tensor with its data.
+
+    Attributes:
+        head: its name, datatype and shape.
+        data: its elements, as the head of this file says.
+    """
+
+    head: TensorHead
+    data: bytes | memoryview
+
+
+_decode = lru_cache(maxsize=256)(msgspec.msgpack.Decoder(Header).decode)
+"""Header of its bytes, which requests have in common with many others."""
+
+
+def count_of(shape: Iterable[int]) -> int:
+    """Elements of a tensor of a shape."""
+    return math.prod(shape)
+
+
+def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
+    """Pack tensors, each of which is copied once.
+
+    Arguments:
+        tensors: tensors, with as many rows each.
+        single: whether the value is one row without an axis of rows to its reader.
+    """
+    return Tensors(b"".join(packed(tensors, single=single)))
+
+
+def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
+    """Pieces of the packed form; see `pack`."""
+    header = _encode(Header(single, tuple(one.head for one in tensors)))
+    start = LENGTH_BYTES + len(header)
+    pieces: list[bytes | memoryview] = [len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED)]
+    for one in tensors:
+        size = len(one.data) if isinstance(one.data, bytes) else one.data.nbytes
+        pieces += (one.data, bytes(-size % ALIGNED))
+    return pieces
+
+
+def header_of(value: Octets) -> Header:
+    """Header of packed tensors. Raises NoTensors where there is none."""
+    return _header(value.content)[0]
+
+
+def rows_of(value: Value) -> int:
+    """Rows of a value: those of its tensors, and 1 of any other and of one without rows."""
+    return header_of(value).rows or 1 if isinstance(value, Tensors) else 1
+
+
+def unpack(value: Octets) -> list[Tensor]:
+    """Tensors of a value, with views of their data.
+
+    Raises:
+        NoTensors: the value is damaged.
+    """
+    content = memoryview(value.content)
+    header, at = _header(value.content)
+    found = []
+    for head in header.heads:
+        size = SIZES.get(head.datatype)
+        if size is None or not head.shape or min(head.shape) < 0:
+            raise NoTensors(
+                f"the tensor {quoted(head.name)} has the datatype {quoted(head.datatype)} and shape {shown_shape(head.shape)}"
+            )
+        length = size * count_of(head.shape) if size else _length_of_elements(content[at:], count_of(head.shape))
+        if length < 0 or length > len(content) - at:
+            raise NoTensors(f"the data of the tensor {quoted(head.name)} end too soon")
+        found.append(Tensor(head, content[at : at + length]))
+        at += length + -length % ALIGNED
+    if at != len(content):
+        raise NoTensors("the tensors have data left over")
+    return found
+
+
+def split_elements(data: bytes | memoryview) -> list[bytes]:
+    """Elements of a tensor of BYTES. Raises NoTensors where the data are none."""
+    elements: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        body = at + LENGTH_BYTES
+        at = body + int.from_bytes(data[body - LENGTH_BYTES : body], "little")
+        if body > end or at > end:
+            raise NoTensors(f"the data end within element {len(elements)}")
+        elements.append(bytes(data[body:at]))
+    return elements
+
+
+def join_elements(elements: Iterable[bytes]) -> bytes:
+    """Data of a tensor of BYTES with these elements."""
+    return b"".join([piece for one in elements for piece in (len(one).to_bytes(LENGTH_BYTES, "little"), one)])
+
+
+def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
+    """Specifications that a value shows. Raises NoTensors where it is damaged."""
+    return tuple(TensorSpec(one.name, one.datatype, one.shape[1:]) for one in header_of(value).heads)
+
+
+def joined(values: Sequence[Octets]) -> Tensors:
+    """Tensors of several values, each after the other along the axis of the rows.
+
+    Raises:
+        NoTensors: they differ in more than their rows.
+    """
+    parts = [unpack(one) for one in values]
+    first = [one.head for one in parts[0]]
+    for part in parts[1:]:
+        heads = [one.head for one in part]
+        if [(one.name, one.datatype, one.shape[1:]) for one in heads] != [
+            (one.name, one.datatype, one.shape[1:]) for one in first
+        ]:
+            raise NoTensors(
+                f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; ask for each by itself"
+            )
+    whole = []
+    for place, head in enumerate(first):
+        rows = sum(part[place].head.shape[0] for part in parts)
+        data = b"".join([part[place].data for part in parts])
+        whole.append(Tensor(TensorHead(head.name, head.datatype, (rows, *head.shape[1:])), data))
+    return pack(whole)
+
+
+def check_data(head: TensorHead, size: int) -> None:
+    """Check the number of bytes of a tensor's data, which is not one of BYTES. Raises NoTensors."""
+    expected = SIZES[head.datatype] * count_of(head.shape)
+    if size != expected:
+        raise NoTensors(
+            f"the input {quoted(head.name)} has {size} bytes; {head.datatype} of shape {shown_shape(head.shape)} takes {expected}"
+        )
+
+
+def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
+    """Check one input of a request against a model's specifications; those that are not known are not looked at.
+
+    Raises:
+        NoTensors: there is no such input, or its datatype or shape is another.
+    """
+    name = quoted(head.name)
+    if head.datatype not in SIZES or head.datatype == JSON:
+        known = ", ".join(one for one in SIZES if one != JSON)
+        raise NoTensors(f"the input {name} has the datatype {quoted(head.datatype)}; the datatypes are {known}")
+    if len(head.shape) > MOST_AXES:
+        raise NoTensors(f"the input {name} has {len(head.shape)} axes; at most {MOST_AXES} are taken")
+    if not head.shape or min(head.shape) < 0 or count_of(head.shape) > _LARGEST:
+        raise NoTensors(
+            f"the input {name} has the shape {shown_shape(head.shape)}; expected the number of rows, and the axes of a row behind it"
+        )
+    if not specs:
+        return
+    spec = next((one for one in specs if one.name == head.name), None)
+    if (
+        spec is None and len(specs) == 1
+    ):  # A model with one input takes it under any name, as one that takes texts does.
+        spec = specs[0]
+    if spec is None:
+        raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
+    row = head.shape[1:]
+    fits = len(row) == len(spec.shape) and all(want in (-1, got) for want, got in zip(spec.shape, row, strict=True))
+    if head.datatype != spec.datatype or not fits:
+        raise NoTensors(
+            f"the input {name} is {head.datatype} of shape {shown_shape(head.shape)}; the model takes {shown_spec(spec)}"
+        )
+
+
+def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
+    """Check the inputs of a request against a model's specifications.
+
+    Returns:
+        The inputs with the names of the specifications.
+
+    Raises:
+        NoTensors: an input is missing, there twice, none of the model's or another than it takes, or their rows differ.
+    """
+    if not heads or len(heads) > MOST_TENSORS:
+        raise NoTensors(f"the request has {len(heads)} inputs; expected 1 to {MOST_TENSORS}")
+    for head in heads:
+        check_head(head, specs)
+    names = [one.name for one in heads]
+    if twice := next((one for one in names if names.count(one) > 1), None):
+        raise NoTensors(f"the input {quoted(twice)} is there {names.count(twice)} times; expected it once")
+    if specs:
+        if missing := [one for one in specs if one.name not in names] if len(specs) > 1 else []:
+            raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
+        if len(heads) > len(specs):
+            raise NoTensors(f"the request has {len(heads)} inputs; the model takes {shown_specs(specs)}")
+    rows = heads[0].shape[0]
+    if other := next((one for one in heads if one.shape[0] != rows), None):
+        raise NoTensors(
+            f"the input {quoted(heads[0].name)} has {rows} rows and {quoted(other.name)} has {other.shape[0]}; expected as many"
+        )
+    if not rows:
+        raise NoTensors(f"the input {quoted(heads[0].name)} has no rows; expected at least one")
+    return (TensorHead(specs[0].name, heads[0].datatype, heads[0].shape),) if len(specs) == 1 else tuple(heads)
+
+
+def shown(value: Octets) -> str:
+    """Words on a value, for people to read: its tensors with their shapes, and no numbers."""
+    try:
+        return f"tensors: {shown_heads(header_of(value).heads)}"
+    except NoTensors as exc:
+        return str(exc)
+
+
+def shown_spec(spec: TensorSpec) -> str:
+    """Words on a specification, with the axis of the rows, for messages."""
+    return f"{quoted(spec.name)}, {spec.datatype} of shape {shown_shape((-1, *spec.shape))}"
+
+
+def shown_specs(specs: Sequence[TensorSpec]) -> str:
+    """Words on specifications, for messages."""
+    shown = [shown_spec(one) for one in specs[:_MOST_SHOWN]]
+    return "; ".join(shown if len(specs) <= _MOST_SHOWN else [*shown, "…"])
+
+
+def shown_heads(heads: Sequence[TensorHead]) -> str:
+    """Words on tensors, for messages."""
+    return "; ".join(
+        f"{quoted(one.name)}, {one.datatype} of shape {shown_shape(one.shape)}" for one in heads[:_MOST_SHOWN]
+    )
+
+
+def shown_shape(shape: Sequence[int]) -> str:
+    """Words on a shape, for messages."""
+    axes = [str(one) for one in shape[:_MOST_SHOWN]]
+    if len(shape) > _MOST_SHOWN:
+        axes.append("…")
+    return f"[{', '.join(axes)}]"
+
+
+def quoted(name: str) -> str:
+    """Name of a tensor, for messages."""
+    return f"`{excerpt(name)}`"
+
+
+def _header(content: bytes) -> tuple[Header, int]:
+    """Header of a value, and where its data begin."""
+    end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    start = end + -end % ALIGNED
+    if start > len(content):
+        raise NoTensors("the tensors have no header")
+    try:
+        return _decode(bytes(content[LENGTH_BYTES:end])), start
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise NoTensors(f"the header of the tensors is damaged: {exc}") from None
+
+
+def _length_of_elements(data: memoryview, count: int) -> int:
+    """Bytes that so many elements of BYTES take; -1 where there are fewer."""
+    at = 0
+    for _ in range(count):
+        body = at + LENGTH_BYTES
+        if body > len(data):
+            return -1
+        at = body + int.from_bytes(data[at:body], "little")
+    return at if at <= len(data) else -1

@@ -1,0 +1,141 @@
+"""Tensors as values: packed, checked against a model's specifications, and in JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import tensor_json, values
+from headway.core.tensors import (
+    NoTensors,
+    Tensor,
+    TensorHead,
+    check_heads,
+    header_of,
+    join_elements,
+    joined,
+    pack,
+    rows_of,
+    split_elements,
+    unpack,
+)
+from headway.model import Octets, TensorSpec
+
+DTYPES: dict[str, Any] = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
+    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 17, 40]), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[str, Any]:
+    """An array with its datatype."""
+    datatype, shape = draw(st.sampled_from(sorted(DTYPES))), draw(SHAPES)
+    rng, kind = np.random.default_rng(draw(st.integers(0, 1 << 30))), DTYPES[datatype]
+    if datatype == "BOOL":
+        return datatype, rng.integers(0, 2, shape).astype(bool)
+    if datatype.startswith("FP"):
+        return datatype, rng.normal(size=shape).astype(kind)
+    bounds = np.iinfo(kind)
+    return datatype, rng.integers(bounds.min, bounds.max, shape, dtype=kind, endpoint=True)
+
+
+def tensor(array: Any, datatype: str = "FP32", name: str = "x") -> Tensor:
+    return Tensor(TensorHead(name, datatype, array.shape), array.tobytes())
+
+
+@given(arrays(), st.booleans(), st.sampled_from([None, 1]))
+def test_arrays_survive_json_and_packing(drawn: tuple[str, Any], flat: bool, indent: int | None) -> None:
+    datatype, array = drawn
+    listed = array.ravel().tolist() if flat else array.tolist()
+    text = json.dumps(listed, indent=indent).encode()
+    assert tensor_json.read(text, "x", datatype, array.shape) == array.tobytes()
+    if array.size and not flat:
+        assert tensor_json.shape_of(text) == array.shape
+    texts = Tensor(TensorHead("texts", "BYTES", array.shape[:1]), join_elements([b"\xff"] * array.shape[0]))
+    value = pack([tensor(array, datatype), texts])
+    first, second = unpack(value)
+    assert (first.head.shape, bytes(first.data)) == (array.shape, array.tobytes())
+    assert split_elements(second.data) == [b"\xff"] * array.shape[0]
+    assert rows_of(value) == (array.shape[0] or 1)
+    assert json.loads(tensor_json.write(pack([first]))) == array.tolist()
+
+
+@given(st.binary(max_size=60))
+def test_damaged_tensors_are_told_and_raise_nothing_else(content: bytes) -> None:
+    value = pack([tensor(np.zeros((2, 3), np.float32))]).content
+    for damaged in (content, value[: len(content)], content + value, value + content, value[:9] + content):
+        if damaged != value:
+            with pytest.raises(NoTensors):
+                unpack(Octets(damaged))
+
+
+@pytest.mark.parametrize("text", [b"[[1,2],[3]]", b"[1 2]", b'["a"]', b"[300]", b"[1.5]", b"[null]", b"1", b"", b"[[[[", b"[1,]", b"[,1]",
+                                  b"[true]", b"[-1]", b"[[],[]]", b"[1]]", b"[1]2", b"{}", b"[\xff]", b"[1[2]", b"[1e999]"])  # fmt: skip
+def test_what_is_no_array_of_that_shape_and_datatype_is_told(text: bytes) -> None:
+    for shape in ((1,), (2,), (1, 2), (2, 1)):
+        with pytest.raises(NoTensors):
+            tensor_json.read(text, "x", "UINT8", shape)
+
+
+def test_a_digit_cannot_hide_behind_a_bracket() -> None:
+    with pytest.raises(NoTensors, match="no UINT8"):
+        tensor_json.read(b"[[1]2,[3]]", "x", "UINT8", (2, 1))
+
+
+def test_nan_travels_in_binary_and_not_in_json() -> None:
+    value = pack([tensor(np.array([[1.0, np.nan]], np.float32))])
+    with pytest.raises(NoTensors, match="NaN or an infinity"):
+        tensor_json.write(value)
+    assert values.as_json(value) == b"[[1.0,null]]"
+
+
+SPECS = (TensorSpec("query", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [
+        ([], "has 0 inputs"),
+        ([TensorHead("query", "FP32", (1, 2))], "`ids` is missing"),
+        ([TensorHead("query", "FP64", (1, 2)), TensorHead("ids", "INT64", (1, 3))], "is FP64 of shape [1, 2]; the model takes `query`, FP32 of shape [-1, 2]"),
+        ([TensorHead("query", "FP32", (1, 3)), TensorHead("ids", "INT64", (1, 3))], "is FP32 of shape [1, 3]"),
+        ([TensorHead("query", "FP32", (1, 2)), TensorHead("ids", "INT64", (2, 3))], "has 1 rows and `ids` has 2"),
+        ([TensorHead("query", "FP32", (0, 2)), TensorHead("ids", "INT64", (0, 3))], "has no rows"),
+        ([TensorHead("query", "FP32", (1, 2)), TensorHead("other", "INT64", (1, 3))], "there is no input `other`"),
+        ([TensorHead("query", "FLOAT", (1, 2)), TensorHead("ids", "INT64", (1, 3))], "has the datatype `FLOAT`"),
+        ([TensorHead("query", "FP32", (1, 2)), TensorHead("query", "FP32", (1, 2))], "is there 2 times"),
+    ],
+)  # fmt: skip
+def test_inputs_that_a_model_does_not_take_are_told(heads: list[TensorHead], told: str) -> None:
+    with pytest.raises(NoTensors) as caught:
+        check_heads(heads, SPECS)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "rows", "single"),
+    [
+        (b"[1,2,3,4]", 1, True),
+        (b"[[1,2,3,4]]", 1, False),
+        (b"[[1,2,3,4],[5,6,7,8]]", 2, False),
+        (b'{"x":[1,2,3,4]}', 1, True),
+    ],
+)
+def test_a_json_value_is_one_row_or_several(value: bytes, rows: int, single: bool) -> None:
+    found = tensor_json.tensors_of(value, (TensorSpec("x", "FP32", (4,)),))
+    assert (rows_of(found), header_of(found).single) == (rows, single)
+
+
+def test_rows_of_several_values_are_put_together() -> None:
+    parts = [np.full((rows, 2), rows, np.float32) for rows in (1, 2, 3)]
+    whole = joined([pack([tensor(part)]) for part in parts])
+    assert json.loads(tensor_json.write(whole)) == np.concatenate(parts).tolist()
+    with pytest.raises(NoTensors, match="differ"):
+        joined([pack([tensor(np.zeros((1, 2), np.float32))]), pack([tensor(np.zeros((1, 3), np.float32))])])

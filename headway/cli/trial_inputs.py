@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from headway.core import values
+from headway.core import tensor_json, values
 from headway.errors import SettingError
-from headway.model import Signature, Value, ValueKind
+from headway.model import KIND, Signature, Value, ValueKind
 
-_KINDS = {
-    ValueKind.JSON: ("JSON values", "For example --input '{\"a\": 1}'."),
-    ValueKind.BYTES: ("octets", "Write them in base64, for example --input aGVhZHdheQ==."),
+_HINTS = {
+    ValueKind.JSON: "For example --input '{\"a\": 1}'.",
+    ValueKind.BYTES: "Write them in base64, for example --input aGVhZHdheQ==.",
+    ValueKind.TENSORS: "Write the numbers of one row as JSON, for example --input '[1, 2, 3]'.",
 }
 
 
@@ -39,7 +40,7 @@ def read_inputs(given: Sequence[str], most: int, signature: Signature) -> list[V
     if not chosen and signature.example is not None:
         chosen = [signature.example]
     if not chosen and signature.takes is not ValueKind.TEXT:
-        what, hint = _KINDS[signature.takes]
+        what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
         raise SettingError("--input", "", f"is needed: the target takes {what} and has no example", hint)
     return chosen or [f"headway check {n}" for n in range(most)]
 
@@ -67,10 +68,12 @@ def read_lines(path: Path | None) -> list[str]:
 def _read(text: str, signature: Signature) -> Value:
     if signature.takes is ValueKind.TEXT:
         return text
-    what, hint = _KINDS[signature.takes]
+    what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
     try:
         if signature.takes is ValueKind.JSON:
             return values.read(text.encode())
+        if signature.takes is ValueKind.TENSORS:
+            return tensor_json.tensors_of(values.read(text.encode()), signature.inputs)
         base64.b64decode(text, validate=True)
     except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
         raise SettingError("--input", text, f"is not good for a target that takes {what}: {exc}", hint) from None

@@ -13,7 +13,7 @@ from itertools import accumulate, islice
 import msgspec
 
 from headway.core import parameters, tensor_json, tensors
-from headway.model import Tensors, Value
+from headway.model import Tensors, Value, kind_of
 
 MAX_DEPTH = 100
 """Deepest nesting of a value, as a worker must be able to build whatever was accepted."""
@@ -101,7 +101,7 @@ def name_of(value: Value) -> str:
     """Name of a value's type, as messages have it."""
     if isinstance(value, bytes):
         return _NAMES.get(chr(value[0]), "number")
-    return "str" if isinstance(value, str) else "tensors" if isinstance(value, Tensors) else "octets"
+    return "str" if isinstance(value, str) else kind_of(value).noun
 
 
 def as_json(value: Value) -> bytes:

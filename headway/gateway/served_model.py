@@ -14,6 +14,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.model import (
+    KINDS,
     DedupKey,
     Entry,
     InferenceRequest,
@@ -24,9 +25,6 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-
-_LARGEST = (ValueKind.TENSORS, ValueKind.JSON, ValueKind.BYTES, ValueKind.TEXT)
-"""Kinds by what counts while the workers of one model differ, as they do while a fleet changes to another target."""
 
 
 class ServedModel:
@@ -179,4 +177,4 @@ def _characters(input: Value) -> int:
 def _largest(named: Iterable[str]) -> ValueKind:
     """Kind that counts of those that workers name. A worker of a release that names none takes and gives text."""
     there = set(named)
-    return next((kind for kind in _LARGEST if kind.value in there), ValueKind.TEXT)
+    return next((one.kind for one in KINDS if one.kind.value in there), ValueKind.TEXT)

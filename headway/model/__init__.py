@@ -27,9 +27,13 @@ from headway.model.report import ModelReport
 from headway.model.request import InferenceRequest, RequestOptions
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
+    KIND,
+    KIND_OF_LETTER,
+    KINDS,
     MOST_OUTPUT,
     MOST_TOKENS,
     WARM_UP,
+    KindFacts,
     Octets,
     Output,
     Signature,
@@ -40,6 +44,7 @@ from headway.model.value import (
     ValueKind,
     WeightLine,
     added_up,
+    kind_of,
 )
 
 __all__ = [
@@ -69,6 +74,11 @@ __all__ = [
     "Completion",
     "DedupKey",
     "DedupKind",
+    "KIND",
+    "KINDS",
+    "KIND_OF_LETTER",
+    "KindFacts",
+    "kind_of",
     "MOST_OUTPUT",
     "MOST_TOKENS",
     "Octets",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -110,6 +110,45 @@ class ValueKind(enum.Enum):
     """Octets; as a text they are in base64."""
     TENSORS = "tensors"
     """Arrays of numbers, each with a name, a datatype and a shape."""
+
+
+class KindFacts(NamedTuple):
+    """Facts of a kind of values, by which every part goes that carries values.
+
+    Attributes:
+        kind: the kind.
+        type: Python's type of its values.
+        letter: its letter where values are stored apart.
+        noun: its values in words.
+    """
+
+    kind: ValueKind
+    type: type[str] | type[bytes] | type[Octets]
+    letter: str
+    noun: str
+
+    def of(self, content: bytes) -> Value:
+        """Value whose content was stored as these bytes."""
+        if self.type is str:
+            return content.decode("utf-8", "surrogatepass")
+        return content if self.type is bytes else self.type(content)
+
+
+KINDS = (
+    KindFacts(ValueKind.TENSORS, Tensors, "n", "tensors"),
+    KindFacts(ValueKind.JSON, bytes, "j", "JSON values"),
+    KindFacts(ValueKind.BYTES, Octets, "o", "octets"),
+    KindFacts(ValueKind.TEXT, str, "t", "texts"),
+)
+"""All kinds. While the workers of a model differ, as in a fleet that changes to another target, the first of theirs counts."""
+KIND = {one.kind: one for one in KINDS}
+KIND_OF_LETTER = {one.letter: one for one in KINDS}
+_KIND_OF_TYPE = {one.type: one for one in KINDS}
+
+
+def kind_of(value: Value) -> KindFacts:
+    """Facts of the kind of a value."""
+    return _KIND_OF_TYPE[type(value)]
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):

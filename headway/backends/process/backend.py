@@ -48,7 +48,7 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import MOST_TOKENS, Entry, ItemResult, Octets, Signature, Tensors, TokenCount, Value, ValueKind
+from headway.model import KIND, MOST_TOKENS, Entry, ItemResult, Signature, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
@@ -474,7 +474,7 @@ def _results(word: Outputs) -> list[ItemResult]:
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
-    read = {ValueKind.BYTES: Octets, ValueKind.TENSORS: Tensors}.get(word.kind, values.of_json)
+    read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
     return [ItemResult(None if one is None else read(one)) for one in outputs]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.frames import NoFrame, Outputs, PlacedInput, Run
 from headway.core.arena import Allocator, sound
-from headway.model import Octets, Tensors, ValueKind
+from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 
 Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
@@ -48,12 +48,10 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
     for one in run.placed:
         if one.kind is ValueKind.TEXT:
             inputs[one.position] = arena.text(one.place)
-        elif one.kind is ValueKind.JSON:
-            inputs[one.position] = arena.copy(one.place)
-        elif one.kind is ValueKind.TENSORS:
-            inputs[one.position] = Tensors(arena.lend(one.place))  # type: ignore[arg-type]
+        elif one.kind is ValueKind.TENSORS or (lend and one.kind is ValueKind.BYTES):
+            inputs[one.position] = KIND[one.kind].type(arena.lend(one.place))  # type: ignore[arg-type]
         else:
-            inputs[one.position] = Octets(arena.lend(one.place) if lend else arena.copy(one.place))  # type: ignore[arg-type]
+            inputs[one.position] = KIND[one.kind].of(arena.copy(one.place))
 
 
 def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
@@ -104,8 +102,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
     """Value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
+    kind = kind_of(value).kind
     if isinstance(value, str):
-        return value if value.isascii() else value.encode(), ValueKind.TEXT
-    if isinstance(value, bytes):
-        return value, ValueKind.JSON
-    return value.content, ValueKind.TENSORS if isinstance(value, Tensors) else ValueKind.BYTES
+        return value if value.isascii() else value.encode(), kind
+    return value if isinstance(value, bytes) else value.content, kind

@@ -24,14 +24,14 @@ from headway.brokers.redis.entry_wire import Apart, StoredEntry
 from headway.brokers.redis.function_library import OUTPUT_SECONDS
 from headway.brokers.redis.wire import StoredApart, encode
 from headway.core.values import octets
-from headway.model import Entry, Octets, Tensors, Value
+from headway.model import KIND, KIND_OF_LETTER, Entry, Value, ValueKind, kind_of
 from headway.runtime.fair_slots import FairSlots
 
 GRACE_SECONDS = 60
 """Seconds for which an input outlasts its entry's deadline."""
 PREFIX = 4
 """Bytes ahead of parameters that are stored with an input, which tell their length."""
-TEXT = "t"
+TEXT = KIND[ValueKind.TEXT].letter
 """Letter for the kind of a text."""
 AT_ONCE = 2
 """Most values that a process sends or reads at the same time."""
@@ -59,7 +59,8 @@ class LargeValues:
     def name_of(self, entry: Entry) -> str:
         """Kind and token of the input of a large entry. A submission always has the same."""
         submission = encode((entry.gateway, *entry.submission))
-        kind = _kind(entry.input).upper() if entry.parameters else _kind(entry.input)
+        letter = kind_of(entry.input).letter
+        kind = letter.upper() if entry.parameters else letter
         return kind + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
 
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
@@ -95,13 +96,13 @@ class LargeValues:
         if kind.isupper():
             start = PREFIX + int.from_bytes(content[:PREFIX], "big")
             kind, parameters, content = kind.lower(), content[PREFIX:start], content[start:]
-        return _value(kind, content), parameters
+        return KIND_OF_LETTER[kind].of(content), parameters
 
     async def bring_output(self, queue: str, value: Value, tenant: str) -> str:
         """Store a tenant's output beside a queue. Returns its kind and token."""
         self._outputs += 1
         digest = hashlib.blake2b(b"%d" % self._outputs, key=self._secret, digest_size=8).digest()
-        name = _kind(value) + _token(digest)
+        name = kind_of(value).letter + _token(digest)
         content = value if isinstance(value, str) and value.isascii() else octets(value)
         async with self._slots.of(tenant):
             await self._connection.store(f"{queue}R:{name[1:]}", content, OUTPUT_SECONDS)
@@ -118,7 +119,7 @@ class LargeValues:
             if name[0] == TEXT:
                 return await self._connection.fetch_text(key, length)
             found = await self._connection.fetch(key, length)
-        return None if found is None or len(found) != length else _value(name[:1], found)
+        return None if found is None or len(found) != length else KIND_OF_LETTER[name[0]].of(found)
 
     async def _fetch(self, key: str, length: int, tenant: str, *, whole: bool = False) -> bytes | None:
         """Bytes that a tenant has stored; None when they are not there, or not as many."""
@@ -143,24 +144,6 @@ def length_of(entry: Entry) -> int:
 def digest_of(entry: Entry) -> str:
     """Digest of what is stored of an entry, as the functions make it."""
     return hashlib.sha1(content_of(entry), usedforsecurity=False).hexdigest()
-
-
-def _value(kind: str, content: bytes) -> Value:
-    """Value of a kind that is stored as these bytes."""
-    if kind == TEXT:
-        return content.decode("utf-8", "surrogatepass")
-    if kind == "n":
-        return Tensors(content)
-    return Octets(content) if kind == "o" else content
-
-
-def _kind(value: Value) -> str:
-    """Letter for the kind of a value: a text, tensors, octets, or any other JSON."""
-    if isinstance(value, str):
-        return TEXT
-    if isinstance(value, Tensors):
-        return "n"
-    return "o" if isinstance(value, Octets) else "j"
 
 
 def _token(digest: bytes) -> str:

@@ -83,9 +83,7 @@ def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
         return _read_elements(text, name, shape)
     bare = text.translate(None, _OTHERS)
     count = count_of(shape)
-    if len(shape) > 1 and bare == _skeleton((count,)) and count:
-        pass
-    elif not _matches(text, bare, shape):
+    if not (count and _is_skeleton(bare, (count,))) and not _matches(text, bare, shape):
         found = shape_of(text)
         told = f"of shape {shown_shape(found)}" if found else "no array of numbers"
         raise NoTensors(f"the data of the input {quoted(name)} are {told}; expected shape {shown_shape(shape)}")
@@ -232,9 +230,16 @@ def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
     """Whether nested arrays have a shape, by the brackets and commas of their text."""
     if count_of(shape) == 0 or _EMPTY.search(text) is not None:
         # Within an empty axis there is nothing that would show the others.
-        return 0 in shape and text.translate(None, b" \t\r\n") in (_skeleton(shape[: list(shape).index(0) + 1]), b"[]")
-    expected = sum(math.prod(shape[:axis]) * 2 for axis in range(len(shape))) + count_of(shape) - 1
-    return len(bare) == expected and bare == _skeleton(shape)
+        bare = text.translate(None, b" \t\r\n")
+        return 0 in shape and (bare == b"[]" or _is_skeleton(bare, shape[: list(shape).index(0) + 1]))
+    return _is_skeleton(bare, shape)
+
+
+def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
+    """Whether a text is the brackets and commas of nested arrays of a shape, which alone may name any number of elements."""
+    arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
+    commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
+    return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
 
 
 def _skeleton(shape: Sequence[int]) -> bytes:

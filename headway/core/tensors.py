@@ -39,6 +39,8 @@ MOST_AXES = 32
 _MOST_SHOWN = 8
 _LARGEST = 1 << 40
 """More elements than any value can hold."""
+_MOST_EMPTY = 1 << 16
+"""Most empty arrays that a tensor without elements may stand for, as they take no bytes of a request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -215,6 +217,10 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
     if not head.shape or min(head.shape) < 0 or count_of(head.shape) > _LARGEST:
         raise NoTensors(
             f"the input {name} has the shape {shown_shape(head.shape)}; expected the number of rows, and the axes of a row behind it"
+        )
+    if 0 in head.shape and math.prod(size or 1 for size in head.shape) > _MOST_EMPTY:
+        raise NoTensors(
+            f"the input {name} has the shape {shown_shape(head.shape)}, which has no elements; leave it out, or send some"
         )
     if not specs:
         return

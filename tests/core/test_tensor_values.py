@@ -96,6 +96,15 @@ def test_nan_travels_in_binary_and_not_in_json() -> None:
     assert values.as_json(value) == b"[[1.0,null]]"
 
 
+@pytest.mark.parametrize("shape", [(1 << 39,), (1, 1 << 39), (1 << 20, 1 << 19), (1, 1 << 39, 0)])
+def test_a_shape_that_names_more_elements_than_there_are_takes_no_memory(shape: tuple[int, ...]) -> None:
+    with pytest.raises(NoTensors):
+        tensor_json.read(b"[1,2,3]", "x", "UINT8", shape)
+    if 0 in shape:
+        with pytest.raises(NoTensors, match="no elements"):
+            check_heads([TensorHead("x", "UINT8", shape)], ())
+
+
 SPECS = (TensorSpec("query", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)))
 
 

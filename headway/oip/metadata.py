@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from headway import __version__
+from headway.core.tensors import JSON
+from headway.model import TensorSpec
 from headway.oip.tensors import BYTES, INPUT, OUTPUT
 
 SERVER = "headway"
@@ -50,7 +53,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """Configuration of an input or output. The dimensions leave out that of the elements in one request."""
+    """Configuration of an input or output. The dimensions leave out that of the rows, or elements, of one request."""
 
     name: str
     data_type: str = "TYPE_STRING"
@@ -61,7 +64,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """Configuration of a model, as far as the protocol's tools look at it.
 
     Attributes:
-        max_batch_size: most elements of one request. The batches that run are made of the elements of many requests.
+        max_batch_size: most rows, or elements, of one request. The batches that run are made of those of many requests.
         dynamic_batching: an empty object, whose presence says that requests are batched.
     """
 
@@ -72,6 +75,25 @@ class ModelConfig(msgspec.Struct, frozen=True):
     input: tuple[TensorConfig, ...] = (TensorConfig(INPUT),)
     output: tuple[TensorConfig, ...] = (TensorConfig(OUTPUT),)
     dynamic_batching: dict[str, int] = {}
+
+
+def described(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
+    """Metadata of tensors of these specifications, with the axis of the rows."""
+    return tuple(TensorMetadata(one.name, _told(one), (-1, *one.shape)) for one in specs)
+
+
+def configured(specs: Sequence[TensorSpec]) -> tuple[TensorConfig, ...]:
+    """Configuration of tensors of these specifications."""
+    return tuple(TensorConfig(one.name, _TYPES.get(_told(one)) or f"TYPE_{one.datatype}", one.shape) for one in specs)
+
+
+_TYPES = {BYTES: "TYPE_STRING"}
+"""Datatypes that a configuration names otherwise."""
+
+
+def _told(spec: TensorSpec) -> str:
+    """Datatype as clients are told it."""
+    return BYTES if spec.datatype == JSON else spec.datatype
 
 
 class IndexEntry(msgspec.Struct, frozen=True):

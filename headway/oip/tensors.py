@@ -24,19 +24,23 @@ _MOST_SHOWN = 8
 """Most dimensions of a shape, or names, that a message shows."""
 
 
+class NoElements(BadRequest):
+    """The request is not one of elements. It may be good for a model that takes tensors of numbers."""
+
+
 def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
     """Number of elements of an input, by its shape.
 
     Raises:
-        BadRequest: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
+        NoElements: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
         PayloadTooLarge: there are more than `most`.
     """
     if datatype != BYTES:
-        raise BadRequest(
+        raise NoElements(
             f"input {_quoted(name)} has the datatype {_quoted(datatype)}; expected {BYTES}, one element for each input"
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
-        raise BadRequest(
+        raise NoElements(
             f"input {_quoted(name)} has the shape {_shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
         )
     if shape[0] > most:
@@ -61,7 +65,7 @@ def wrong_number(count: int) -> BadRequest:
     """Error of a request with another number of inputs than one."""
     if not count:
         return BadRequest(f"the request has no input; expected one of datatype {BYTES}")
-    return BadRequest(
+    return NoElements(
         f"the request has more than one input; expected one of datatype {BYTES}. Put all texts into it, and send shape [n]"
     )
 

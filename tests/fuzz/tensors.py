@@ -9,6 +9,8 @@ import json
 import zlib
 
 from headway.config import Settings
+from headway.core.tensors import count_of, pack, rows_of
+from headway.core.tensors import unpack as unpacked
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
@@ -16,11 +18,12 @@ from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.oip.requests import LENGTH_FIELD
+from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.server.head import Head
-from headway.model import Octets, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, Tensors, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.elements import element_of
-from headway.oip.tensors import pack, unpack
+from headway.oip.tensors import pack as pack_elements
+from headway.oip.tensors import unpack
 from headway.runtime.counters import Counters
 
 _SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_queue=5)
@@ -49,7 +52,7 @@ def _tensor(data: str, shape: str = "[1]", more: str = "") -> bytes:
 
 
 def _binary(elements: list[bytes], shape: str, more: str = "") -> bytes:
-    octets = pack(elements)
+    octets = pack_elements(elements)
     return _tensor(f'"parameters":{{"binary_data_size":{len(octets)}}}', shape, more) + _MARK + octets
 
 
@@ -62,10 +65,16 @@ BODIES = (
     _binary([b"", "é".encode(), b'{"a": [1, 2]}', b"null"], "[4,1]", ',"parameters":{"binary_data_output":false}'),
     _binary([b"\xff\x00\xfe"], "[1]"),
     _MARK + b"one element",
+    (
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[1,2.5],[-1e3,0]]},{"name":"y","datatype":"BOOL","shape":[2,1],'
+        b'"parameters":{"binary_data_size":2}}],"outputs":[{"name":"y"},{"name":"x","parameters":{"binary_data":true}}]}|\0\1'
+    ),
+    b'{"inputs":[{"name":"x","datatype":"INT64","shape":[1,3],"data":[1,2,-3]},{"name":"z","datatype":"BYTES","shape":[1,1],"data":["a"]}]}',
+    b'{"inputs":[{"name":"x","datatype":"FP16","shape":[1,2],"parameters":{"binary_data_size":4}}]}|\0\1\0\x7e',
 )
 BODY_WORDS = (
     b'"inputs":', b'"outputs":', b'"parameters":', b'"shape":', b'"data":', b'"binary_data_size":', b'"binary_data":true',
-    b'"datatype":"FP32"', b"[1]", b"[2,1]", b"[-1]", b"[0]", b"[18446744073709551616]", b"[[", b"]]", b"null", _MARK, b"\x01\0\0\0",
+    b'"datatype":"FP32"', b'"datatype":"UINT8"', b'"datatype":"BF16"', b"[1]", b"[2,1]", b"[-1]", b"[0]", b"[18446744073709551616]", b"[[", b"]]", b"null", _MARK, b"\x01\0\0\0",
     b"\xff\xff\xff\xff", b"\0\0\0\x80", b'["a"],' * 40, b'"",' * 40, b"[" * 60, b"]" * 60, b"1e400", b"\\ud800", b"\\u0000", b"\x1b",
 )  # fmt: skip
 
@@ -98,6 +107,10 @@ def check_tensor(data: bytes) -> None:
 
 
 def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | None, raw: bool) -> None:
+    if isinstance(exchange.input, Tensors):
+        assert kind in (ValueKind.TENSORS, None)
+        _check_tensors(exchange, exchange.input)
+        return
     inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
     assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
     assert all(isinstance(one, Octets if kind is ValueKind.BYTES else str) for one in inputs) or kind is ValueKind.JSON
@@ -119,6 +132,23 @@ def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | No
         assert [text.encode() for text in output["data"]] == elements
     else:
         assert unpack("OUTPUT", body[length:], len(inputs)) == elements
+
+
+def _check_tensors(exchange: Exchange, value: Tensors) -> None:
+    """Inputs of any datatype are one value of a few rows, whose answer is a JSON object with data in it or behind it."""
+    assert 1 <= rows_of(value) <= 32
+    assert pack(unpacked(value)).content == value.content
+    try:
+        fields, written = exchange.write(Outcome("req_1", (value,), 1.0, "1", (None,)))
+        body = written if isinstance(written, bytes) else b"".join(written)
+    except RequestError:
+        return
+    length = next((int(line.split()[1]) for line in fields.split(b"\r\n") if line.startswith(b"inference-")), None)
+    behind = 0
+    for output in json.loads(body[:length])["outputs"]:
+        behind += output.get("parameters", {}).get("binary_data_size", 0)
+        assert "data" not in output or len(output["data"]) == count_of(output["shape"])
+    assert behind == (0 if length is None else len(body) - length)
 
 
 def check_compressed(data: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.http.inference import codecs
-from headway.http.oip import requests
+from headway.http.oip import bodies
 from headway.http.openai.members import parameters_reader, read_members
 from headway.oip.parameters import KNOWN
 
@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "native": lambda tree: codecs.inference(Settings()).read(b'{"input":"x","parameters":{"x":' + tree + b"}}"),
     "values": lambda tree: codecs.inference(Settings()).read_value(b'{"input":[],"parameters":{"x":' + tree + b"}}"),
     "OpenAI": lambda tree: parameters_reader(Settings())(read_members(b'{"tools":' + tree + b',"logit_bias":{}}')),
-    "OIP": lambda tree: requests._parameters(msgspec.Raw(b'{"x":' + tree + b',"timeout":0}'), 64, 3),
+    "OIP": lambda tree: bodies.parameters_of(msgspec.Raw(b'{"x":' + tree + b',"timeout":0}'), 64, 3),
 }
 
 
@@ -53,6 +53,6 @@ def test_of_a_parameter_of_the_protocol_nothing_is_built(name: str) -> None:
 
     def read() -> None:
         with pytest.raises(BadRequest, match=r"out of range|no boolean"):
-            requests._parameters(raw, 64, 3)
+            bodies.parameters_of(raw, 64, 3)
 
     assert peak(read) < 5 * len(bytes(raw))

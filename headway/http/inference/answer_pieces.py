@@ -28,13 +28,13 @@ def released(outputs: Sequence[Value]) -> Iterator[Value]:
         yield left.pop()
 
 
-def cut(content: bytes) -> Iterator[bytes]:
+def cut(content: bytes | memoryview) -> Iterator[bytes]:
     """Pieces of some bytes."""
     if len(content) <= PIECE:
-        yield content
+        yield bytes(content)
         return
     for begin in range(0, len(content), PIECE):
-        yield content[begin : begin + PIECE]
+        yield bytes(content[begin : begin + PIECE])
 
 
 def packed_pieces(elements: Sequence[bytes]) -> Iterator[bytes]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeGuard
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from headway.errors import BadRequest
-from headway.http.inference.answer_pieces import PIECE, array_within, packed_pieces, released, text_pieces
+from headway.http.inference.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
-from headway.http.oip.requests import LENGTH_FIELD
+from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.problem import AnyError, Encoded, escaped, problem_header
-from headway.model import Value, ValueKind, added_up
+from headway.model import Tensors, Value, ValueKind, added_up
 from headway.oip.elements import element_of
+from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, told
 from headway.oip.tensors import BYTES, OUTPUT, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
 
 
+_TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _LARGEST = 10**12
 """Number with as many digits as the size of any answer has, or more."""
 
@@ -42,7 +43,7 @@ class _Used(msgspec.Struct, gc=False):
 class _Answer(msgspec.Struct, gc=False):
     model_name: str
     model_version: str
-    outputs: tuple[_Tensor]
+    outputs: tuple[_Tensor, ...]
     id: str | msgspec.UnsetType = msgspec.UNSET
     parameters: _Used | msgspec.UnsetType = msgspec.UNSET
 
@@ -59,6 +60,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         binary: whether the output comes in the binary form.
         gives: kind of values that the model gives; None while it is not known.
         id: id that the client gave the request; None for none.
+        wanted: outputs that it asks for, where they are tensors; none: all.
     """
 
     model: str
@@ -66,55 +68,75 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
     binary: bool = False
     gives: ValueKind | None = None
     id: str | None = None
+    wanted: tuple[WantedOutput, ...] = ()
 
     def write(self, outcome: Outcome) -> Written:
         """Write the answer."""
         outputs, version, used = outcome.outputs, outcome.version, added_up(outcome.tokens)
-        told = msgspec.UNSET if used is None else _Used(used.used)
+        tokens = msgspec.UNSET if used is None else _Used(used.used)
         if len(outputs) == 1 and len(outputs[0]) <= PIECE:
-            return self._one(version, told, outputs[0])
+            return self._one(version, tokens, outputs[0])
+        if are_tensors(outputs):
+            return self._tensors(version, tokens, outputs)
         if self.binary:
-            length = len(self._encode(version, told, parameters=_DataSize(_LARGEST)))
-            return _BINARY % length, self._packed(version, told, outputs, length)
-        document = self._encode(version, told, data=())
+            length = len(self._encode(version, tokens, parameters=_DataSize(_LARGEST)))
+            return _BINARY % length, self._packed(version, tokens, outputs, length)
+        document = self._encode(version, tokens, data=())
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
-    def _one(self, version: str, told: _Used | msgspec.UnsetType, output: Value) -> tuple[bytes, bytes]:
+    def _one(self, version: str, tokens: _Used | msgspec.UnsetType, output: Value) -> Written:
         """Answer with one small output, the most frequent one."""
-        if self.binary:
-            element = element_of(output, self.gives)
-            document = self._encode(version, told, _DataSize(packed_size((element,))))
-            return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
-        text = output if self._is_text(output) else next(self._texts((output,)))
-        return JSON, self._encode(version, told, msgspec.UNSET, (text,))
+        if isinstance(output, str) and not self.binary:
+            gives = self.gives
+            text = output if gives is _TEXT or gives is None else next(self._texts((output,)))
+            return JSON, self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, _UNSET, (text,)),))
+        if isinstance(output, Tensors):
+            return self._tensors(version, tokens, (output,))
+        if not self.binary:
+            return JSON, self._encode(version, tokens, data=(next(self._texts((output,))),))
+        element = element_of(output, self.gives)
+        document = self._encode(version, tokens, _DataSize(packed_size((element,))))
+        return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
 
-    def _is_text(self, output: Value) -> TypeGuard[str]:
-        return isinstance(output, str) and (self.gives is ValueKind.TEXT or self.gives is None)
+    def _tensors(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Tensors]) -> Written:
+        """Answer with tensors, each in JSON or in the binary form. Raises RequestError."""
+        tensors = told(outputs, self.wanted, binary=self.binary)
+        pieces = array_within(
+            self._document(version, tokens, ()), "outputs", [_described(one, one.binary) for one in tensors]
+        )
+        binary = [one for one in tensors if one.binary]
+        if not binary:
+            return JSON, pieces
+        document = b"".join(pieces)  # Its length is told before it.
+        return _BINARY % len(document), _with_data(document, binary)
 
     def _encode(
         self,
         version: str,
-        told: _Used | msgspec.UnsetType,
+        tokens: _Used | msgspec.UnsetType,
         parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET,
         data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
-        tensor = _Tensor(OUTPUT, BYTES, self.shape, parameters, data)
-        return _encode(_Answer(self.model, version, (tensor,), msgspec.UNSET if self.id is None else self.id, told))
+        return self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, parameters, data),))
+
+    def _document(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: tuple[_Tensor, ...]) -> bytes:
+        id = msgspec.UNSET if self.id is None else self.id
+        return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(
-        self, version: str, told: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
+        self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
     ) -> Iterator[bytes]:
         """Pieces of the binary form, behind a JSON object of `length` bytes that tells how many these are."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
             yield b""
-        yield self._encode(version, told, parameters=_DataSize(packed_size(elements))).ljust(length)
+        yield self._encode(version, tokens, parameters=_DataSize(packed_size(elements))).ljust(length)
         yield from packed_pieces(elements)
 
     def _texts(self, outputs: Sequence[Value]) -> Iterator[str]:
         for index, output in enumerate(released(outputs)):
-            if self._is_text(output):
+            if isinstance(output, str) and (self.gives is _TEXT or self.gives is None):
                 yield output
                 continue
             try:
@@ -123,6 +145,25 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
                 raise BadRequest(
                     f"output {index} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
                 ) from None
+
+
+def _described(tensor: OutputTensor, binary: bool) -> Iterator[bytes]:
+    """Pieces of what the JSON object tells of a tensor: its data, or how many bytes they are."""
+    name, datatype, shape = tensor.head.name, tensor.head.datatype, tensor.head.shape
+    if binary:
+        yield _encode(_Tensor(name, datatype, shape, _DataSize(tensor.size)))
+        return
+    yield _encode(_Tensor(name, datatype, shape))[:-1] + b',"data":'
+    yield from tensor.json_pieces()
+    yield b"}"
+
+
+def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[bytes]:
+    """Pieces of an answer: its JSON object, and the binary data of tensors behind it."""
+    yield document
+    for one in tensors:
+        for part in one.parts:
+            yield from cut(part)
 
 
 class _Error(msgspec.Struct, gc=False):

@@ -14,7 +14,8 @@ from headway.http.inference.bodies import value_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Exchange, ReadRequest, RequestTarget
 from headway.http.oip.answers import Answerer, encode_error
-from headway.http.oip.requests import LENGTH_FIELD, request_reader
+from headway.http.oip.bodies import LENGTH_FIELD
+from headway.http.oip.requests import request_reader
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
 
@@ -34,15 +35,15 @@ def infer(settings: Settings) -> Codec:
         length = _json_length(head)
 
         def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            served = known[model]
             try:
-                asked = read_request(body, length)
+                asked = read_request(body, length, served)
             except BadRequest:
                 if model in known:
                     raise
                 # The gateway refuses it for its model, before it reads on.
                 return Exchange(model, "", b"", options, Answerer(model).write)
-            served = known[model]
-            answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id)
+            answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted)
             return asked.exchange(model, options, served.takes, check, answerer.write)
 
         return with_version(options, version), read

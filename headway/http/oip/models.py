@@ -5,13 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from headway.core import failures
 from headway.errors import Forbidden
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.oip.infer import check_version
-from headway.model import Principal
-from headway.oip.metadata import READY, UNAVAILABLE, IndexEntry, ModelConfig, ModelMetadata
+from headway.model import Principal, ValueKind
+from headway.oip.metadata import (
+    READY,
+    UNAVAILABLE,
+    IndexEntry,
+    ModelConfig,
+    ModelMetadata,
+    configured,
+    described,
+)
 from headway.oip.statistics import ModelStatistics, statistics_of
 
 
@@ -56,11 +66,19 @@ class ShownModels:
 
     def metadata(self, model: str) -> ModelMetadata:
         """Metadata of a model."""
-        return ModelMetadata(model, self._served[model].reported)
+        served = self._served[model]
+        told = ModelMetadata(model, served.reported)
+        if served.takes is ValueKind.TENSORS:
+            told = replace(told, inputs=described(served.inputs))
+        return replace(told, outputs=described(served.outputs)) if served.gives is ValueKind.TENSORS else told
 
     def config(self, model: str) -> ModelConfig:
         """Configuration of a model."""
-        return ModelConfig(model, self._most)
+        served = self._served[model]
+        told = ModelConfig(model, self._most)
+        if served.takes is ValueKind.TENSORS:
+            told = replace(told, input=configured(served.inputs), max_batch_size=served.settings.max_batch_size)
+        return replace(told, output=configured(served.outputs)) if served.gives is ValueKind.TENSORS else told
 
     def statistics(self, principal: Principal, model: str = "") -> Sequence[ModelStatistics]:
         """Statistics of a model; empty: of each that the principal may ask."""

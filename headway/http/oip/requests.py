@@ -1,84 +1,53 @@
-"""Bodies of inference requests: one JSON object, and behind it the binary data of its input, if that is not in the object.
+"""Bodies of inference requests: one JSON object, and behind it the binary data of its inputs, as far as those are not in the object.
 
 The length of the object is in the header field Inference-Header-Content-Length where binary data follow. A length of 0
-means that the whole body is one element, without any length before it.
+means that the whole body is one element, without any length before it. Of a model that takes tensors `tensor_requests` reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Annotated
 
 import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.served_model import ServedModel
 from headway.http.inference.bad_bodies import why_not
-from headway.http.inference.bodies import ABSENT, CheckValue, first_elements, parameter_members
+from headway.http.inference.bodies import ABSENT, CheckValue, first_elements
 from headway.http.inference.exchange import Exchange, WriteAnswer
+from headway.http.oip.bodies import (
+    LENGTH_FIELD,
+    Input,
+    cut,
+    parameters_of,
+    placed,
+    refuse_shared_memory,
+    shape_of,
+    wanted_outputs,
+)
+from headway.http.oip.tensor_requests import TensorsRequest, tensors_reader
 from headway.model import RequestOptions, ValueKind
 from headway.oip.elements import Element, values_of
-from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
-from headway.oip.tensors import (
-    OUTPUT,
-    check_outputs,
-    count_elements,
-    unpack,
-    wrong_number,
-)
+from headway.oip.outputs import WantedOutput, check_names, names_of
+from headway.oip.parameters import NONE, Wishes
+from headway.oip.tensors import NoElements, check_outputs, count_elements, unpack, wrong_number
 
-LENGTH_FIELD = "Inference-Header-Content-Length"
-"""Header field with the length of the JSON object, in requests and answers."""
-
-_SHORT = 200
-"""Bytes of parameters, or of a shape, up to which what was read of them is remembered."""
+_TENSORS = ValueKind.TENSORS
 _MANY_COMMAS = 4 * MOST_INPUTS
 """Commas in the data of a tensor beyond which it may have far too many elements."""
 
-_Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-_Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-
-class _InputParameters(msgspec.Struct, gc=False):
-    binary_data_size: _Size | None = None
-    shared_memory_region: msgspec.Raw = ABSENT
-
-
-class _Input(msgspec.Struct, gc=False):
-    name: str
-    datatype: str
-    shape: msgspec.Raw
-    data: msgspec.Raw = ABSENT
-    parameters: _InputParameters | None = None
-
 
 class _Inputs(msgspec.Struct, gc=False, array_like=True):
-    first: _Input | msgspec.UnsetType = msgspec.UNSET
-    second: msgspec.Raw = ABSENT
-
-
-class _OutputParameters(msgspec.Struct, gc=False):
-    binary_data: bool | None = None
-    classification: msgspec.Raw = ABSENT
-    shared_memory_region: msgspec.Raw = ABSENT
-
-
-class _Output(msgspec.Struct, gc=False):
-    name: str
-    parameters: _OutputParameters | None = None
-
-
-class _Outputs(msgspec.Struct, gc=False, array_like=True):
-    first: _Output | msgspec.UnsetType = msgspec.UNSET
+    first: Input | msgspec.UnsetType = msgspec.UNSET
     second: msgspec.Raw = ABSENT
 
 
 class _Request(msgspec.Struct, gc=False):
     inputs: _Inputs
     id: str | None = None
-    outputs: _Outputs | None = None
+    outputs: msgspec.Raw = ABSENT
     parameters: msgspec.Raw = ABSENT
 
 
@@ -91,6 +60,7 @@ class InferRequest(msgspec.Struct, gc=False):
         elements: elements of its input.
         wishes: wishes among its parameters. Whether its output is binary is decided.
         parameters: text of a JSON object with the parameters for the target, or empty.
+        wanted: outputs that it asks for, of a model that gives tensors; none: all.
     """
 
     id: str | None
@@ -98,6 +68,7 @@ class InferRequest(msgspec.Struct, gc=False):
     elements: list[Element]
     wishes: Wishes
     parameters: bytes
+    wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(
         self,
@@ -129,14 +100,15 @@ class InferRequest(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Request).decode
-_decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
-_decode_figure = msgspec.json.Decoder(int | float | bool).decode
 
 
-def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferRequest]:
-    """Make the function that reads bodies; its second argument is the length of the JSON object, None for all of the body.
+def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
+    """Make the function that reads bodies.
+
+    Its second argument is the length of the JSON object, None for all of the body; its third the model that is asked. It raises
+    RequestError.
 
     Arguments:
         settings: bounds of inputs and parameters.
@@ -146,54 +118,49 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None], InferReq
         len(settings.tier_names),
         settings.max_parameters,
     )
+    read_tensors = tensors_reader(settings)
 
-    def read(body: bytes, length: int | None) -> InferRequest:
+    def read(body: bytes, length: int | None, served: ServedModel) -> InferRequest | TensorsRequest:
+        if served.takes is _TENSORS:
+            return read_tensors(body, length, served)
         if length == 0:
             return InferRequest(None, (1,), [bytes(body)], Wishes(binary=True), b"")
-        binary = None
+        binary, text = None, body
         if length is not None:
-            if length > len(body):
-                raise BadRequest(f"{LENGTH_FIELD} is {length}, and the body has {len(body)} bytes")
-            binary = memoryview(body)[length:]
-            body = bytes(body[:length])
+            text, binary = cut(body, length)
         try:
-            if not body.isascii():
-                body.decode()
-            asked = _decode(body)
-            wishes, parameters = _parameters(asked.parameters, most_parameters, tiers)
+            if not text.isascii():
+                text.decode()
+            asked = _decode(text)
+            wishes, parameters = parameters_of(asked.parameters, most_parameters, tiers)
             tensor = _only_input(asked.inputs)
-            shape = _shape(tensor)
+            shape = shape_of(tensor)
             count = count_elements(tensor.name, tensor.datatype, shape, most)
             elements = _elements(tensor, count, binary)
-            if asked.outputs is not None:
-                wishes = _with_outputs(wishes, asked.outputs)
+            if asked.outputs is not ABSENT:
+                wishes, wanted = _outputs(wishes, asked.outputs, served)
+                return InferRequest(asked.id, shape, elements, wishes, parameters, wanted)
+        except NoElements:
+            if served.takes is None:  # It may be what the model takes, of which nothing is known yet.
+                return read_tensors(body, length, served)
+            raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(why_not(exc, body)) from None
+            raise BadRequest(why_not(exc, text)) from None
         return InferRequest(asked.id, shape, elements, wishes, parameters)
 
     return read
 
 
-def _only_input(inputs: _Inputs) -> _Input:
+def _only_input(inputs: _Inputs) -> Input:
     tensor = inputs.first
     if isinstance(tensor, msgspec.UnsetType) or inputs.second is not ABSENT:
         raise wrong_number(0 if isinstance(tensor, msgspec.UnsetType) else 2)
-    if tensor.parameters is not None and tensor.parameters.shared_memory_region is not ABSENT:
-        raise BadRequest("shared memory is not served here; send the data of the input in the body")
+    if tensor.parameters is not None:
+        refuse_shared_memory(tensor.parameters)
     return tensor
 
 
-def _shape(tensor: _Input) -> tuple[int, ...]:
-    text = bytes(tensor.shape)
-    if len(text) > _SHORT:
-        raise BadRequest(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
-    try:
-        return _decode_shape(text)
-    except msgspec.MsgspecError as exc:
-        raise BadRequest(_placed(exc, "shape")) from None
-
-
-def _elements(tensor: _Input, count: int, binary: memoryview | None) -> list[Element]:
+def _elements(tensor: Input, count: int, binary: memoryview | None) -> list[Element]:
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is None:
         if tensor.data is ABSENT:
@@ -223,65 +190,23 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
         else:
             found = (first_elements(str) if many else _decode_texts)(text)
     except msgspec.MsgspecError as exc:
-        raise BadRequest(_placed(exc, "data")) from None
+        raise BadRequest(placed(exc, "$.inputs[0].data")) from None
     if len(found) != count:
         more = "or more " if many and len(found) > MOST_INPUTS else ""
         raise BadRequest(f"the data of the input have {len(found)} {more}elements, and its shape says {count}")
     return found
 
 
-def _with_outputs(wishes: Wishes, outputs: _Outputs) -> Wishes:
-    """Wishes, with what is said of the only output there is."""
-    output = outputs.first
-    if isinstance(output, msgspec.UnsetType):
-        return wishes
-    check_outputs([output.name] if outputs.second is ABSENT else [output.name, OUTPUT])
-    asked = output.parameters
-    if asked is None:
-        return wishes
-    if asked.classification is not ABSENT:
-        raise BadRequest("`classification` is not served here; leave it out")
-    if asked.shared_memory_region is not ABSENT:
-        raise BadRequest("shared memory is not served here; the output comes in the body")
-    if asked.binary_data is None or asked.binary_data is wishes.binary:
-        return wishes
-    return msgspec.structs.replace(wishes, binary=asked.binary_data)
-
-
-def _parameters(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Wishes among the parameters, and the text of those for the target."""
-    if raw is ABSENT:
-        return NONE, b""
-    text = bytes(raw)
-    return (_split_often if len(text) <= _SHORT else _split)(text, most, tiers)
-
-
-def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    members = parameter_members(text, most)
-    if not members:
-        return NONE, b""
-    asked = {name: _figure(members[name]) for name in KNOWN if name in members}
-    if not asked:
-        return NONE, text
-    wishes = read_wishes(asked, tiers)
-    rest = for_target(members)
-    return wishes, msgspec.json.encode(rest) if rest else b""
-
-
-def _figure(raw: msgspec.Raw) -> object:
-    """Number or boolean of a JSON text; None for anything else, of which nothing is built."""
-    try:
-        return _decode_figure(raw)
-    except msgspec.MsgspecError:
-        return None
-
-
-_split_often = lru_cache(maxsize=256)(_split)
-"""Clients ask again and again with the same parameters."""
-
-
-def _placed(exc: msgspec.MsgspecError, member: str) -> str:
-    """Message of what is wrong in a member of the input, with its place in the body."""
-    said = str(exc)
-    place = f"$.inputs[0].{member}"
-    return said.replace("`$", f"`{place}", 1) if "`$" in said else f"{said} - at `{place}`"
+def _outputs(wishes: Wishes, raw: msgspec.Raw, served: ServedModel) -> tuple[Wishes, tuple[WantedOutput, ...]]:
+    """Wishes, with what is said of the only output that is a tensor of BYTES; and the outputs that are asked for."""
+    wanted = wanted_outputs(raw, binary=wishes.binary)
+    if not wanted:
+        return wishes, ()
+    names = [one.name for one in wanted]
+    if served.gives in (None, _TENSORS):
+        check_names(names, names_of(served.outputs))
+    else:
+        check_outputs(names)
+    if wanted[0].binary is not wishes.binary:
+        wishes = msgspec.structs.replace(wishes, binary=wanted[0].binary)
+    return wishes, wanted

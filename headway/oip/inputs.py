@@ -1,0 +1,118 @@
+"""Inputs of a request for a model that takes tensors: what their heads may say, and the one value that they become.
+
+Over HTTP and gRPC alike the heads of all inputs are checked before any data are read, and all of it before anything is queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from headway.core.tensors import (
+    BYTES,
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    check_data,
+    check_heads,
+    count_of,
+    pack,
+    quoted,
+    shown_spec,
+    shown_specs,
+)
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.model import Tensors, TensorSpec
+from headway.oip.tensors import unpack
+
+
+def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most: int) -> tuple[TensorHead, ...]:
+    """Check names, datatypes and shapes of the inputs of a request.
+
+    Arguments:
+        heads: the inputs, in the request's order.
+        specs: specifications of the model's inputs; empty while they are not known.
+        most: most rows of one request.
+
+    Returns:
+        The inputs with the names of the specifications, in the request's order.
+
+    Raises:
+        BadRequest: they are not the inputs that the model takes.
+        PayloadTooLarge: they have more rows than `most`.
+    """
+    try:
+        found = check_heads(heads, specs)
+    except NoTensors as exc:
+        raise BadRequest(str(exc)) from None
+    if (rows := found[0].shape[0]) > most:
+        raise PayloadTooLarge(
+            f"the input {quoted(heads[0].name)} has {rows} rows; at most {most} are taken in one request (max_batch_size)"
+        )
+    return found
+
+
+def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Tensors:
+    """Pack checked inputs into one value; their data are copied once.
+
+    Arguments:
+        heads: the inputs, as `checked_heads` returns them.
+        data: data of each in the binary form.
+
+    Raises:
+        BadRequest: the data of an input are fewer or more than its shape says.
+    """
+    found = []
+    for head, octets in zip(heads, data, strict=True):
+        check_size(head, octets)
+        found.append(Tensor(head, octets))
+    return pack(found)
+
+
+def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
+    """Check that the data of an input are as many as its shape says.
+
+    Raises:
+        BadRequest: they are fewer or more.
+    """
+    if head.datatype == BYTES:
+        unpack(head.name, octets, count_of(head.shape))
+        return
+    try:
+        check_data(head, len(octets))
+    except NoTensors as exc:
+        raise BadRequest(str(exc)) from None
+
+
+def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
+    """Head of the only input of a request whose body is its data alone.
+
+    The data are as many rows as they fill. Where one axis of a row is free they are one row. Of BYTES they are one element.
+
+    Arguments:
+        size: bytes of the data.
+        specs: specifications of the model's inputs.
+
+    Raises:
+        BadRequest: the data do not say which shape they have.
+    """
+    if len(specs) != 1:
+        told = f"the model takes {shown_specs(specs)}" if specs else "it is not known yet what the model takes"
+        raise BadRequest(f"the body is data alone, which is for models with one input; {told}")
+    [spec] = specs
+    known = math.prod(axis for axis in spec.shape if axis != -1)
+    free = spec.shape.count(-1)
+    if spec.datatype == BYTES:
+        if known == 1:
+            return TensorHead(spec.name, BYTES, (1, *(abs(axis) for axis in spec.shape)))
+    else:
+        step = SIZES[spec.datatype] * known
+        if free < 2 and step and size and size % step == 0:
+            count = size // step
+            if not free:
+                return TensorHead(spec.name, spec.datatype, (count, *spec.shape))
+            return TensorHead(spec.name, spec.datatype, (1, *(count if axis == -1 else axis for axis in spec.shape)))
+    raise BadRequest(
+        f"the body is {size} bytes of data alone, which do not say which shape they have; the model takes {shown_spec(spec)}"
+    )

@@ -1,0 +1,83 @@
+"""Inputs of a model that takes tensors: their heads, the value that they become, and data without a head."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.tensors import TensorHead, unpack
+from headway.errors import BadRequest, PayloadTooLarge
+from headway.model import TensorSpec
+from headway.oip.inputs import checked_heads, head_of_raw, value_of
+from headway.oip.tensors import pack
+
+SPECS = (TensorSpec("x", "FP32", (4,)), TensorSpec("ids", "INT64", (-1,)))
+
+
+def test_inputs_become_one_value() -> None:
+    heads = checked_heads([TensorHead("ids", "INT64", (2, 3)), TensorHead("x", "FP32", (2, 4))], SPECS, 2)
+    data: list[bytes | memoryview] = [bytes(range(48)), memoryview(bytes(range(32)))]
+    assert [(one.head, bytes(one.data)) for one in unpack(value_of(heads, data))] == list(
+        zip(heads, map(bytes, data), strict=True)
+    )
+
+
+def test_more_rows_than_a_batch_has_are_too_many() -> None:
+    with pytest.raises(
+        PayloadTooLarge, match=r"the input `a` has 3 rows; at most 2 are taken in one request \(max_batch_size\)"
+    ):
+        checked_heads([TensorHead("a", "FP32", (3, 4))], SPECS[:1], 2)
+
+
+def test_wrong_heads_are_a_wrong_request() -> None:
+    with pytest.raises(BadRequest, match="the input `ids` is missing"):
+        checked_heads([TensorHead("x", "FP32", (1, 4))], SPECS, 2)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "says"),
+    [
+        ("FP32", (1, 4), bytes(15), r"`x` has 15 bytes; FP32 of shape \[1, 4\] takes 16"),
+        ("FP32", (1, 4), bytes(17), "`x` has 17 bytes"),
+        ("BYTES", (1, 2), pack([b"a"]), "ends after 1 elements; its shape says 2"),
+        ("BYTES", (1, 2), pack([b"a"] * 3), "5 bytes of binary data are left"),
+        ("BYTES", (1, 2), b"\xff\0\0\0a", "says that it has 255 bytes, and 1 are left"),
+    ],
+)
+def test_data_of_another_length_are_refused(datatype: str, shape: tuple[int, ...], data: bytes, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        value_of([TensorHead("x", datatype, shape)], [data])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "row", "size", "shape"),
+    [
+        ("FP32", (4,), 16, (1, 4)),
+        ("FP32", (4,), 48, (3, 4)),
+        ("UINT8", (-1,), 7, (1, 7)),
+        ("INT16", (2, -1, 3), 24, (1, 2, 2, 3)),
+        ("INT64", (), 16, (2,)),
+        ("BYTES", (), 5, (1,)),
+        ("BYTES", (-1,), 5, (1, 1)),
+    ],
+)
+def test_data_alone_are_as_many_rows_as_they_fill(
+    datatype: str, row: tuple[int, ...], size: int, shape: tuple[int, ...]
+) -> None:
+    assert head_of_raw(size, [TensorSpec("x", datatype, row)]) == TensorHead("x", datatype, shape)
+
+
+@pytest.mark.parametrize(
+    ("specs", "size", "says"),
+    [
+        ((), 4, "it is not known yet"),
+        (SPECS, 16, "which is for models with one input"),
+        (SPECS[:1], 17, "the body is 17 bytes of data alone"),
+        (SPECS[:1], 0, "the body is 0 bytes"),
+        ([TensorSpec("x", "UINT8", (-1, -1))], 4, "do not say which shape"),
+        ([TensorSpec("x", "BYTES", (2,))], 4, "do not say which shape"),
+        ([TensorSpec("x", "UINT8", (0,))], 4, "do not say which shape"),
+    ],
+)
+def test_data_alone_that_say_no_shape_are_refused(specs: tuple[TensorSpec, ...], size: int, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        head_of_raw(size, specs)

@@ -32,7 +32,7 @@ class InputParameters(msgspec.Struct, gc=False):
     shared_memory_region: msgspec.Raw = ABSENT
 
 
-class Input(msgspec.Struct, gc=False):
+class AskedInput(msgspec.Struct, gc=False):
     """Input of a request. Its shape and data are read once it is known what the model takes."""
 
     name: str
@@ -50,7 +50,7 @@ class OutputParameters(msgspec.Struct, gc=False):
     shared_memory_region: msgspec.Raw = ABSENT
 
 
-class Output(msgspec.Struct, gc=False):
+class AskedOutput(msgspec.Struct, gc=False):
     """Output that a request asks for."""
 
     name: str
@@ -69,7 +69,7 @@ def members_of(array: Any) -> list[Any]:
 
 
 _decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)
-_decode_outputs = msgspec.json.Decoder(array_of(Output) | None).decode
+_decode_outputs = msgspec.json.Decoder(array_of(AskedOutput) | None).decode
 _decode_figure = msgspec.json.Decoder(int | float | bool).decode
 
 
@@ -86,7 +86,7 @@ def refuse_shared_memory(parameters: InputParameters) -> None:
         raise BadRequest("shared memory is not served here; send the data of the input in the body")
 
 
-def shape_of(tensor: Input, place: int = 0) -> tuple[int, ...]:
+def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
     """Shape of an input, at its place among the inputs. Raises BadRequest where it is none or too long."""
     text = bytes(tensor.shape)
     if len(text) > _LONGEST_SHAPE:

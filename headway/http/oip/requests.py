@@ -19,7 +19,7 @@ from headway.http.inference.bodies import ABSENT, CheckValue, first_elements
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
-    Input,
+    AskedInput,
     cut,
     parameters_of,
     placed,
@@ -40,7 +40,7 @@ _MANY_COMMAS = 4 * MOST_INPUTS
 
 
 class _Inputs(msgspec.Struct, gc=False, array_like=True):
-    first: Input | msgspec.UnsetType = msgspec.UNSET
+    first: AskedInput | msgspec.UnsetType = msgspec.UNSET
     second: msgspec.Raw = ABSENT
 
 
@@ -151,7 +151,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     return read
 
 
-def _only_input(inputs: _Inputs) -> Input:
+def _only_input(inputs: _Inputs) -> AskedInput:
     tensor = inputs.first
     if isinstance(tensor, msgspec.UnsetType) or inputs.second is not ABSENT:
         raise wrong_number(0 if isinstance(tensor, msgspec.UnsetType) else 2)
@@ -160,7 +160,7 @@ def _only_input(inputs: _Inputs) -> Input:
     return tensor
 
 
-def _elements(tensor: Input, count: int, binary: memoryview | None) -> list[Element]:
+def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list[Element]:
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is None:
         if tensor.data is ABSENT:

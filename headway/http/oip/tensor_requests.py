@@ -21,7 +21,7 @@ from headway.http.inference.bodies import ABSENT, CheckValue
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
-    Input,
+    AskedInput,
     array_of,
     cut,
     members_of,
@@ -37,7 +37,7 @@ from headway.oip.parameters import NONE, Wishes
 
 
 class _Request(msgspec.Struct, gc=False):
-    inputs: array_of(Input)  # type: ignore[valid-type]
+    inputs: array_of(AskedInput)  # type: ignore[valid-type]
     id: str | None = None
     outputs: msgspec.Raw = ABSENT
     parameters: msgspec.Raw = ABSENT
@@ -100,7 +100,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
             wishes, parameters = parameters_of(asked.parameters, most_parameters, tiers)
             wanted = () if asked.outputs is ABSENT else wanted_outputs(asked.outputs, binary=wishes.binary)
             check_names([one.name for one in wanted], names_of(served.outputs))
-            inputs: list[Input] = members_of(asked.inputs)
+            inputs: list[AskedInput] = members_of(asked.inputs)
             given = [TensorHead(one.name, one.datatype, shape_of(one, place)) for place, one in enumerate(inputs)]
             heads = checked_heads(given, specs, most)
             value = value_of(heads, _data(inputs, heads, binary))
@@ -111,7 +111,9 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     return read
 
 
-def _data(inputs: Sequence[Input], heads: Sequence[TensorHead], binary: memoryview | None) -> list[bytes | memoryview]:
+def _data(
+    inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
+) -> list[bytes | memoryview]:
     """Data of each input in the binary form. Raises BadRequest."""
     found: list[bytes | memoryview] = []
     end = 0

@@ -140,6 +140,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
         credentials=credentials,
         certificates=plan.certificates,
         start_timeout=plan.start_timeout,
+        max_rows=plan.settings.max_batch_size,
         breaker=plan.breaker,
         pace=plan.pace,
     )

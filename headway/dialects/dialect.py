@@ -72,7 +72,7 @@ class Dialect(msgspec.Struct, frozen=True):
         """Encode a batch.
 
         Arguments:
-            inputs: texts.
+            inputs: texts, or tensors that differ in nothing but their rows, as the signature says.
             parameters: text of a JSON object for each input, or empty; with `shared_parameters` all mean the same.
 
         Raises:
@@ -81,7 +81,9 @@ class Dialect(msgspec.Struct, frozen=True):
         """
         raise NotImplementedError
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
         """Read one item for each of the inputs out of an answer, in their order. A bad output fails that input alone.
 
         Where the API tells the tokens of all inputs together, the first item has them.
@@ -90,11 +92,16 @@ class Dialect(msgspec.Struct, frozen=True):
             body: body of the answer.
             expected: number of inputs.
             json_bytes: bytes of the body that are JSON, where binary data follows; -1 where nothing says so.
+            rows: rows of each input, 0 for one without an axis of rows to its reader; empty: each is such a one.
 
         Raises:
             NoOutputs: the answer does not hold that many outputs, or not in a form that can be told apart.
         """
         raise NotImplementedError
+
+    def is_light(self, json_bytes: int) -> bool:
+        """Whether reading an answer takes about as long as copying it. `json_bytes`: see `decode`."""
+        return False
 
     def models(self, answer: bytes | bytearray) -> list[str]:
         """Read the names of the models that the API has out of its answer; empty where it holds none."""

@@ -1,34 +1,38 @@
 """Dialect `oip`: the Open Inference Protocol over HTTP, `POST /v2/models/NAME/infer`, with binary tensor data both ways.
 
-A body is a JSON object, as long as the field Inference-Header-Content-Length says, and the tensor's octets after it.
+A body is a JSON object, as long as the field Inference-Header-Content-Length says, and the data of each tensor after it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from headway.core.tensors import MOST_TENSORS, Tensor, TensorHead
 from headway.dialects import json_lists
 from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
-from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, binary_items, packed, sent_parameters
+from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, sent_parameters
 from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
-from headway.model import ItemResult, Value
+from headway.model import ItemResult, Value, ValueKind
 from headway.oip.metadata import Int64, TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT
 from headway.oip.tensors import BYTES
 
 _INFER = re.compile("(?P<model>.*/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?)/infer")
+_LIGHT = 1 << 20
+"""Bytes of JSON up to which an answer in binary form is light to read."""
 _NO_FIELDS: MappingProxyType[str, str] = MappingProxyType({})
 
 
 class OpenInferenceHttp(TensorDialect, frozen=True):
-    """Texts in; texts or lists of numbers out."""
+    """Texts or tensors in, and out."""
 
     path: ClassVar[str] = _INFER.pattern
 
@@ -67,35 +71,50 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         return self.knowing(said.inputs, said.outputs)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as the elements of one tensor."""
-        data, wished = packed(inputs), sent_parameters(parameters)
-        size = {"binary_data_size": len(data)}
+        """Encode the inputs as the elements of one tensor, or as the rows of the model's."""
+        sent, wished = self.sent(inputs), sent_parameters(parameters)
         head: dict[str, Any] = {
-            "inputs": [{"name": self.input, "shape": self.shape(len(inputs)), "datatype": BYTES, "parameters": size}]
+            "inputs": [
+                {
+                    "name": one.head.name,
+                    "shape": one.head.shape,
+                    "datatype": one.head.datatype,
+                    "parameters": {"binary_data_size": one.size},
+                }
+                for one in sent
+            ]
         }
-        if self.output:
-            head["outputs"] = [{"name": self.output, "parameters": {"binary_data": True}}]
+        if names := self.output_names:
+            head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in names]
         else:
             wished[BINARY_OUTPUT] = True
         if wished:
             head["parameters"] = wished
         text = msgspec.json.encode(head)
         fields = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(text))}
-        return RemoteCall(text + data, fields)
+        return RemoteCall(b"".join([text, *(piece for one in sent for piece in one.data)]), fields)
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
-        """Read the elements or rows of the output, one for each input."""
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
+        """Read the elements or rows of the outputs, those of each input."""
         if json_bytes < 0:
             raise NoOutputs("no binary data, which it was asked for")
         if json_bytes > len(body):
             raise NoOutputs(f"{len(body)} bytes, of which {json_bytes} are to be JSON")
         octets = memoryview(body)
-        tensor, used = _tensor_in(octets[:json_bytes])
-        self.check_output(tensor.name, tensor.datatype, tensor.shape, expected)
-        data, size = octets[json_bytes:], tensor.parameters.binary_data_size
-        if size != len(data):
-            raise NoOutputs(f"{len(data)} bytes of binary data, and it says {'nothing' if size is None else size}")
-        return with_tokens(binary_items(tensor.datatype, tensor.shape, data), used)
+        found, used = _tensors_in(octets[:json_bytes], several=self.signature.gives is ValueKind.TENSORS)
+        heads = [TensorHead(one.name, one.datatype, tuple(one.shape)) for one in found]
+        places = self.check_outputs(heads, expected, rows)
+        data = _binary_data(octets[json_bytes:], [one.parameters.binary_data_size for one in found])
+        tensors = [Tensor(heads[place], data[place]) for place in places]
+        return with_tokens(self.results(tensors, expected, rows), used)
+
+    def is_light(self, json_bytes: int) -> bool:
+        """Tensors of numbers are only copied."""
+        signature = self.signature
+        numbers = bool(self.outputs) and all(one.datatype != BYTES for one in self.outputs)
+        return signature.gives is ValueKind.TENSORS and numbers and 0 <= json_bytes <= _LIGHT
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -119,7 +138,7 @@ class _Tensor(msgspec.Struct, gc=False):
 
 
 class _Answer(msgspec.Struct, gc=False):
-    outputs: tuple[msgspec.Raw]
+    outputs: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(min_length=1, max_length=MOST_TENSORS)]
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -134,22 +153,35 @@ _decode_answer: Any = msgspec.json.Decoder(_Answer).decode
 _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
-def _tensor_in(text: memoryview) -> tuple[_Tensor, int]:
-    """The only output of an answer, and the tokens that its parameters tell, 0 for none."""
+def _tensors_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
+    """Outputs of an answer, of which there may be `several` or is one, and the tokens that its parameters tell, 0 for none."""
+    wrong = "no object with one member in its outputs"
     try:
         answer = _decode_answer(text)
-        [raw] = answer.outputs
+        if len(answer.outputs) > 1 and not several:
+            raise NoOutputs(wrong)
     except msgspec.ValidationError:
-        raise NoOutputs("no object with one member in its outputs") from None
+        raise NoOutputs(f"no object with 1 to {MOST_TENSORS} members in its outputs" if several else wrong) from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
     try:
-        found: _Tensor = _decode_tensor(raw)
+        found = [_decode_tensor(raw) for raw in answer.outputs]
     except msgspec.ValidationError:
         raise NoOutputs("an output that is no tensor") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is no JSON ({exc})") from None
     return found, _tokens_in(answer.parameters)
+
+
+def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memoryview]:
+    """Binary data of each output. Raises NoOutputs where they are others than the outputs say."""
+    if None in sizes:
+        raise NoOutputs(f"{len(octets)} bytes of binary data, and it says nothing of an output's")
+    known = [size for size in sizes if size is not None]
+    if min(known) < 0 or sum(known) != len(octets):
+        raise NoOutputs(f"{len(octets)} bytes of binary data, and it says {sum(known)}")
+    ends = list(accumulate(known))
+    return [octets[end - size : end] for size, end in zip(known, ends, strict=True)]
 
 
 def _tokens_in(parameters: msgspec.Raw) -> int:

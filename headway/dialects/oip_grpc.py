@@ -7,6 +7,7 @@ used of a message needs the packages of the extra `grpc`, so that they are impor
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -15,19 +16,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from headway.core.excerpt import excerpt
+from headway.core.tensors import MOST_TENSORS, Tensor, TensorHead, join_elements
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
-from headway.dialects.open_inference import (
-    MOST_DIMENSIONS,
-    TensorDialect,
-    binary_items,
-    element_items,
-    number_items,
-    packed,
-    sent_parameters,
-)
+from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
 from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
-from headway.model import ItemResult, Value
+from headway.model import ItemResult, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import TOKENS
 from headway.oip.tensors import BYTES
@@ -36,23 +30,23 @@ _PATH = re.compile("/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/?")
 _INT64, _UINT64 = 1 << 63, 1 << 64
 
 _CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
+    "BOOL": ("bool_contents", "B"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
 }
-"""Typed contents by the datatype of their numbers."""
+"""Typed contents by the datatype of their numbers, and the code of such numbers in an array."""
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
-    """Texts in; texts or lists of numbers out.
+    """Texts or tensors in, and out.
 
     Attributes:
         model: name of the remote model.
@@ -104,42 +98,53 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         return self.knowing(_tensors(said.inputs), _tensors(said.outputs))
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as the elements of one tensor."""
+        """Encode the inputs as the elements of one tensor, or as the rows of the model's."""
         asked = _kinds("ModelInfer")[0](model_name=self.model, model_version=self.version)
-        asked.inputs.add(name=self.input, datatype=BYTES, shape=self.shape(len(inputs)))
-        if self.output:
-            asked.outputs.add(name=self.output)
-        asked.raw_input_contents.append(packed(inputs))
+        for one in self.sent(inputs):
+            asked.inputs.add(name=one.head.name, datatype=one.head.datatype, shape=one.head.shape)
+            asked.raw_input_contents.append(b"".join(one.data))
+        for name in self.output_names:
+            asked.outputs.add(name=name)
         for name, raw in sent_parameters(parameters).items():
             member, value = _parameter(name, msgspec.json.decode(raw))
             setattr(asked.parameters[name], member, value)
         return RemoteCall(asked.SerializeToString(), {}, _method("ModelInfer"))
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
-        """Read the elements or rows of the output, one for each input, with the tokens that the answer's parameters tell."""
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
+        """Read the elements or rows of the outputs, those of each input, with the tokens that the answer's parameters tell."""
         try:
             answer = _kinds("ModelInfer")[1].FromString(bytes(body))
         except _decode_error():
             raise NoOutputs("something that is no message of ModelInfer") from None
         used = answer.parameters[TOKENS].int64_param if TOKENS in answer.parameters else 0
-        return with_tokens(self._items(answer, expected), used)
+        return with_tokens(self._items(answer, expected, rows), used)
 
-    def _items(self, answer: Any, expected: int) -> list[ItemResult]:
-        if len(answer.outputs) != 1:
-            raise NoOutputs(f"{len(answer.outputs)} tensors, expected one")
-        [tensor], raw = answer.outputs, answer.raw_output_contents
-        shape = tuple(tensor.shape[: MOST_DIMENSIONS + 1])
-        self.check_output(tensor.name, tensor.datatype, shape, expected)
-        if len(raw) > 1:
-            raise NoOutputs(f"{len(raw)} raw contents for one tensor")
-        if raw:
-            return binary_items(tensor.datatype, shape, memoryview(raw[0]))
-        if tensor.datatype == BYTES:
-            elements = tensor.contents.bytes_contents
+    def _items(self, answer: Any, expected: int, rows: Sequence[int]) -> list[ItemResult]:
+        outputs, raw = answer.outputs, answer.raw_output_contents
+        if self.signature.gives is ValueKind.TEXT and len(outputs) != 1:
+            raise NoOutputs(f"{len(outputs)} tensors, expected one")
+        if not 0 < len(outputs) <= MOST_TENSORS:
+            raise NoOutputs(f"{len(outputs)} tensors, expected 1 to {MOST_TENSORS}")
+        heads = [TensorHead(one.name, one.datatype, tuple(one.shape[: MOST_DIMENSIONS + 1])) for one in outputs]
+        places = self.check_outputs(heads, expected, rows)
+        if raw and len(raw) != len(outputs):
+            raise NoOutputs(
+                f"{len(raw)} raw contents for {'one tensor' if len(outputs) == 1 else f'{len(outputs)} tensors'}"
+            )
+        if not raw and self.signature.gives is ValueKind.TEXT:
+            elements = outputs[0].contents.bytes_contents
             if len(elements) != expected:
                 raise NoOutputs(f"{len(elements)} outputs for {expected} inputs")
             return element_items(elements)
-        return number_items(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, ""), ()), shape)
+        tensors = [
+            Tensor(
+                heads[place], memoryview(raw[place]) if raw else _typed(outputs[place].contents, heads[place].datatype)
+            )
+            for place in places
+        ]
+        return self.results(tensors, expected, rows)
 
 
 def _method(name: str) -> str:
@@ -167,6 +172,19 @@ def _packed_name(dialect: OpenInferenceGrpc) -> bytes:
 
 def _tensors(said: Any) -> list[TensorMetadata]:
     return [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in said]
+
+
+def _typed(contents: Any, datatype: str) -> bytes:
+    """Data of a tensor in typed contents, in the binary form; empty where they are of another datatype."""
+    if datatype == BYTES:
+        return join_elements(contents.bytes_contents)
+    if datatype not in _CONTENTS:  # FP16 and BF16 have no typed contents.
+        return b""
+    member, code = _CONTENTS[datatype]
+    try:
+        return array(code, getattr(contents, member)).tobytes()
+    except OverflowError:
+        raise NoOutputs(f"a number that is out of the range of {datatype}") from None
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:

@@ -1,25 +1,42 @@
-"""Parts of both dialects of the Open Inference Protocol, version 2: the model's tensors, and outputs out of a tensor.
+"""Parts of both dialects of the Open Inference Protocol, version 2: the model's tensors, and outputs out of an answer's.
 
-The inputs are the elements of one tensor of BYTES, in UTF-8. Outputs are
+    the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: its elements, in UTF-8
+                       any other tensors                       tensors: the rows of all entries, one after the other
+    the model gives    one tensor of BYTES, [-1] or [-1, 1]    texts, to a model that takes texts
+                       any other tensors                       tensors: to each entry the rows that are its own
 
-    BYTES            [n] or [n, 1]     an element for each input, a text in UTF-8
-    a number's type  [n, …]            a row for each input: the JSON text of a number, or of a list of numbers
+Numbers pass through as the bytes that they are.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
 
-from headway.core.excerpt import excerpt
+from headway.core.tensors import (
+    JSON,
+    MOST_AXES,
+    MOST_TENSORS,
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    count_of,
+    join_elements,
+    quoted,
+    shown_shape,
+    split_elements,
+    unpack,
+)
+from headway.core.tensors import pack as packed_tensors
 from headway.core.values import octets
 from headway.dialects import json_lists
 from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, raw_members
-from headway.model import ItemResult, Signature, Value, ValueKind
+from headway.model import WARM_UP, ItemResult, Octets, Signature, Tensors, TensorSpec, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
 from headway.oip.tensors import BYTES, INPUT, LENGTH_BYTES, OUTPUT, pack, split
@@ -27,50 +44,56 @@ from headway.oip.tensors import BYTES, INPUT, LENGTH_BYTES, OUTPUT, pack, split
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
 """Parameters that are not sent: those by which the server orders its requests, and the form of the answer."""
 
-NUMBERS = {
-    "BOOL": "?",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
-"""Datatypes of numbers that are read, with the format of each."""
-
-MOST_DIMENSIONS = 8
+MOST_DIMENSIONS = MOST_AXES
 """Most dimensions of an output."""
+_LARGEST_EXAMPLE = 16 << 20
+"""Bytes of one row beyond which no example is made of it."""
+
+
+class Sent(NamedTuple):
+    """Tensor of a request: its name, datatype and shape, and its data in pieces, which are views of the inputs."""
+
+    head: TensorHead
+    data: Sequence[bytes | memoryview]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return sum(map(len, self.data))
 
 
 class TensorDialect(Dialect, frozen=True):
     """Base of both dialects.
 
     Attributes:
-        input: name of the input.
+        input: name of the input of texts.
         column: whether its shape is [n, 1]; else [n].
-        output: name of the output; empty: whatever the only one is called.
-        datatype: datatype of the output.
+        output: name of the output of texts; empty: whatever the only one is called.
+        inputs: specifications of the inputs of a model that takes tensors; empty: it takes texts.
+        outputs: specifications of the outputs of a model that gives tensors; empty: not known, or it gives texts.
     """
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
     column: bool = False
     output: str = ""
-    datatype: str = BYTES
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
     @property
     def signature(self) -> Signature:
-        """Texts in; texts or JSON values out, as the output's datatype says."""
-        return Signature(gives=ValueKind.TEXT if self.datatype == BYTES else ValueKind.JSON)
+        """Texts in, or the tensors of the model's metadata; texts out, or its tensors."""
+        takes, gives = (ValueKind.TENSORS if there else ValueKind.TEXT for there in (self.inputs, self._gives_tensors))
+        return Signature(takes, gives, _example(self.inputs), inputs=self.inputs, outputs=self.outputs)
 
-    def shape(self, count: int) -> list[int]:
-        """Shape of an input of so many elements."""
-        return [count, 1] if self.column else [count]
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs to ask for; none: those that there are."""
+        return tuple(one.name for one in self.outputs) or ((self.output,) if self.output else ())
+
+    @property
+    def _gives_tensors(self) -> bool:
+        return bool(self.inputs or self.outputs)
 
     def knowing(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
         """Dialect that goes by the tensors of the model's metadata. Where it names none, nothing is known.
@@ -80,29 +103,79 @@ class TensorDialect(Dialect, frozen=True):
         """
         found: dict[str, Any] = {}
         if inputs:
-            found |= _known_input(inputs)
+            found |= _known_inputs(inputs)
         if outputs:
-            found |= _known_output(outputs)
+            found |= _known_outputs(outputs, takes_texts="inputs" not in found)
         return msgspec.structs.replace(self, **found)
 
-    def check_output(self, name: str, datatype: str, shape: Sequence[int], expected: int) -> None:
-        """Check what an answer says of its output.
+    def sent(self, inputs: Sequence[Value]) -> list[Sent]:
+        """Tensors of a request: those of all inputs, which differ in nothing but their rows."""
+        if not self.inputs:
+            shape = (len(inputs), 1) if self.column else (len(inputs),)
+            return [Sent(TensorHead(self.input, BYTES, shape), [packed(inputs)])]
+        each = [_named(value, self.inputs) for value in inputs if isinstance(value, Octets)]
+        whole: list[Sent] = []
+        for spec in self.inputs:
+            parts = [one[spec.name] for one in each]
+            rows = sum(part.head.shape[0] for part in parts)
+            head = TensorHead(spec.name, spec.datatype, (rows, *parts[0].head.shape[1:]))
+            whole.append(Sent(head, [part.data for part in parts]))
+        return whole
+
+    def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
+        """Check what an answer says of its outputs; returns the places of those that count, in order.
 
         Raises:
-            NoOutputs: it is another one, of another datatype, or not one row for each input.
+            NoOutputs: an output is missing, or another than the model gives, or has no row for each row of the inputs.
         """
-        if self.output and name != self.output:
+        if not self._gives_tensors:
+            self._check_texts(heads[0], expected)
+            return [0]
+        count = sum(one or 1 for one in rows) if rows else expected
+        places = [_place(heads, one.name) for one in self.outputs] or list(range(len(heads)))
+        for at, place in enumerate(places):
+            head = heads[place]
+            _check_shape(head.shape)
+            if head.shape[0] != count:
+                raise NoOutputs(_other_count(head.shape[0], count, expected))
+            if self.outputs:
+                _check_spec(head, self.outputs[at])
+            elif not _readable(head.datatype):
+                raise NoOutputs(f"an output of another datatype than {', '.join(one for one in SIZES if one != JSON)}")
+        return places
+
+    def results(self, tensors: Sequence[Tensor], expected: int, rows: Sequence[int]) -> list[ItemResult]:
+        """Items of an answer's outputs, which were checked.
+
+        Arguments:
+            tensors: the outputs that count.
+            expected: number of inputs.
+            rows: rows of each input, as `decode` takes them.
+
+        Raises:
+            NoOutputs: the data of an output are another number of elements than its shape says.
+        """
+        if not self._gives_tensors:
+            return element_items(_elements(memoryview(tensors[0].data), expected))
+        for one in tensors:
+            _check_size(one)
+        cuts = [_cut(one, rows or (0,) * expected) for one in tensors]
+        singles = [not one for one in rows] if rows else [True] * expected
+        return [
+            ItemResult(packed_tensors(parts, single=single))
+            for single, parts in zip(singles, zip(*cuts, strict=True), strict=True)
+        ]
+
+    def _check_texts(self, head: TensorHead, expected: int) -> None:
+        if self.output and head.name != self.output:
             raise NoOutputs("an output of another name than the model's metadata has")
-        if datatype != self.datatype:
-            raise NoOutputs(f"an output of another datatype than {self.datatype}")
-        if not 0 < len(shape) <= MOST_DIMENSIONS or any(size < 0 for size in shape):
-            raise NoOutputs("an output of a shape that cannot be")
-        if shape[0] != expected:
-            raise NoOutputs(f"{shape[0]} outputs for {expected} inputs")
-        if datatype == BYTES and list(shape) not in ([expected], [expected, 1]):
-            raise NoOutputs(f"an output of {len(shape)} dimensions, expected [n] or [n, 1]")
-        if expected and not math.prod(shape):
-            raise NoOutputs("an output with an empty dimension")
+        if head.datatype != BYTES:
+            raise NoOutputs(f"an output of another datatype than {BYTES}")
+        _check_shape(head.shape)
+        if head.shape[0] != expected:
+            raise NoOutputs(f"{head.shape[0]} outputs for {expected} inputs")
+        if head.shape not in ((expected,), (expected, 1)):
+            raise NoOutputs(f"an output of {len(head.shape)} dimensions, expected [n] or [n, 1]")
 
 
 def packed(inputs: Sequence[Value]) -> bytes:
@@ -116,37 +189,81 @@ def sent_parameters(parameters: Sequence[bytes]) -> dict[str, Any]:
     return {name: raw for name, raw in members.items() if name not in _NEVER}
 
 
-def binary_items(datatype: str, shape: Sequence[int], octets: memoryview) -> list[ItemResult]:
-    """Items of an output in the binary form, whose shape was checked.
-
-    Raises:
-        NoOutputs: the octets are another number of elements than the shape says.
-    """
-    if datatype == BYTES:
-        return element_items(_elements(octets, shape[0]))
-    code = NUMBERS[datatype]
-    size = math.prod(shape) * struct.calcsize(f"<{code}")
-    if len(octets) != size:
-        raise NoOutputs(f"{len(octets)} bytes of numbers, and its shape says another number")
-    row = struct.Struct(f"<{math.prod(shape[1:])}{code}")
-    return [_row_item(numbers, shape[1:]) for numbers in row.iter_unpack(octets)]
-
-
 def element_items(elements: Iterable[bytes]) -> list[ItemResult]:
-    """Items of elements of BYTES."""
+    """Items of elements of BYTES, which are texts."""
     return [_text_item(element) for element in elements]
 
 
-def number_items(numbers: Sequence[Any], shape: Sequence[int]) -> list[ItemResult]:
-    """Items of the numbers of an output in a row, whose shape was checked.
+def _named(value: Octets, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    """Tensors of an input by the names of the specifications: a model with one input takes it under any name."""
+    found = unpack(value)
+    return {specs[0].name: found[0]} if len(specs) == 1 else {one.head.name: one for one in found}
 
-    Raises:
-        NoOutputs: there are more or fewer than the shape says.
-    """
-    width = math.prod(shape[1:])
-    if len(numbers) != shape[0] * width:
-        raise NoOutputs(f"{len(numbers)} numbers, and its shape says another number")
-    return [_row_item(numbers[begin : begin + width], shape[1:]) for begin in range(0, len(numbers), width)]
+
+def _place(heads: Sequence[TensorHead], name: str) -> int:
+    places = [place for place, head in enumerate(heads) if head.name == name]
+    if len(places) > 1:
+        raise NoOutputs("an output twice")
+    if not places:
+        raise NoOutputs(
+            "an output of another name than the model's metadata has"
+            if len(heads) == 1
+            else f"no output {quoted(name)}, which the model's metadata has"
+        )
+    return places[0]
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if not 0 < len(shape) <= MOST_DIMENSIONS or any(size < 0 for size in shape):
+        raise NoOutputs("an output of a shape that cannot be")
+
+
+def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
+    if head.datatype != spec.datatype:
+        raise NoOutputs(f"an output of another datatype than {spec.datatype}")
+    row = head.shape[1:]
+    if len(row) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, row, strict=True)):
+        raise NoOutputs(
+            f"an output of shape {shown_shape(head.shape)}, and the model's metadata says {shown_shape((-1, *spec.shape))}"
+        )
+
+
+def _other_count(got: int, count: int, expected: int) -> str:
+    return f"{got} outputs for {expected} inputs" if count == expected else f"{got} rows for {count} rows"
+
+
+def _check_size(tensor: Tensor) -> None:
+    head, size = tensor.head, len(tensor.data)
+    if head.datatype != BYTES and size != SIZES[head.datatype] * count_of(head.shape):
+        raise NoOutputs(f"{size} bytes of numbers, and its shape says another number")
+
+
+def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """Parts of a tensor, with so many rows each; 0 stands for one."""
+    head, data = tensor.head, memoryview(tensor.data)
+    row = count_of(head.shape[1:])
+    ends = [one or 1 for one in rows]
+    if head.datatype != BYTES:
+        step, parts, at = SIZES[head.datatype] * row, [], 0
+        for count in ends:
+            parts.append(Tensor(_with_rows(head, count), data[at : at + count * step]))
+            at += count * step
+        return parts
+    try:
+        elements = split_elements(data)
+    except NoTensors:
+        raise NoOutputs("binary data that ends within an output") from None
+    if len(elements) != count_of(head.shape):
+        raise NoOutputs(f"{len(elements)} elements, and its shape says another number")
+    parts, at = [], 0
+    for count in ends:
+        parts.append(Tensor(_with_rows(head, count), join_elements(elements[at : at + count * row])))
+        at += count * row
+    return parts
+
+
+def _with_rows(head: TensorHead, rows: int) -> TensorHead:
+    return TensorHead(head.name, head.datatype, (rows, *head.shape[1:]))
 
 
 def _elements(octets: memoryview, count: int) -> list[bytes]:
@@ -167,52 +284,70 @@ def _text_item(element: bytes) -> ItemResult:
         return json_lists.fault("octets that are no UTF-8", "a text")
 
 
-def _row_item(numbers: Sequence[Any], shape: Sequence[int]) -> ItemResult:
-    if not all(map(math.isfinite, numbers)):
-        return json_lists.fault("a number that is not finite", "numbers that JSON has")
-    value: Any = list(numbers)
-    for size in shape[:0:-1]:
-        value = [value[begin : begin + size] for begin in range(0, len(value), size)]
-    return ItemResult(msgspec.json.encode(value if shape else value[0]))
+@lru_cache(maxsize=16)
+def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
+    """One row of zeros of each input; None where an axis is free, as a model may take no row of just any size."""
+    if not specs or any(size < 0 for one in specs for size in one.shape):
+        return None
+    if sum(count_of(one.shape) * (SIZES[one.datatype] or len(WARM_UP)) for one in specs) > _LARGEST_EXAMPLE:
+        return None
+    return packed_tensors([_zeros(one) for one in specs])
 
 
-def _known_input(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
-    if len(inputs) > 1:
-        raise BadMetadata(f"the remote model takes {len(inputs)} inputs ({_names(inputs)}). {_ONE_INPUT}")
-    [tensor] = inputs
-    if tensor.datatype != BYTES:
+def _zeros(spec: TensorSpec) -> Tensor:
+    count, size = count_of(spec.shape), SIZES[spec.datatype]
+    data = bytes(count * size) if size else join_elements([WARM_UP.encode()] * count)
+    return Tensor(TensorHead(spec.name, spec.datatype, (1, *spec.shape)), data)
+
+
+def _readable(datatype: str) -> bool:
+    return datatype in SIZES and datatype != JSON
+
+
+def _known_inputs(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
+    first = inputs[0]
+    if len(inputs) == 1 and first.datatype == BYTES and first.shape and first.shape[0] < 0 and _is_column(first.shape):
+        return {"input": first.name, "column": len(first.shape) == 2}
+    if len(inputs) > MOST_TENSORS:
+        raise BadMetadata(f"the remote model takes {len(inputs)} inputs; at most {MOST_TENSORS} can be sent.")
+    for tensor in inputs:
+        if not _readable(tensor.datatype):
+            raise BadMetadata(
+                f"the input {quoted(tensor.name)} of the remote model has the datatype {quoted(tensor.datatype)}, which cannot be "
+                f"sent. Serve it there with one of {', '.join(one for one in SIZES if one != JSON)}."
+            )
+        if not 0 < len(tensor.shape) <= MOST_AXES or tensor.shape[0] >= 0 or math.prod(tensor.shape[1:]) >= 1 << 40:
+            raise BadMetadata(
+                f"the input {quoted(tensor.name)} of the remote model has the shape {shown_shape(tensor.shape)}, "
+                "which has no place for a batch. Serve it there with -1 as its first axis."
+            )
+    return {"inputs": _specs(inputs)}
+
+
+def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> dict[str, Any]:
+    readable = [one for one in outputs if _readable(one.datatype)]
+    if not readable:
         raise BadMetadata(
-            f"the input {_quoted(tensor.name)} of the remote model has the datatype {_quoted(tensor.datatype)}. "
-            f"{_ONE_INPUT}"
+            f"the remote model gives {len(outputs)} outputs ({_names(outputs)}), of which none can be read. Serve it there with "
+            f"one of {', '.join(one for one in SIZES if one != JSON)}."
         )
-    shape = tensor.shape
-    if not (len(shape) in (1, 2) and shape[0] < 0 and (len(shape) == 1 or shape[1] in (-1, 1))):
-        raise BadMetadata(
-            f"the input {_quoted(tensor.name)} of the remote model has the shape {list(shape[:MOST_DIMENSIONS])}, "
-            "which has no place for a batch of texts. Serve it there with the shape [-1] or [-1, 1]."
-        )
-    return {"input": tensor.name, "column": len(shape) == 2}
-
-
-def _known_output(outputs: Sequence[TensorMetadata]) -> dict[str, Any]:
-    readable = [one for one in outputs if one.datatype == BYTES or one.datatype in NUMBERS]
     named = [one for one in readable if one.name == OUTPUT]
-    if len(readable) != 1 and len(named) != 1:
-        raise BadMetadata(
-            f"the remote model gives {len(outputs)} outputs ({_names(outputs)}), of which {len(readable)} can be "
-            f"read, and one is needed. Serve it there with one output of {BYTES} or numbers, or call one of them {OUTPUT}."
-        )
-    tensor = (readable if len(readable) == 1 else named)[0]
-    return {"output": tensor.name, "datatype": tensor.datatype}
+    if takes_texts and len(named) == 1:
+        readable = named
+    if takes_texts and len(readable) == 1 and readable[0].datatype == BYTES and _is_column(readable[0].shape):
+        return {"output": readable[0].name}
+    return {"outputs": _specs(readable[:MOST_TENSORS])}
 
 
-_ONE_INPUT = f"Serve it there with one input, of {BYTES}, or call it from a target in Python."
+def _is_column(shape: Sequence[int]) -> bool:
+    """Whether a tensor of this shape has one element for each input."""
+    return len(shape) < 2 or (len(shape) == 2 and shape[1] in (-1, 1))
+
+
+def _specs(tensors: Sequence[TensorMetadata]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(one.name, one.datatype, tuple(max(size, -1) for size in one.shape[1:])) for one in tensors)
 
 
 def _names(tensors: Sequence[TensorMetadata]) -> str:
-    more = ", …" if len(tensors) > MOST_DIMENSIONS else ""
-    return ", ".join(_quoted(one.name) for one in tensors[:MOST_DIMENSIONS]) + more
-
-
-def _quoted(name: str) -> str:
-    return f"`{excerpt(name)}`"
+    more = ", …" if len(tensors) > 8 else ""
+    return ", ".join(quoted(one.name) for one in tensors[:8]) + more

@@ -103,7 +103,9 @@ class Completions(NamedModel, frozen=True):
         """Encode the inputs as prompts of one request."""
         return _request({"model": self.model, "prompt": inputs}, parameters, _NO_COMPLETION)
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
         """Read the choices, one for each prompt."""
         return _items(body, "choices", _decode_choices, expected, _choice)
 
@@ -124,7 +126,9 @@ class Embeddings(NamedModel, frozen=True):
         own = {"model": self.model, "input": inputs, "encoding_format": "float"}
         return _request(own, parameters, _NO_EMBEDDING)
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
         """Read the embeddings, one for each text."""
         return _items(body, "data", _decode_data, expected, _embedding)
 

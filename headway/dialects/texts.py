@@ -41,7 +41,9 @@ class TextList(Dialect, frozen=True):
         """Encode the inputs as a list."""
         return RemoteCall(msgspec.json.encode(inputs))
 
-    def decode(self, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+    def decode(
+        self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+    ) -> list[ItemResult]:
         """Read a list of texts."""
         return read(body, expected)
 

@@ -54,11 +54,13 @@ def answer(outputs: Sequence[Any], raw: Sequence[bytes] | None = None, contents:
     return bytes(said.SerializeToString())
 
 
-def metadata(datatype: str = "BYTES", shape: Sequence[int] = (-1,), output: str = "OUTPUT") -> bytes:
-    """Metadata of a model with one input and one output of this datatype."""
+def metadata(
+    datatype: str = "BYTES", shape: Sequence[int] = (-1,), output: str = "OUTPUT", row: Sequence[int] = ()
+) -> bytes:
+    """Metadata of a model with one input of texts, and one output of this datatype, with rows of this shape where they have one."""
     said = _METADATA(name="m")
     said.inputs.add(name="text", datatype="BYTES", shape=shape)
-    said.outputs.add(name=output, datatype=datatype, shape=shape)
+    said.outputs.add(name=output, datatype=datatype, shape=[-1, *row] if row else shape)
     return bytes(said.SerializeToString())
 
 

@@ -20,6 +20,7 @@ from headway.backends.remote.credentials import Credentials
 from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
+from headway.core.values import as_json
 from headway.dialects import NoOutputs, reach
 from headway.errors import (
     BackendError,
@@ -30,7 +31,7 @@ from headway.errors import (
     RemoteRefused,
     TargetError,
 )
-from headway.model import ItemResult, ValueKind
+from headway.model import ItemResult, TensorSpec, ValueKind
 from tests.backends import grpc_remote
 from tests.backends.entries import batch
 from tests.backends.grpc_remote import GOAWAY, RST_STREAM, Handler, answer, frame, served_frames, served_grpc, texts_of
@@ -320,20 +321,20 @@ async def test_the_models_tensors_are_those_of_its_metadata() -> None:
     assert (asked.inputs[0].name, list(asked.inputs[0].shape), asked.outputs[0].name) == ("text", [2, 1], "up")
 
 
-def test_rows_of_numbers_are_json_values_raw_or_typed() -> None:
-    rows = [[1.0, -2.5], [0.5, 1e30]]
-    numbers = [number for row in rows for number in row]
+def test_rows_of_numbers_are_tensors_raw_or_typed() -> None:
+    numbers = [1.0, -2.5, 0.5, 1e30]
     raw = answer([], raw=[struct.pack("<4d", *numbers)], datatype="FP64", shape=[2, 2])
     typed = answer([], contents={"fp64_contents": numbers}, datatype="FP64", shape=[2, 2])
-    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64"))
+    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64", row=[-1]))
     for said in (raw, typed):
-        assert dialect.decode(said, 2) == [ItemResult(b"[1.0,-2.5]"), ItemResult(b"[0.5,1e30]")]
-    assert dialect.signature.gives is ValueKind.JSON
+        assert [as_json(item.output or "") for item in dialect.decode(said, 2)] == [b"[1.0,-2.5]", b"[0.5,1e30]"]
+    assert dialect.signature.gives is ValueKind.TENSORS
+    assert dialect.signature.outputs == (TensorSpec("OUTPUT", "FP64", (-1,)),)
 
 
 def test_numbers_of_a_shape_that_cannot_be_are_refused() -> None:
-    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64"))
-    for shape in ([2, 2**40], [2, 2**62, 2**62], [2, 3], [2, 0]):
+    dialect = reach("grpc://h:1/m").dialect.learn(grpc_remote.metadata("FP64", row=[-1]))
+    for shape in ([2, 2**40], [2, 2**62, 2**62], [2, 3], [2, 0], [2], [-2, 2]):
         with pytest.raises(NoOutputs):
             dialect.decode(answer([], raw=[b"\0" * 32], datatype="FP64", shape=shape), 2)
 

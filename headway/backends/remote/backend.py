@@ -1,6 +1,7 @@
 """A remote API that takes a batch: one call per batch, in one of the dialects (`headway.dialects`).
 
-Where parameters are those of a whole request, inputs with different ones go in requests of their own, a few at a time.
+Where parameters are those of a whole request, inputs with different ones go in requests of their own, a few at a time. So do
+tensors whose rows are of another shape, and rows beyond the largest batch.
 
 All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What the API asks
 for is kept by all slots, as they share the breaker. A batch of which nothing was sent, as no connection came about, has
@@ -25,13 +26,14 @@ from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.advice import OF_FORM, advice
 from headway.backends.remote.credentials import Credentials
+from headway.backends.remote.grouping import Group, grouped, rows_of_each
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
 from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
 from headway.core.token_shares import shares
-from headway.core.values import octets
+from headway.core.values import octets, shown
 from headway.dialects import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (
     BackendError,
@@ -43,7 +45,7 @@ from headway.errors import (
     RemoteRefused,
     TargetError,
 )
-from headway.model import Entry, ItemResult, Signature, TokenCount, Value, ValueKind
+from headway.model import Entry, ItemResult, Signature, TokenCount, Value
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import OUTGOING, RUN
@@ -54,6 +56,7 @@ MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 METADATA_TIMEOUT = 10.0
 """Most seconds for what the API says of its model, its tries included."""
+_NO_ITEM = ItemResult(None)
 _MAX_SHOWN = 200
 _MODELS_TIMEOUT = 2.0
 """Most seconds for the list of the API's models, after a start that failed."""
@@ -123,6 +126,7 @@ class RemoteBackend(ABC):
         certificates: certificates of the connections; None: the system's authorities are trusted, and none is shown.
         start_timeout: seconds for the warm-up request, its tries included.
         max_tries: most tries for one request.
+        max_rows: most rows of tensors in one request, unless one entry has more by itself; 0 for no bound.
         breaker: keeps the rest that the API asks for, and since when it is away; slots of one API share it. None: one of its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
@@ -142,6 +146,7 @@ class RemoteBackend(ABC):
         certificates: RemoteCertificates | None = None,
         start_timeout: float,
         max_tries: int = 3,
+        max_rows: int = 0,
         breaker: Breaker | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
@@ -150,7 +155,7 @@ class RemoteBackend(ABC):
         self._spec, self._remote = spec, remote
         self._dialect = self._remote.dialect
         self._credentials, self._certificates = credentials or Credentials(), certificates
-        self._start_timeout, self._max_tries = start_timeout, max_tries
+        self._start_timeout, self._max_tries, self._max_rows = start_timeout, max_tries, max_rows
         self._breaker, self._clock = breaker or Breaker(1, 0.0), clock
         self._rng, self._pace = rng, pace or CallPace(0.0)
         self._failed: Tried | None = None
@@ -212,7 +217,7 @@ class RemoteBackend(ABC):
             passed = True
         except BackendError as exc:
             raise TargetError(
-                f"target {self._spec}: the warm-up batch {[self.signature.warm_up_input]} failed: {exc}."
+                f"target {self._spec}: the warm-up batch [{_shown(self.signature.warm_up_input)}] failed: {exc}."
                 f"{await self._other_models(exc)} {self._advice(exc)}"
             ) from None
         finally:
@@ -230,11 +235,10 @@ class RemoteBackend(ABC):
             BadOutput: the answer is none of as many outputs.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
-        takes = self.signature.takes
-        wrong = "a remote API takes text only" if takes is ValueKind.TEXT else "the remote API takes octets, in base64"
-        items = [ItemResult(None, wrong, True)] * len(entries)
-        for places, found in await self._run_groups(entries, self._groups(entries), timeout):
-            for place, item in zip(places, found, strict=True):
+        groups, wrong = grouped(entries, self._dialect, self._max_rows)
+        items = [wrong.get(place, _NO_ITEM) for place in range(len(entries))]
+        for group, found in await self._run_groups(groups, timeout):
+            for place, item in zip(group.places, found, strict=True):
                 items[place] = item
         return items
 
@@ -294,30 +298,15 @@ class RemoteBackend(ABC):
         more = ", …" if len(names) > _MODELS_SHOWN else ""
         return f" It has no model `{excerpt(model)}`; it says that it has {told}{more}."
 
-    def _groups(self, entries: Sequence[Entry]) -> list[list[int]]:
-        """Places of the entries whose values can be sent, those together that go in one request."""
-        groups: dict[bytes, list[int]] = {}
-        for place, entry in enumerate(entries):
-            if isinstance(entry.input, str) or self.signature.takes is ValueKind.JSON:
-                groups.setdefault(entry.parameters if self._dialect.shared_parameters else b"", []).append(place)
-        return list(groups.values())
-
-    async def _run_groups(
-        self, entries: Sequence[Entry], groups: list[list[int]], timeout: float
-    ) -> list[tuple[list[int], list[ItemResult]]]:
+    async def _run_groups(self, groups: list[Group], timeout: float) -> list[tuple[Group, list[ItemResult]]]:
         """Items of each group. A lone input that the API turns down fails alone, if there are other groups."""
-        calls = [
-            self._ask(
-                [entries[place].input for place in places], [entries[place].parameters for place in places], timeout
-            )
-            for places in groups
-        ]
+        calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
         found: list[list[ItemResult]] = []
         failed: list[BackendError] = []
-        for places, came in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            if isinstance(came, RemoteRefused) and len(places) == 1:
+        for group, came in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(came, RemoteRefused) and len(group.places) == 1:
                 found.append([ItemResult(None, came.shown)])
             elif isinstance(came, BackendError):
                 failed.append(came)
@@ -347,7 +336,7 @@ class RemoteBackend(ABC):
             self._breaker.lost(self._clock())
             raise
         try:
-            items = await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes)
+            items = await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes, rows_of_each(inputs))
         except NoOutputs as exc:
             self._note(f"answered {exc}", answer.body)
             raise self._error(BadOutput, f"answered {exc}") from None
@@ -422,6 +411,10 @@ class RemoteBackend(ABC):
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
         """Error that names the API to operators. Clients do not learn where it is."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
+
+
+def _shown(value: Value | None) -> str:
+    return repr(value) if isinstance(value, str) or value is None else shown(value)
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:

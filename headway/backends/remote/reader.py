@@ -1,6 +1,6 @@
 """Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
 
-    python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES < BODY
+    python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
 DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
 
@@ -14,13 +14,13 @@ import asyncio
 import contextlib
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
 import msgspec
 
 from headway.dialects import DIALECTS, Dialect, NoOutputs
-from headway.model import MOST_OUTPUT, ItemResult, TokenCount
+from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
 APART_FROM = 4 << 20
 """Bytes from which an answer is worth a process. Decoding fewer takes some milliseconds at most."""
@@ -32,7 +32,9 @@ _decode_word: Any = msgspec.msgpack.Decoder(str).decode
 _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool, bool, TokenCount | None]).decode
 
 
-async def read(dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1) -> list[ItemResult]:
+async def read(
+    dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
+) -> list[ItemResult]:
     """Read one item for each of the `expected` inputs, as the dialect finds them; a large answer in a process of its own.
 
     Arguments:
@@ -40,27 +42,28 @@ async def read(dialect: Dialect, body: bytes | bytearray, expected: int, json_by
         body: body of the answer.
         expected: number of inputs.
         json_bytes: bytes of it that are JSON, where binary data follows; -1 where nothing says so.
+        rows: rows of each input, as `Dialect.decode` takes them.
 
     Raises:
         NoOutputs: the answer holds another number of outputs.
     """
-    if len(body) < APART_FROM:
-        return _decoded(dialect, body, expected, json_bytes)
+    if len(body) < APART_FROM or dialect.is_light(json_bytes):
+        return _decoded(dialect, body, expected, json_bytes, rows)
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), str(expected), str(json_bytes)),
+            *(sys.executable, "-P", "-m", __name__, *_as_arguments(dialect), *map(str, (expected, json_bytes, *rows))),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:  # Short of processes, the answer still counts for more than the time.
-        return _decoded(dialect, body, expected, json_bytes)
+        return _decoded(dialect, body, expected, json_bytes, rows)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
         await _send(sink, body)
         if word := _decode_word(await _piece(source)):
             raise NoOutputs(word)
-        return [ItemResult(*_decode_item(await _piece(source))) for _ in range(expected)]
+        return [_item(await _piece(source)) for _ in range(expected)]
     except (asyncio.IncompleteReadError, ConnectionError):
         raise NoOutputs("something that could not be read") from None
     finally:
@@ -81,8 +84,15 @@ async def _piece(pipe: asyncio.StreamReader) -> bytes:
     return await pipe.readexactly(length)
 
 
-def _decoded(dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int) -> list[ItemResult]:
-    return [_bounded(item) for item in dialect.decode(body, expected, json_bytes)]
+def _item(piece: bytes) -> ItemResult:
+    output, *rest = _decode_item(piece)
+    return ItemResult(Tensors(output[0]) if isinstance(output, list) else output, *rest)
+
+
+def _decoded(
+    dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int, rows: Sequence[int]
+) -> list[ItemResult]:
+    return [_bounded(item) for item in dialect.decode(body, expected, json_bytes, rows)]
 
 
 def _bounded(item: ItemResult) -> ItemResult:
@@ -103,10 +113,10 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
     """Pieces that the process writes for a body."""
-    name, fields, expected, json_bytes = arguments
+    name, fields, expected, json_bytes, *rows = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:
-        items = _decoded(dialect, body, int(expected), int(json_bytes))
+        items = _decoded(dialect, body, int(expected), int(json_bytes), [*map(int, rows)])
     except NoOutputs as exc:
         yield _encode(str(exc))
         return

@@ -1,0 +1,100 @@
+"""Groups of a batch's entries: those that go to a remote API in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from headway.core.tensor_json import tensors_of
+from headway.core.tensors import NoTensors, check_heads, header_of, rows_of
+from headway.dialects import Dialect
+from headway.model import Entry, ItemResult, Signature, Tensors, Value, ValueKind
+
+
+class Group(NamedTuple):
+    """Entries that go in one request.
+
+    Attributes:
+        places: their places in the batch.
+        inputs: their inputs, as the dialect takes them.
+        parameters: their parameters.
+    """
+
+    places: list[int]
+    inputs: list[Value]
+    parameters: list[bytes]
+
+
+def grouped(
+    entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
+) -> tuple[list[Group], dict[int, ItemResult]]:
+    """Group a batch: by parameters where those are of a whole request, and by the shape of a row, in parts of so many rows.
+
+    Arguments:
+        entries: the batch.
+        dialect: dialect of the API.
+        most_rows: most rows of one request, unless one entry has more by itself; 0 for no bound.
+
+    Returns:
+        The groups, and the items of the entries whose inputs cannot be sent, by place.
+    """
+    signature = dialect.signature
+    of_form: dict[Hashable, list[Group]] = {}
+    rows: dict[Hashable, int] = {}
+    wrong: dict[int, ItemResult] = {}
+    for place, entry in enumerate(entries):
+        try:
+            value = _taken(entry.input, signature)
+        except _NotTaken as exc:
+            wrong[place] = exc.item
+            continue
+        key = (entry.parameters if dialect.shared_parameters else b"", _form_of(value, signature))
+        count = rows_of(value)
+        groups = of_form.setdefault(key, [])
+        if not groups or (most_rows and rows[key] + count > most_rows):
+            groups.append(Group([], [], []))
+            rows[key] = 0
+        rows[key] += count
+        group = groups[-1]
+        group.places.append(place)
+        group.inputs.append(value)
+        group.parameters.append(entry.parameters)
+    return [group for groups in of_form.values() for group in groups], wrong
+
+
+def rows_of_each(inputs: Sequence[Value]) -> list[int]:
+    """Rows of each input, as `Dialect.decode` takes them; none where the inputs are no tensors."""
+    headers = [header_of(one) for one in inputs if isinstance(one, Tensors)]
+    return [0 if one.single else one.rows for one in headers]
+
+
+class _NotTaken(Exception):
+    """An input cannot be sent."""
+
+    def __init__(self, item: ItemResult) -> None:
+        super().__init__(item.error)
+        self.item = item
+
+
+def _taken(value: Value, signature: Signature) -> Value:
+    """Input as the dialect takes it. Raises _NotTaken."""
+    if signature.takes is ValueKind.TENSORS:
+        try:
+            found = tensors_of(value, signature.inputs)
+            check_heads(header_of(found).heads, signature.inputs)
+        except NoTensors as exc:
+            raise _NotTaken(ItemResult(None, str(exc))) from None
+        return found
+    if isinstance(value, str) or signature.takes is ValueKind.JSON:
+        return value
+    what = "text" if signature.takes is ValueKind.TEXT else "octets, in base64"
+    raise _NotTaken(ItemResult(None, f"the remote API takes {what}", True))
+
+
+def _form_of(value: Value, signature: Signature) -> Hashable:
+    """What inputs have in common that go in one request."""
+    if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
+        return ()
+    heads = header_of(value).heads
+    named = len(signature.inputs) > 1  # Else the name may be any.
+    return tuple(sorted((one.name if named else "", one.shape[1:]) for one in heads))

@@ -26,7 +26,7 @@ from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.advice import OF_FORM, advice
 from headway.backends.remote.credentials import Credentials
-from headway.backends.remote.grouping import Group, grouped, rows_of_each
+from headway.backends.remote.grouping import RequestGroup, grouped, rows_of_each
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
@@ -298,7 +298,9 @@ class RemoteBackend(ABC):
         more = ", …" if len(names) > _MODELS_SHOWN else ""
         return f" It has no model `{excerpt(model)}`; it says that it has {told}{more}."
 
-    async def _run_groups(self, groups: list[Group], timeout: float) -> list[tuple[Group, list[ItemResult]]]:
+    async def _run_groups(
+        self, groups: list[RequestGroup], timeout: float
+    ) -> list[tuple[RequestGroup, list[ItemResult]]]:
         """Items of each group. A lone input that the API turns down fails alone, if there are other groups."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:

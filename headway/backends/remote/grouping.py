@@ -11,7 +11,7 @@ from headway.dialects import Dialect
 from headway.model import Entry, ItemResult, Signature, Tensors, Value, ValueKind
 
 
-class Group(NamedTuple):
+class RequestGroup(NamedTuple):
     """Entries that go in one request.
 
     Attributes:
@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
-) -> tuple[list[Group], dict[int, ItemResult]]:
+) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
     """Group a batch: by parameters where those are of a whole request, and by the shape of a row, in parts of so many rows.
 
     Arguments:
@@ -39,7 +39,7 @@ def grouped(
         The groups, and the items of the entries whose inputs cannot be sent, by place.
     """
     signature = dialect.signature
-    of_form: dict[Hashable, list[Group]] = {}
+    of_form: dict[Hashable, list[RequestGroup]] = {}
     rows: dict[Hashable, int] = {}
     wrong: dict[int, ItemResult] = {}
     for place, entry in enumerate(entries):
@@ -52,7 +52,7 @@ def grouped(
         count = rows_of(value)
         groups = of_form.setdefault(key, [])
         if not groups or (most_rows and rows[key] + count > most_rows):
-            groups.append(Group([], [], []))
+            groups.append(RequestGroup([], [], []))
             rows[key] = 0
         rows[key] += count
         group = groups[-1]
@@ -92,7 +92,7 @@ def _taken(value: Value, signature: Signature) -> Value:
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """What inputs have in common that go in one request."""
+    """Shapes of rows that inputs have in common which go in one request."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads

@@ -21,7 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from headway.model import Octets, Value
+from headway.core.tensors import BYTES, Tensor, count_of, header_of, join_elements, pack, split_elements, unpack
+from headway.model import Octets, Tensors, Value
 
 Form = Literal["NFC", "NFKC"]
 """Form of normalisation."""
@@ -144,10 +145,12 @@ class Screen:
         """Value as the model gets it, and the name of the rule that refuses it; empty where none does.
 
         Of a JSON value each text is looked at, decoded, names of members among them, also of those that another of the same
-        name hides. Octets are looked at if they are UTF-8.
+        name hides. Octets are looked at if they are UTF-8, and so is each element of tensors of BYTES; numbers are let be.
         """
         if isinstance(value, str):
             return self.text(value, noted)
+        if isinstance(value, Tensors):
+            return self._tensors(value, noted)
         return self._json(value, noted) if isinstance(value, bytes) else self._octets(value, noted)
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
@@ -176,6 +179,24 @@ class Screen:
         changed, refusing = self.text(text, noted)
         return (value if changed == text else Octets(changed.encode())), refusing
 
+    def _tensors(self, value: Tensors, noted: Noted) -> tuple[Tensors, str]:
+        if not has_texts(value):
+            return value, ""
+        found = unpack(value)
+        count = sum(count_of(one.head.shape) for one in found if one.head.datatype == BYTES)
+        if count > MOST_TEXTS and _refused(TOO_MANY, not self._enforced, noted):
+            return value, TOO_MANY
+        changed = []
+        for one in found:
+            elements = []
+            for element in split_elements(one.data) if one.head.datatype == BYTES else ():
+                screened, refusing = self._octets(Octets(element), noted)
+                if refusing:
+                    return value, refusing
+                elements.append(screened.content)
+            changed.append(Tensor(one.head, join_elements(elements)) if elements else one)
+        return pack(changed, single=header_of(value).single), ""
+
     def _json(self, value: bytes, noted: Noted) -> tuple[bytes, str]:
         strings = set(_STRING.findall(value))
         if len(strings) > MOST_TEXTS and _refused(TOO_MANY, not self._enforced, noted):
@@ -194,12 +215,29 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value once."""
+    """Texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value or in tensors once."""
     if isinstance(value, str):
         return [value]
+    if isinstance(value, Tensors):
+        return _texts_of_tensors(value)
     if isinstance(value, Octets):
         return [found] if (found := text_of(value)) else []
     return [_read_text(string) for string in dict.fromkeys(_STRING.findall(value))]
+
+
+def has_texts(value: Tensors) -> bool:
+    """Whether there are tensors of BYTES among some. Raises NoTensors."""
+    return any(one.datatype == BYTES for one in header_of(value).heads)
+
+
+def _texts_of_tensors(value: Tensors) -> list[str]:
+    elements = [
+        element
+        for one in (unpack(value) if has_texts(value) else ())
+        if one.head.datatype == BYTES
+        for element in split_elements(one.data)
+    ]
+    return [text for element in dict.fromkeys(elements) if (text := text_of(Octets(element))) is not None]
 
 
 def text_of(octets: Octets) -> str | None:

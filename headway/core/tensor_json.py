@@ -55,8 +55,12 @@ _LARGEST = {
     "FP64": 1.7976931348623157e308,
 }
 """Largest number of each datatype with a fraction."""
+_HALVES = ("FP16", "BF16")
+"""Datatypes of two bytes with a fraction."""
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
+_NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
+"""Names of JSON's types by the first octet of a value; any other is a number."""
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 _read_floats = msgspec.json.Decoder(list[float]).decode
 _read_integers = msgspec.json.Decoder(list[int]).decode
@@ -172,6 +176,23 @@ def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
     yield b"]" if opening == b"," else b"[]"
 
 
+def as_fp32(tensor: Tensor) -> bytes | memoryview:
+    """Numbers of a tensor in four bytes each; those of FP32 as they are.
+
+    Raises:
+        NoTensors: a number is out of range.
+    """
+    datatype = tensor.head.datatype
+    if datatype == "FP32":
+        return tensor.data
+    data: Any = memoryview(tensor.data)
+    numbers = _halves(data, datatype) if datatype in _HALVES else data.cast("B").cast(_TYPECODES[datatype]).tolist()
+    try:
+        return struct.pack(f"<{len(numbers)}f", *numbers)
+    except OverflowError:
+        raise NoTensors(f"the output {quoted(tensor.head.name)} holds a number that four bytes cannot hold") from None
+
+
 def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> Iterator[bytes]:
     if len(shape) < 2 or len(data) <= PAGE * SIZES[head.datatype]:
         if len(shape) == 1 and len(data) > PAGE * SIZES[head.datatype]:
@@ -180,17 +201,24 @@ def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], st
             yield _encoded(data, head, shape, strict)
         return
     step = len(data) // shape[0]
-    for place in range(shape[0]):
-        pieces = _nested_numbers(data[place * step : (place + 1) * step], head, shape[1:], strict)
-        yield (b"," if place else b"[") + next(pieces)
-        yield from pieces
+    together = max(PAGE * SIZES[head.datatype] // step, 1)
+    for place in range(0, shape[0], together):
+        end = min(place + together, shape[0])
+        rows = data[place * step : end * step]
+        opening = b"," if place else b"["
+        if together > 1:
+            yield opening + _encoded(rows, head, (end - place, *shape[1:]), strict)[1:-1]
+        else:
+            pieces = _nested_numbers(rows, head, shape[1:], strict)
+            yield opening + next(pieces)
+            yield from pieces
     yield b"]"
 
 
 def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> bytes:
     """JSON text of the nested arrays of some numbers. Raises NoTensors."""
     datatype = head.datatype
-    if datatype in ("FP16", "BF16"):
+    if datatype in _HALVES:
         data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
     code = "?" if datatype == "BOOL" else _TYPECODES[datatype]
     numbers: Any = data.cast("B")
@@ -377,7 +405,10 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
         raise NoTensors("the input is octets; expected an array")
     text = _encode(value) if isinstance(value, str) else bytes(value)
     if not specs:
-        raise NoTensors("it is not known yet which arrays the model takes")
+        raise NoTensors(
+            "which arrays the model takes is not known: give its target an `example` or `inputs`, or name datatype and shape by the "
+            "Open Inference Protocol (/v2)"
+        )
     if text[:1] == b"{" and not (len(specs) == 1 and not specs[0].shape):
         members = _read_members(text)
         if missing := [one for one in specs if one.name not in members]:
@@ -408,11 +439,15 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
     """Shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
     shape = shape_of(text) if text[:1] == b"[" else ()
-    if len(shape) == len(spec.shape):
+    if len(shape) == len(spec.shape) and (shape or text[:1] not in b"[{"):
         return shape, True
     if len(shape) == len(spec.shape) + 1:
         return shape, False
+    if shape:
+        found = f"have {len(shape)} {'axis' if len(shape) == 1 else 'axes'}"
+    else:
+        found = "are arrays of several lengths" if text[:1] == b"[" else f"are `{_NAMES.get(text[:1], 'number')}`"
     raise NoTensors(
-        f"the data of the input {quoted(spec.name)} have {len(shape)} axes; expected {len(spec.shape)} for one row, {spec.datatype} of "
-        f"shape {shown_shape(spec.shape)}, or one more for several"
+        f"the data of the input {quoted(spec.name)} {found}; expected one row, {spec.datatype} of shape {shown_shape(spec.shape)}, or an "
+        "array of rows"
     )

@@ -20,15 +20,20 @@ from headway import errors
 from headway.config import Settings
 from headway.core import failures
 from headway.core.health import OFFLINE_AFTER
+from headway.core.tensor_json import tensors_of
+from headway.core.tensors import NoTensors, check_heads, header_of
 from headway.core.values import name_of
 from headway.core.versions import Weights
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_model import ServedModel
 from headway.gateway.version_choice import VersionChoice
-from headway.model import Entry, Failure, Octets, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Entry, Failure, Octets, Tensors, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
+
+_CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
+"""Kinds of inputs that not any text is one of."""
 
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
 """Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
@@ -110,7 +115,7 @@ class ServedModels(dict[str, ServedModel]):
         self.failed, self._loads = _failed(workers), _loads(workers)
         for model, one in self.items():
             one.learn(of_each[model])
-            (self.unchecked.discard if one.takes is ValueKind.BYTES else self.unchecked.add)(model)
+            (self.unchecked.discard if one.takes in _CHECKED else self.unchecked.add)(model)
             self._warn_of_absent(model, one.versions)
         healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
         self._ready = (healthy & self.keys()) | _loadable(workers)
@@ -178,7 +183,10 @@ class ServedModels(dict[str, ServedModel]):
         """
         if model not in self:
             return self.absence(model, only)
-        if self[model].takes is not ValueKind.BYTES or isinstance(input, Octets):
+        takes = self[model].takes
+        if takes is ValueKind.TENSORS:
+            return _wrong_tensors(self[model], input)
+        if takes is not ValueKind.BYTES or isinstance(input, Octets):
             return None
         try:
             if isinstance(input, str):
@@ -273,6 +281,21 @@ class SeenModels:
 
 KnownModels = ServedModels | SeenModels
 """Models that readers of requests go by."""
+
+
+def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
+    """Failure of a request whose tensors a model does not take; of any other value, unless it is JSON that stands for some."""
+    try:
+        tensors = input if isinstance(input, Tensors) else tensors_of(input, served.inputs)
+        header = header_of(tensors)
+        check_heads(header.heads, served.inputs)
+    except NoTensors as exc:
+        return Failure(errors.BAD_REQUEST, str(exc))
+    most = served.settings.max_batch_size
+    if header.rows > most:
+        message = f"the input has {header.rows} rows; at most {most} are taken together (max_batch_size). Send them in several requests"
+        return Failure(errors.PAYLOAD_TOO_LARGE, message)
+    return None
 
 
 def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:

@@ -19,12 +19,13 @@ from headway.errors import BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refuse, without_reason
+from headway.http.inference.answer_pieces import tensor_pieces
 from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
-from headway.model import EntryState, Failure, Reply
+from headway.model import EntryState, Failure, Reply, Tensors
 from headway.runtime.race import race
 
 PATH = "/v1/result"
@@ -123,7 +124,17 @@ def _wait(request: Request) -> float:
 
 
 def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
-    """Answer with an outcome; with `raw` an output is the body. `version`: that of a model whose worker tells none."""
+    """Answer with an outcome.
+
+    Arguments:
+        reply: reply with the outcome.
+        id: id of the task.
+        raw: whether an output is the body.
+        version: version of a model whose worker tells none.
+
+    Raises:
+        BadRequest: the output is tensors that cannot be sent in this form.
+    """
     shown = SHOWN + id
     if reply.output is not None:
         try:
@@ -131,13 +142,17 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
                 return RouteAnswer(octets_of(reply.output), media_type=OCTETS.decode())
             used, ran = reply.tokens, reply.ran
             metadata = TaskRun(None if used is None else used.used, (ran.version if ran is not None else "") or version)
-            return _as_json(Result(shown, "SUCCESS", values.embedded(reply.output), metadata))
+            output = reply.output
+            told = (
+                msgspec.Raw(b"".join(tensor_pieces(output))) if isinstance(output, Tensors) else values.embedded(output)
+            )
+            return _as_json(Result(shown, "SUCCESS", told, metadata))
         except UnicodeEncodeError:
             failure = failures.no_text()
     else:
         failure = failures.failure_of(reply)
-    told = Failure(failure.code, escaped(failure.message), failure.retry_after)
-    return _as_json(Result(shown, "FAILED", error=problem(told, shown)))
+    failure = Failure(failure.code, escaped(failure.message), failure.retry_after)
+    return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
 
 def _as_json(result: Result, fields: dict[str, str] | None = None) -> RouteAnswer:

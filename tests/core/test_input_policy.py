@@ -27,7 +27,8 @@ from headway.core.input_policy import (
     run_over,
     texts_of,
 )
-from headway.model import Value
+from headway.core.tensors import Tensor, TensorHead, join_elements, pack
+from headway.model import Tensors, Value
 
 UNSEEN = re.compile(f"[{''.join(CHARACTERS.values())}]")
 REMOVE = InputRule(name="unseen", characters=tuple(CHARACTERS))
@@ -251,3 +252,21 @@ def test_a_rule_is_for_its_tiers_and_models() -> None:
 def test_the_texts_of_a_value_are_in_order_and_each_there_once() -> None:
     assert texts_of("a text") == ["a text"]
     assert texts_of(b'{"a": ["b", 1, "a", "\\u0063"]}') == ["a", "b", "c"]
+
+
+def texts_as_tensors(*elements: bytes) -> Tensors:
+    numbers = Tensor(TensorHead("n", "FP32", (1, 2)), b"evil" + bytes(4))
+    return pack([numbers, Tensor(TensorHead("t", "BYTES", (1, len(elements))), join_elements(elements))], single=True)
+
+
+def test_texts_in_tensors_are_looked_at_and_numbers_are_not() -> None:
+    rules = screen(InputRule(name="words", patterns=("evil",)), REMOVE)
+    value = texts_as_tensors(b"good", "o\u200bk".encode(), b"\xff evil")
+    changed = texts_as_tensors(b"good", b"ok", b"\xff evil")
+    assert look(rules, value) == (changed, "", {("unseen", Effect.CHANGED)})
+    assert texts_of(value) == ["good", "o\u200bk"]
+    assert look(rules, texts_as_tensors(b"an evil one"))[1] == "words"
+    numbers = pack([Tensor(TensorHead("n", "FP32", (1, 2)), b"evil" + bytes(4))])
+    assert look(rules, numbers) == (numbers, "", set())
+    assert texts_of(numbers) == []
+    assert look(rules, texts_as_tensors(*[b"a"] * (MOST_TEXTS + 1)))[1] == TOO_MANY

@@ -24,7 +24,7 @@ from headway.core.tensors import (
     split_elements,
     unpack,
 )
-from headway.model import Octets, TensorSpec
+from headway.model import Octets, TensorSpec, Value
 
 DTYPES: dict[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
@@ -148,3 +148,26 @@ def test_rows_of_several_values_are_put_together() -> None:
     assert json.loads(tensor_json.write(whole)) == np.concatenate(parts).tolist()
     with pytest.raises(NoTensors, match="differ"):
         joined([pack([tensor(np.zeros((1, 2), np.float32))]), pack([tensor(np.zeros((1, 3), np.float32))])])
+
+
+def test_tensors_have_digests_of_their_own() -> None:
+    one = pack([tensor(np.zeros((1, 2), "f4"))])
+    others: list[Value] = [
+        pack([tensor(np.zeros((1, 2), "f4"))], single=True),
+        pack([tensor(np.zeros((2, 1), "f4"))]),
+        pack([tensor(np.zeros((1, 2), "f4"), name="y")]),
+        Octets(one.content),
+        "\1" + one.content.decode("latin-1"),
+        json.dumps([[0.0, 0.0]]).encode(),
+    ]
+    assert len({values.canonical(value) for value in (one, *others)}) == 1 + len(others)
+    assert values.canonical(pack([tensor(np.zeros((1, 2), "f4"))])) == values.canonical(one)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP64", "INT64", "UINT8", "FP32"])
+def test_numbers_are_made_four_bytes(datatype: str) -> None:
+    array = np.array([[1, 2, 200]], DTYPES[datatype])
+    assert tensor_json.as_fp32(tensor(array, datatype)) == array.astype("<f4").tobytes()
+    if datatype == "FP64":
+        with pytest.raises(NoTensors, match="a number that four bytes cannot hold"):
+            tensor_json.as_fp32(tensor(np.array([[1e39]]), datatype))

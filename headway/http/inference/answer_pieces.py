@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headway.core import values
-from headway.model import Value
+from headway.core import tensor_json, values
+from headway.core.tensors import NoTensors
+from headway.errors import BadRequest
+from headway.model import Tensors, Value
 from headway.oip.tensors import head_of
 
 PIECE = 1 << 18
@@ -16,6 +18,9 @@ PIECE = 1 << 18
 
 HOLE = secrets.token_hex(16)
 """Text that stands for an output which is written piece by piece; no client and no model knows it."""
+
+ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
+"""Words on where a client gets what JSON cannot hold."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,12 +49,35 @@ def packed_pieces(elements: Sequence[bytes]) -> Iterator[bytes]:
         yield from cut(one)
 
 
+def is_large(output: Value) -> bool:
+    """Whether an output takes long to write. One of tensors does so sooner, as its numbers become JSON."""
+    return len(output) > (PIECE // 8 if isinstance(output, Tensors) else PIECE)
+
+
 def json_pieces(output: Value) -> Iterator[bytes]:
-    """Pieces of the JSON text of an output. Raises UnicodeEncodeError for a text with a lone surrogate."""
-    if not isinstance(output, str):
-        yield from cut(values.as_json(output))
+    """Pieces of the JSON text of an output.
+
+    Raises:
+        UnicodeEncodeError: it is a text with a lone surrogate.
+        BadRequest: it is tensors that JSON cannot hold.
+    """
+    if isinstance(output, str):
+        if len(output) <= PIECE:
+            yield _encode(output)
+        else:
+            yield from text_pieces(output)
+    elif isinstance(output, Tensors):
+        yield from tensor_pieces(output)
     else:
-        yield from text_pieces(output)
+        yield from cut(values.as_json(output))
+
+
+def tensor_pieces(output: Tensors) -> Iterator[bytes]:
+    """Pieces of the nested arrays of tensors. Raises BadRequest where JSON cannot hold them."""
+    try:
+        yield from tensor_json.pieces(output)
+    except NoTensors as exc:
+        raise BadRequest(f"{exc}: {ELSEWHERE}") from None
 
 
 def text_pieces(text: str) -> Iterator[bytes]:

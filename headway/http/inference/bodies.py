@@ -17,8 +17,9 @@ from headway.config import Settings
 from headway.core import values
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.gateway.served_models import KnownModels
 from headway.http.inference.bad_bodies import meant, why_not
-from headway.model import Octets, Value
+from headway.model import Octets, Value, ValueKind
 
 
 class OtherInput(BadRequest):
@@ -71,7 +72,7 @@ Asked = tuple[str | None, Value | list[Value], bytes, str]
 """Model or None, one input or a list of several, parameters, and the version that is asked for or empty."""
 
 
-def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked]:
+def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
     """Make the function that reads JSON bodies with an input that is any JSON value, or with several; see `Codec.read_value`.
 
     Arguments:
@@ -86,7 +87,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
         settings.max_parameters,
     )
 
-    def read(body: bytes) -> Asked:
+    def read(body: bytes, known: KnownModels | None = None) -> Asked:
         try:
             if not body.isascii():
                 body.decode()
@@ -96,7 +97,9 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
                 inputs = _several(asked.inputs, most)
-                return asked.model, inputs if check is None else list(map(check, inputs)), parameters, _version(asked)
+                if check is not None and not _takes_tensors(asked.model, known):
+                    inputs = list(map(check, inputs))
+                return asked.model, inputs, parameters, _version(asked)
             if asked.input is ABSENT:
                 raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
             value = values.read(bytes(asked.input))
@@ -105,9 +108,16 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, body)) from None
-        return asked.model, value if check is None else check(value), parameters, version
+        if check is not None and not _takes_tensors(asked.model, known):
+            value = check(value)
+        return asked.model, value, parameters, version
 
     return read
+
+
+def _takes_tensors(model: str | None, known: KnownModels | None) -> bool:
+    """Whether a model takes tensors, to which bounds of texts do not apply."""
+    return known is not None and known[model or known.default].takes is ValueKind.TENSORS
 
 
 def _version(asked: Any) -> str:

@@ -23,9 +23,10 @@ from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
 from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
 from headway.http.inference.octets import open_octets
+from headway.http.inference.tensor_bodies import fitting
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import Limit, RequestOptions, TokenCount, Value, ValueKind, added_up
+from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 WriteText = Callable[[str, str | msgspec.Raw, float, str, TokenCount | None], bytes]
 """Writer of the body of an answer with one output, or with the text of several. Raises UnicodeEncodeError: it has a lone surrogate.
@@ -50,6 +51,7 @@ class Codec(msgspec.Struct, frozen=True):
             OtherInput where `read_value` may know better.
         write: writes the body of the answer to such a request.
         read_value: as `read`, of a body whose input may be any JSON value, or a list of several, with the version that it asks for.
+            Its second argument is the models, by which it checks the values; without them it takes no model's for tensors.
         write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
         limit_lines: writer of the header fields by which a principal learns of its limits.
@@ -61,7 +63,7 @@ class Codec(msgspec.Struct, frozen=True):
     open: OpenHead | None = None
     read: Callable[[bytes], tuple[str | None, str, bytes]] = _never
     write: WriteText = _never
-    read_value: Callable[[bytes], Asked] = _never
+    read_value: Callable[..., Asked] = _never
     write_many: WriteText = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
@@ -74,15 +76,15 @@ class Codec(msgspec.Struct, frozen=True):
         try:
             return Exchange(*self.read(body), options, self.write_one)
         except OtherInput as exc:
-            named, input, parameters, version = self.read_value(body)
-            _check_kind(known, named or known.default, input, exc)
+            named, input, parameters, version = self.read_value(body, known)
+            input = _fitting(known, named or known.default, input, exc)
         write = self.write_all if isinstance(input, list) else self.write_one
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def write_one(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with one input."""
         [output] = outcome.outputs
-        if len(output) > PIECE:
+        if len(output) > PIECE or isinstance(output, Tensors):
             return JSON, value_within(self._write_body(self.write, outcome, HOLE), output)
         return JSON, self._write_body(self.write, outcome, values.embedded(output))
 
@@ -99,8 +101,8 @@ NO_ROUTE = Codec()
 """Codec of a connection that no inference route was asked for on."""
 
 
-def _check_kind(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> None:
-    """Check that a model takes an input that is no text, or several inputs. `wrong`: error of the body if it takes texts only."""
+def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:
+    """Input that is no text, or several inputs, as a model takes them. `wrong`: error of the body if it takes texts only."""
     takes = known[model].takes
     if takes is ValueKind.TEXT:
         if not isinstance(input, list | str):
@@ -108,10 +110,14 @@ def _check_kind(known: KnownModels, model: str, input: Value | list[Value], wron
         for position, value in enumerate(input if isinstance(input, list) else ()):
             if not isinstance(value, str):
                 raise BadRequest(f"Expected `str`, got `{values.name_of(value)}` - at `$.inputs[{position}]`")
-    elif takes is ValueKind.BYTES and isinstance(input, list):
-        for position, value in enumerate(input):
-            if (failure := known.check(model, value)) is not None:
-                raise BadRequest(f"{failure.message} - at `$.inputs[{position}]`")
+    elif takes is not None:
+        if takes is ValueKind.TENSORS:
+            return fitting(known, model, input)
+        if takes is ValueKind.BYTES and isinstance(input, list):
+            for position, value in enumerate(input):
+                if (failure := known.check(model, value)) is not None:
+                    raise BadRequest(f"{failure.message} - at `$.inputs[{position}]`")
+    return input
 
 
 class _Inference(msgspec.Struct, gc=False):

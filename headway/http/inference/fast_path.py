@@ -24,7 +24,7 @@ from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.http.admission import stranger
-from headway.http.inference.answer_pieces import PIECE
+from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
@@ -274,7 +274,7 @@ class FastPathConnection(Connection):
                 used = tokens or (reply.tokens,)
                 more, body = write(Outcome(shown, outputs or (output,), milliseconds, version, used))
                 if isinstance(body, Iterator):
-                    if len(output) > PIECE if room is None else room.held > 0:
+                    if is_large(output) if room is None else room.held > 0:
                         self.large = LargeAnswer(body, room)
                         self._in_turn(partial(self._make, self.large, more, shared))
                         return

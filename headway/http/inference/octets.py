@@ -26,8 +26,9 @@ from headway.http.inference.exchange import (
     WriteAnswer,
     Written,
 )
+from headway.http.inference.tensor_bodies import as_octets, octets_of_tensors, of_octets
 from headway.http.server.head import Head
-from headway.model import Octets, RequestOptions, Value, ValueKind
+from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind
 
 OCTETS = b"application/octet-stream"
 _CONTENT_TYPE = b"content-type: %b\r\n" % OCTETS
@@ -79,14 +80,21 @@ def _quality(word: bytes) -> float:
 
 
 def octets_of(output: Value) -> bytes:
-    """Output as octets: a text in UTF-8, any other JSON value as its text. Raises UnicodeEncodeError for a lone surrogate."""
+    """Output as octets: a text in UTF-8, any other JSON value as its text, one tensor of numbers as these.
+
+    Raises:
+        UnicodeEncodeError: a text holds a lone surrogate.
+        BadRequest: it is other tensors than one of numbers.
+    """
+    if isinstance(output, Tensors):
+        return octets_of_tensors(output)
     return output.encode() if isinstance(output, str) else values.octets(output)
 
 
 def _pieces(output: Value) -> Iterator[bytes]:
-    """Pieces of a large output as octets. Raises UnicodeEncodeError for a lone surrogate."""
+    """Pieces of a large output as octets; raises what `octets_of` does."""
     if not isinstance(output, str):
-        yield from cut(values.octets(output))
+        yield from cut(octets_of(output))
         return
     for begin in range(0, len(output), PIECE):
         yield output[begin : begin + PIECE].encode()
@@ -106,7 +114,10 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
         return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else _pieces(output)
 
     def write_as_output(outcome: Outcome) -> Written:
-        return write_octets(outcome) if isinstance(outcome.outputs[0], Octets) else write(outcome)
+        [output] = outcome.outputs
+        if isinstance(output, Tensors):
+            return write(outcome) if as_octets(output) is None else write_octets(outcome)
+        return write_octets(outcome) if isinstance(output, Octets) else write(outcome)
 
     def read_any(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         exchange = read_json(body, options, known)
@@ -128,8 +139,12 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
         writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
 
         def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-            octets = known[model].takes is ValueKind.BYTES
-            input: Value = Octets(body) if octets else text(body)
+            served = known[model]
+            input: Value
+            if served.takes is ValueKind.TENSORS:
+                input = of_octets(body, served.inputs)
+            else:
+                input = Octets(body) if served.takes is ValueKind.BYTES else text(body)
             return Exchange(model, input, b"", options, writer)
 
         return replace(options, version=version) if version else options, read

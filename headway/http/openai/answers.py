@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from headway.core.values import shown as shown_value
-from headway.http.inference.answer_pieces import PIECE, array_within, released, text_pieces
+from headway.http.inference.answer_pieces import PIECE, array_within, released, tensor_pieces, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
-from headway.model import TokenCount, Value
+from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 """Lines of a stream's header."""
@@ -194,8 +194,16 @@ class ChoicesWriter(msgspec.Struct):
 
 
 def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
-    """Text of an output, and what the target tells besides. `tokens`: those that its input has used, where that is told apart."""
+    """Text of an output, and what the target tells besides. `tokens`: those that its input has used, where that is told apart.
+
+    Raises:
+        BadRequest: the output is tensors that JSON cannot hold.
+    """
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
+    if isinstance(output, str):
+        return RichText(output, usage)
+    if isinstance(output, Tensors):
+        return RichText(b"".join(tensor_pieces(output)).decode(), usage)
     if isinstance(output, bytes) and output[:1] == b"{":
         try:
             told = _decode(output)

@@ -1,4 +1,4 @@
-"""Codec of POST /v1/embeddings: each input is an entry of its own, and each output a list of numbers."""
+"""Codec of POST /v1/embeddings: each input is an entry of its own, and each output a list of numbers, or a tensor of one axis."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headway.config import Settings
+from headway.core import tensor_json
+from headway.core.tensors import NoTensors
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
@@ -16,6 +18,7 @@ from headway.http.inference.answer_pieces import released
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
+from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
     parameters_reader,
@@ -25,7 +28,7 @@ from headway.http.openai.members import (
     take_text,
 )
 from headway.http.openai.routing import openai_codec
-from headway.model import RequestOptions, TokenCount, Value
+from headway.model import RequestOptions, Tensors, TokenCount, Value
 
 FLOAT, BASE64 = "float", "base64"
 
@@ -45,7 +48,7 @@ class _Usage(msgspec.Struct, gc=False):
 class _Embedding(msgspec.Struct, gc=False):
     object: str
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | str | msgspec.Raw
 
 
 _encode = msgspec.json.Encoder().encode
@@ -98,15 +101,36 @@ class _Writer(msgspec.Struct, frozen=True):
         yield b'{"object":"list","data":['
         tokens = 0
         for index, output in enumerate(released(outputs)):
-            numbers, counted = _read(output)
-            if self.dimensions is not None and self.dimensions != len(numbers):
-                message = f"the model gives {len(numbers)} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
+            embedding: list[float] | str | msgspec.Raw
+            if isinstance(output, Tensors):
+                count, counted, embedding = self._of_tensors(output)
+            else:
+                numbers, counted = _read(output)
+                count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
+            if self.dimensions is not None and self.dimensions != count:
+                message = (
+                    f"the model gives {count} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
+                )
                 raise BadRequest(message)
             yield b"," if index else b""
-            yield _encode(_Embedding("embedding", index, _packed(numbers) if self.packed else numbers))
+            yield _encode(_Embedding("embedding", index, embedding))
             used = None if counted else told[index]
             tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
+
+    def _of_tensors(self, output: Tensors) -> tuple[int, int, str | msgspec.Raw]:
+        """Count of an output's numbers, the tokens of its input that it tells, none, and its embedding as it is sent."""
+        try:
+            tensor = one_embedding(output)
+            if self.packed:
+                packed = b2a_base64(tensor_json.as_fp32(tensor), newline=False).decode("ascii")
+                return tensor.head.shape[1], 0, packed
+        except NoTensors as exc:
+            raise RequestError(str(exc), code=BACKEND_ERROR, reason="output") from None
+        try:
+            return tensor.head.shape[1], 0, msgspec.Raw(b"".join(tensor_json.nested(tensor, single=True)))
+        except NoTensors as exc:
+            raise BadRequest(f"{exc}, with encoding_format base64") from None
 
 
 def _read(output: Value) -> tuple[list[float], int]:

@@ -1,0 +1,100 @@
+"""Tensors in bodies of the native API: out of JSON or octets, and outputs as octets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.core.failures import error_of
+from headway.core.tensor_json import tensors_of
+from headway.core.tensors import (
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    count_of,
+    pack,
+    shown_heads,
+    shown_shape,
+    shown_spec,
+    shown_specs,
+    unpack,
+)
+from headway.errors import BadRequest
+from headway.gateway.served_models import KnownModels
+from headway.model import Tensors, TensorSpec, Value
+
+
+def fitting(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
+    """Tensors of a JSON value, or of each of several, for a model that takes tensors.
+
+    Raises:
+        RequestError: a value is none that the model takes.
+    """
+    if not isinstance(input, list):
+        return _of(known, model, input, "")
+    return [_of(known, model, one, f" - at `$.inputs[{place}]`") for place, one in enumerate(input)]
+
+
+def of_octets(body: bytes, specs: Sequence[TensorSpec]) -> Tensors:
+    """Tensors of a body that is the numbers themselves: one row, or several.
+
+    Raises:
+        BadRequest: the model takes other than one input of numbers in a fixed shape, or the length fits no number of rows.
+    """
+    spec = specs[0] if len(specs) == 1 else None
+    size = 0 if spec is None or -1 in spec.shape else SIZES[spec.datatype] * count_of(spec.shape)
+    if spec is None or not size:
+        takes = f"; the model takes {shown_specs(specs)}" if specs else ""
+        raise BadRequest(
+            f"a body of octets is taken for one input of numbers in a fixed shape{takes}; send JSON, or use the Open Inference "
+            "Protocol (/v2)"
+        )
+    rows, rest = divmod(len(body), size)
+    if rest or not rows:
+        raise BadRequest(
+            f"the body has {len(body)} bytes; a row of the input {shown_spec(spec)} takes {size}, and several rows a multiple of that"
+        )
+    return pack([Tensor(TensorHead(spec.name, spec.datatype, (rows, *spec.shape)), body)], single=rows == 1)
+
+
+def as_octets(output: Tensors) -> bytes | memoryview | None:
+    """Numbers of an output that is one tensor of numbers: little-endian, in row-major order. None for any other."""
+    found = unpack(output)
+    return found[0].data if len(found) == 1 and SIZES[found[0].head.datatype] else None
+
+
+def octets_of_tensors(output: Tensors) -> bytes:
+    """Numbers of an output as octets; see `as_octets`. Raises BadRequest."""
+    data = as_octets(output)
+    if data is None:
+        heads = shown_heads([one.head for one in unpack(output)])
+        raise BadRequest(
+            f"the output is {heads}; only one tensor of numbers is sent as octets: ask for JSON, or use the Open Inference Protocol (/v2)"
+        )
+    return bytes(data)
+
+
+def one_embedding(output: Tensors) -> Tensor:
+    """Tensor of an output that is one row of one axis of numbers. Raises NoTensors."""
+    found = unpack(output)
+    head = found[0].head if found else None
+    if head is None or len(found) != 1:
+        raise NoTensors(f"the model's output is {len(found)} tensors, and an embedding is one")
+    if len(head.shape) != 2 or head.shape[0] != 1 or not head.shape[1] or not SIZES[head.datatype]:
+        shape = shown_shape(head.shape[1:] if head.shape[0] == 1 else head.shape)
+        raise NoTensors(
+            f"the model's output is {head.datatype} of shape {shape}, and an embedding has one axis of numbers"
+        )
+    return found[0]
+
+
+def _of(known: KnownModels, model: str, input: Value, place: str) -> Tensors:
+    try:
+        tensors = tensors_of(input, known[model].inputs)
+    except NoTensors as exc:
+        raise BadRequest(f"{exc}{place}") from None
+    if place and (failure := known.check(model, tensors)) is not None:
+        raise error_of(msgspec.structs.replace(failure, message=failure.message + place))
+    return tensors
